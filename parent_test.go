@@ -12,7 +12,7 @@ import (
 )
 
 // The supervisor is only a parent: these are its packages, and those that speak to it.
-var parents = []string{"supervisor/api", "supervisor/children", "supervisor/cgroup", "supervisor/client", "supervisor/launch", "supervisor/runtime", "supervisor/starter", "supervisor/stdio", "supervisor/serve"}
+var parents = []string{"supervisor/api", "supervisor/client", "supervisor/launch", "supervisor/starter", "supervisor/stdio", "supervisor/serve"}
 
 // mayFork are the calls with which the supervisor, or who speaks to it, makes
 // processes, by package, each with why no container can hold it up.

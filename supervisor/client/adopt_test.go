@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -35,25 +34,6 @@ func lives(pid uint32) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	return err == nil && !strings.HasPrefix(rest, "Z")
-}
-
-// awaitSupervisorLog waits until the supervisor's log has a line with all the words.
-func (p *pod) awaitSupervisorLog(words ...string) {
-	p.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		log, err := os.ReadFile(filepath.Join(p.dir, "shim.log"))
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		for line := range strings.Lines(string(log)) {
-			if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
-				return
-			}
-		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("no line with %q in\n%s", words, log)
-		}
-	}
 }
 
 // Whatever a successor has too few descriptors for costs no container its life; the
@@ -105,40 +85,6 @@ func (p *pod) startStarved(descriptors int) {
 	}
 	_ = command.Process.Kill()
 	_ = command.Wait() // it was killed, or has ended by itself
-}
-
-// A journal that cannot be opened at adoption costs what was in it, and nothing later: the next supervisor that is killed loses no byte.
-func TestAdoptionWhenTheJournalCannotBeOpened(t *testing.T) {
-	p := startPod(t)
-	p.run("app", `n=0; trap 'n=$((n+1))' USR1; await() { while [ $n -lt $1 ]; do sleep 0.01; done; }
-		echo ready; await 1; printf 'one '; echo err >&2; await 2; echo two`)
-	p.awaitInLog("app", "ready")
-	p.killShim()
-	reapOrphans()
-	journal := filepath.Join(p.dir, "journal.1")
-	if err := errors.Join(os.RemoveAll(journal), os.Mkdir(journal, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	p.restart()
-	p.awaitSupervisorLog("journal cannot be opened", "is a directory")
-	p.signal("app", syscall.SIGUSR1)
-	p.awaitInLog("app", " err\n") // what was printed before that is read, or in the fifo
-	p.killShim()
-	reapOrphans()
-	p.restart()
-	p.signal("app", syscall.SIGUSR1)
-	p.awaitExit(t.Context(), "app")
-	const want = "ready\none two\n"
-	if got := p.awaitLogged("app", api.Stdout, len(want)); got != want {
-		t.Errorf("stdout in the log: %q", got)
-	}
-}
-
-func (p *pod) signal(id string, signal syscall.Signal) {
-	p.t.Helper()
-	if err := p.Kill(p.t.Context(), id, uint32(signal), false); err != nil {
-		p.t.Fatal(err)
-	}
 }
 
 // awaitInLog waits until the log of a container has the words.

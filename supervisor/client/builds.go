@@ -30,22 +30,17 @@ func (s *Set) Known(name string) error {
 }
 
 func known(dir string, about *api.About) error {
-	switch {
-	case about == nil:
-		return nil
-	case about.Protocol != api.Protocol:
-		return unknown(dir, about, "its protocol is", about.Protocol, api.Protocol)
-	case about.Records <= api.RecordVersion:
+	if about == nil || about.Protocol == api.Protocol && about.Records <= api.RecordVersion {
 		return nil
 	}
-	if holder, err := api.LockHolder(dir); err != nil || holder != 0 {
-		return err // it lives, and serves what it has written
+	what, version, knows := "its protocol is", about.Protocol, uint32(api.Protocol)
+	if about.Protocol == api.Protocol {
+		if holder, err := api.LockHolder(dir); err != nil || holder != 0 {
+			return err // it lives, and serves what it has written
+		}
+		what, version, knows = "it has died, and its records are", about.Records, api.RecordVersion
 	}
-	return unknown(dir, about, "it has died, and its records are", about.Records, api.RecordVersion)
-}
-
-func unknown(dir string, about *api.About, what string, version, known uint32) error {
-	return fmt.Errorf("the supervisor of build %s, version %s: %s of version %d, and this build knows %d: %w", filepath.Base(dir), about.Version, what, version, known, ErrUnknownBuild)
+	return fmt.Errorf("the supervisor of build %s, version %s: %s of version %d, and this build knows %d: %w", filepath.Base(dir), about.Version, what, version, knows, ErrUnknownBuild)
 }
 
 // Supervisor is one of a node's, for people.

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,21 +17,20 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 )
 
 // Client talks to one supervisor. It has the calls of the protocol, see shim.proto; their
 // errors are errdefs kinds.
 type Client struct {
-	dir  string
-	conn *ttrpc.Client
-	rpc  api.ShimClient // over conn
-	peer *peer
+	dir        string
+	conn       *ttrpc.Client
+	rpc        api.ShimClient // over conn
+	supervisor *process.Process
+	closed     chan struct{} // closed when the connection is
 
-	closed chan struct{} // closed when the connection is
-	lost   chan struct{} // closed when the supervisor has ended
-
-	life context.Context // ends lostGrace after the supervisor
+	life context.Context // ends with Close, or lostGrace after the supervisor
 	over context.CancelFunc
 }
 
@@ -44,37 +44,85 @@ func Connect(ctx context.Context, dir string) (*Client, error) {
 	return connect(ctx, dir, nil)
 }
 
-// connect ends a supervisor that does not answer a call within the limit, none
-// if nil.
-func connect(ctx context.Context, dir string, answer *atomic.Int64) (*Client, error) {
+// connect ends a supervisor that does not answer within the limit, none if nil.
+func connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
 	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
 	if err != nil {
 		return nil, err
 	}
-	p, err := newPeer(conn, dir, answer)
+	supervisor, err := listener(conn, dir)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	c := &Client{dir: dir, peer: p, closed: make(chan struct{}), lost: make(chan struct{})}
-	c.conn = ttrpc.NewClient(conn, ttrpc.WithUnaryClientInterceptor(p.watch), ttrpc.WithOnClose(func() { close(c.closed) }))
+	c := &Client{dir: dir, supervisor: supervisor, closed: make(chan struct{})}
+	c.conn = ttrpc.NewClient(conn, ttrpc.WithOnClose(func() { close(c.closed) }))
 	c.rpc = api.NewShimClient(c.conn)
 	c.life, c.over = context.WithCancel(context.Background())
 	context.AfterFunc(c.life, func() { _ = c.conn.Close() })
 	go c.await() // ends with the supervisor, or Close
+	if limit != nil {
+		go c.watch(limit) // the same
+	}
 	return c, nil
+}
+
+// listener finds the process that listens (SO_PEERCRED of unix(7)). It has the lock of
+// its directory, so it is not another one that was given its pid.
+func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var credentials *unix.Ucred
+	var asked error
+	err = raw.Control(func(socket uintptr) {
+		credentials, asked = unix.GetsockoptUcred(int(socket), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(err, asked); err != nil {
+		return nil, fmt.Errorf("find the process that serves %s: %w", dir, err)
+	}
+	listens, err := process.Find(int(credentials.Pid))
+	if err != nil {
+		return nil, fmt.Errorf("find the process that serves %s: %w: %w", dir, ErrLost, err)
+	}
+	if holder, err := api.LockHolder(dir); err != nil || holder != listens.PID {
+		return nil, errors.Join(fmt.Errorf("process %d listens in %s and does not have its lock: %w", listens.PID, dir, ErrLost), err, listens.Close())
+	}
+	return listens, nil
 }
 
 // await ends the connections to a supervisor that has ended. A child of it may have a
 // copy of a socket, which keeps the connection.
 func (c *Client) await() {
-	if c.peer.Wait() == nil { // not closed
-		close(c.lost)
+	if c.supervisor.Wait() == nil { // not closed
 		time.AfterFunc(lostGrace, c.over)
 	}
 }
 
 // lostGrace is for what a supervisor has said before it ended.
 const lostGrace = time.Second
+
+// noLimit stands for a limit of 0.
+const noLimit = time.Hour
+
+// watch asks the supervisor every half of a limit, and kills it if it does not answer
+// within the limit: its successor adopts what it held.
+func (c *Client) watch(limit *atomic.Int64) {
+	for {
+		within := cmp.Or(time.Duration(limit.Load()), noLimit)
+		select {
+		case <-c.life.Done():
+			return
+		case <-time.After(within / 2):
+		}
+		ctx, cancel := context.WithTimeout(c.life, within)
+		_, err := c.rpc.UseProgram(ctx, &api.UseProgramRequest{})
+		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			_ = c.supervisor.Kill(0) // that it has not ended at once is no news
+		}
+		cancel()
+	}
+}
 
 // greetLimit is how long greet waits: a connection that is refused is closed at
 // once.
@@ -86,8 +134,8 @@ const greetLimit = time.Second
 func (c *Client) greet(ctx context.Context, options SetOptions) error {
 	limited, cancel := context.WithTimeout(ctx, greetLimit)
 	defer cancel()
-	err := c.UseProgram(limited, options.Start.ForOthers)
-	if errdefs.IsUnavailable(err) {
+	_, err := c.rpc.UseProgram(limited, &api.UseProgramRequest{Path: options.Start.ForOthers})
+	if err = native(err); errdefs.IsUnavailable(err) {
 		return err
 	}
 	if err != nil && options.Logger != nil {
@@ -97,10 +145,10 @@ func (c *Client) greet(ctx context.Context, options SetOptions) error {
 }
 
 // Close closes the connection; the supervisor lives on.
-func (c *Client) Close() error { return errors.Join(c.conn.Close(), c.peer.Close()) }
-
-// Lost is closed when the supervisor has ended.
-func (c *Client) Lost() <-chan struct{} { return c.lost }
+func (c *Client) Close() error {
+	c.over()
+	return errors.Join(c.conn.Close(), c.supervisor.Close())
+}
 
 // broken reports whether the connection is closed, as it is soon after the end of the
 // supervisor.
@@ -108,28 +156,22 @@ func (c *Client) broken() bool {
 	select {
 	case <-c.closed:
 		return true
-	case <-c.lost:
-		return true
 	default:
-		return false
+		return c.supervisor.Ended()
 	}
 }
 
-// open opens a connection for one call that takes as long as a program runs. Its ctx
-// ends when it is done.
-func (c *Client) open(ctx context.Context) (_ context.Context, call api.ShimClient, done func(), err error) {
+// open opens a connection for one call that takes as long as a program runs: the call ends
+// when it is closed.
+func (c *Client) open(ctx context.Context) (call api.ShimClient, done func(), err error) {
 	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.ControlSocket))
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	client := ttrpc.NewClient(conn)
-	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(c.life, func() { _ = client.Close() })
-	over := c.peer.attend(ctx)
-	return ctx, api.NewShimClient(client), func() {
+	return api.NewShimClient(client), func() {
 		stop()
-		over()
-		cancel()
 		_ = client.Close()
 	}, nil
 }
@@ -220,12 +262,6 @@ func (c *Client) NoteExit(ctx context.Context, id string, pid int, startTime uin
 	return native(err)
 }
 
-// UseProgram has starters run another build of the program from now on.
-func (c *Client) UseProgram(ctx context.Context, path string) error {
-	_, err := c.rpc.UseProgram(ctx, &api.UseProgramRequest{Path: path})
-	return native(err)
-}
-
 // Shutdown ends the supervisor. errdefs.ErrFailedPrecondition while it has
 // containers.
 func (c *Client) Shutdown(ctx context.Context) error {
@@ -236,55 +272,11 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// Stream opens api.Stdin, api.Stdout or api.Stderr of an exec, or with an empty
-// exec of the container itself: attach. What comes from the connection, or goes
-// into it, is the stream's bytes; CloseWrite on stdin is its end.
-func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.UnixConn, error) {
-	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.StreamSocket))
-	if err != nil {
-		return nil, err
-	}
-	defer c.peer.attend(ctx)()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	defer context.AfterFunc(c.life, func() { _ = conn.Close() })() // a copy of its socket keeps the connection
-	if err := request(conn, api.StreamRequest{Container: id, Exec: exec, Stream: stream}); err != nil {
-		_ = conn.Close()
-		return nil, fmt.Errorf("open %s of container %s exec %q: %w", stream, id, exec, err)
-	}
-	return conn, nil
-}
-
-// request asks for a stream and reads the answer, byte by byte: what follows it
-// is data.
-func request(conn *net.UnixConn, what api.StreamRequest) error {
-	line, err := json.Marshal(what)
-	if err != nil {
-		return err
-	}
-	if _, err := conn.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
-	}
-	var answer []byte
-	for b := make([]byte, 1); b[0] != '\n'; answer = append(answer, b[0]) {
-		if _, err := conn.Read(b); err != nil {
-			return fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
-		}
-	}
-	var response api.StreamResponse
-	if err := json.Unmarshal(answer, &response); err != nil {
-		return err
-	}
-	if response.Error != "" {
-		return fmt.Errorf("%w: %s", errdefs.ErrNotFound, response.Error)
-	}
-	return nil
-}
-
 // Events calls each for every event after a sequence number (0: all that are
 // kept), on the caller's goroutine, until ctx ends, each fails or the supervisor is
 // gone. A gap in the numbers says that events were dropped: List then.
 func (c *Client) Events(ctx context.Context, after uint64, each func(*api.Event) error) error {
-	ctx, call, done, err := c.open(ctx)
+	call, done, err := c.open(ctx)
 	if err != nil {
 		return err
 	}
@@ -302,35 +294,4 @@ func (c *Client) Events(ctx context.Context, after uint64, each func(*api.Event)
 			return err
 		}
 	}
-}
-
-// Output keeps what a container has written and its supervisor has not read: the
-// kernel drops the content of a fifo that no process has open, and a supervisor
-// that is killed and a container that ends are two. Nothing is read from it. (Its
-// descriptors are none of Go's poller, which every write would wake.)
-type Output struct{ fds []int }
-
-// HoldOutput opens the fifos of a container of the supervisor that serves dir,
-// as far as it has any.
-func HoldOutput(dir, id string) *Output {
-	o := &Output{}
-	for _, stream := range []string{api.Stdout, api.Stderr} {
-		fd, err := unix.Open(filepath.Join(dir, api.StreamDir, id+"."+stream), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-		if err == nil {
-			o.fds = append(o.fds, fd)
-		}
-	}
-	return o
-}
-
-// Close is for an output that is in the log, or of no use. It may be called on
-// nil, and again.
-func (o *Output) Close() {
-	if o == nil {
-		return
-	}
-	for _, fd := range o.fds {
-		_ = unix.Close(fd)
-	}
-	o.fds = nil
 }

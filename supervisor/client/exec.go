@@ -8,13 +8,16 @@ import (
 	"io"
 	"math"
 	"net"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/minicri/minicri/supervisor/api"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/api"
 )
 
 // Result is what a process that ran to its end has left.
@@ -25,74 +28,59 @@ type Result struct {
 	Truncated      bool  // there was more output than asked for
 }
 
-// ExecSync runs a process to its end, or to its time-out (none if 0), and
-// captures limit bytes of both outputs together. It does not wait for a background child
-// that keeps an output open. A cancelled ctx ends the process and all that it
-// started.
-func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
-	if timeout <= 0 || timeout > math.MaxInt64-execSlack {
-		return c.execSync(ctx, id, process, 0, limit)
-	}
-	limited, cancel := context.WithTimeout(ctx, timeout+execSlack)
-	defer cancel()
-	result, err := c.execSync(limited, id, process, timeout, limit)
-	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		go c.peer.killIfHung() // ends with the limit of an answer
-		return &Result{Code: killedCode, TimedOut: true}, nil
-	}
-	return result, err
-}
-
 const (
 	// execSlack is how long a supervisor may take to end what a time-out ends.
 	execSlack = 5 * time.Second
 	// killedCode is 128 + SIGKILL.
 	killedCode = 137
+	// endTime is how long the supervisor may take to end a process. It may be busy.
+	endTime = 10 * time.Second
 )
 
-func (c *Client) execSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
+// ExecSync runs a process to its end, or to its time-out (none if 0), and
+// captures limit bytes of both outputs together. It does not wait for a background child
+// that keeps an output open. A cancelled ctx ends the process and all that it
+// started.
+func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
 	began, exec := time.Now(), rand.Text()
-	request, err := execRequest(id, exec, process, false)
-	if err != nil {
-		return nil, err
+	start, bounded := ctx, ctx
+	if timeout > 0 && timeout < math.MaxInt64-execSlack {
+		var over func()
+		start, over = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done within %v: %w", timeout, context.DeadlineExceeded))
+		defer over()
+		bounded, over = context.WithTimeout(ctx, timeout+execSlack)
+		defer over()
 	}
-	request.Timeout = int64(timeout)
-	opened, call, done, err := c.open(ctx)
-	if err != nil {
+	if err := c.ExecStart(start, id, exec, process, false); err != nil {
 		return nil, err
-	}
-	defer done()
-	if _, err := call.ExecStart(opened, request); err != nil {
-		if ctx.Err() != nil {
-			go c.ExecEnd(ctx, id, exec) // it may have been started; within endTime
-		}
-		return nil, native(err)
 	}
 	var timedOut atomic.Bool
-	if timeout > 0 {
+	if start != ctx {
 		late := time.AfterFunc(timeout-time.Since(began), func() {
 			timedOut.Store(true)
-			_ = c.ExecKill(ctx, id, exec, uint32(unix.SIGKILL), true) // it has ended, or ends with the connection
+			_ = c.ExecKill(bounded, id, exec, uint32(unix.SIGKILL), true) // it has ended, or ends with the connection
 		})
 		defer late.Stop()
 	}
-	output := &capture{room: limit}
-	err = output.open(opened, c, id, exec)
-	var answer *api.ExecWaitResponse
+	output, code := &capture{room: limit}, int32(0)
+	err := output.open(bounded, c, id, exec)
 	if err == nil {
-		answer, err = call.ExecWait(opened, &api.ExecWaitRequest{Id: id, ExecId: exec})
+		code, err = c.ExecWait(bounded, id, exec)
 	}
 	if err != nil {
 		go func() { // within endTime
 			c.ExecEnd(ctx, id, exec)
 			output.close() // not before: what its reader leaves ends by itself, without what it has started
 		}()
-		return nil, native(err)
+		if bounded.Err() != nil && ctx.Err() == nil {
+			return &Result{Code: killedCode, TimedOut: true}, nil
+		}
+		return nil, err
 	}
-	defer context.AfterFunc(opened, output.close)()
+	defer context.AfterFunc(bounded, output.close)()
 	output.work.Wait()
 	result := output.Result
-	result.Code, result.TimedOut = answer.GetCode(), timedOut.Load()
+	result.Code, result.TimedOut = code, timedOut.Load()
 	return &result, nil
 }
 
@@ -141,20 +129,22 @@ func (k *capture) read(from io.Reader, into *[]byte) {
 	}
 }
 
-func execRequest(id, exec string, process *specs.Process, stdin bool) (*api.ExecStartRequest, error) {
-	encoded, err := json.Marshal(process)
-	if err != nil {
-		return nil, fmt.Errorf("exec in container %s: %w", id, err)
-	}
-	return &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded, Stdin: stdin}, nil
-}
-
 // ExecStart starts a process, by an id that is unique in the container. Open
 // its streams, then ExecWait: within 30 s, or it is ended.
 func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.Process, stdin bool) error {
-	request, err := execRequest(id, exec, process, stdin)
-	if err == nil {
-		_, err = c.rpc.ExecStart(ctx, request)
+	encoded, err := json.Marshal(process)
+	if err != nil {
+		return fmt.Errorf("exec in container %s: %w", id, err)
+	}
+	call, done, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	_, err = call.ExecStart(ctx, &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded, Stdin: stdin})
+	if err != nil && ctx.Err() != nil {
+		go c.ExecEnd(ctx, id, exec) // it may have been started; within endTime
+		return context.Cause(ctx)
 	}
 	return native(err)
 }
@@ -163,15 +153,17 @@ func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.
 // outputs are delivered. A cancelled ctx ends the process and all that it
 // started.
 func (c *Client) ExecWait(ctx context.Context, id, exec string) (int32, error) {
-	code, err := c.execWait(ctx, id, exec)
+	var answer *api.ExecWaitResponse
+	call, done, err := c.open(ctx)
+	if err == nil {
+		answer, err = call.ExecWait(ctx, &api.ExecWaitRequest{Id: id, ExecId: exec})
+		done()
+	}
 	if err != nil && ctx.Err() != nil {
 		c.ExecEnd(ctx, id, exec) // the call may not have reached the supervisor
 	}
-	return code, err
+	return answer.GetCode(), native(err)
 }
-
-// endTime is how long the supervisor may take to end a process. It may be busy.
-const endTime = 10 * time.Second
 
 // ExecEnd ends an exec whose client is gone, and all that it started, also when
 // ctx has ended.
@@ -180,21 +172,85 @@ func (c *Client) ExecEnd(ctx context.Context, id, exec string) {
 	defer cancel()
 	// Fails if the process has ended, or its supervisor, whose successor ends it.
 	_ = c.ExecKill(end, id, exec, uint32(unix.SIGKILL), true)
-	_, _ = c.execWait(end, id, exec)
-}
-
-func (c *Client) execWait(ctx context.Context, id, exec string) (int32, error) {
-	ctx, call, done, err := c.open(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer done()
-	answer, err := call.ExecWait(ctx, &api.ExecWaitRequest{Id: id, ExecId: exec})
-	return answer.GetCode(), native(err)
+	_, _ = c.rpc.ExecWait(end, &api.ExecWaitRequest{Id: id, ExecId: exec})
 }
 
 // ExecKill signals an exec, or with all everything that it started too.
 func (c *Client) ExecKill(ctx context.Context, id, exec string, signal uint32, all bool) error {
 	_, err := c.rpc.Kill(ctx, &api.KillRequest{Id: id, ExecId: exec, Signal: signal, All: all})
 	return native(err)
+}
+
+// Stream opens api.Stdin, api.Stdout or api.Stderr of an exec, or with an empty
+// exec of the container itself: attach. What comes from the connection, or goes
+// into it, is the stream's bytes; CloseWrite on stdin is its end.
+func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.UnixConn, error) {
+	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.StreamSocket))
+	if err != nil {
+		return nil, err
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer context.AfterFunc(c.life, func() { _ = conn.Close() })() // a copy of its socket keeps the connection
+	if err := request(conn, api.StreamRequest{Container: id, Exec: exec, Stream: stream}); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("open %s of container %s exec %q: %w", stream, id, exec, err)
+	}
+	return conn, nil
+}
+
+// request asks for a stream and reads the answer, byte by byte: what follows it
+// is data.
+func request(conn *net.UnixConn, what api.StreamRequest) error {
+	line, err := json.Marshal(what)
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
+	}
+	var answer []byte
+	for b := make([]byte, 1); b[0] != '\n'; answer = append(answer, b[0]) {
+		if _, err := conn.Read(b); err != nil {
+			return fmt.Errorf("%w: %w", errdefs.ErrUnavailable, err)
+		}
+	}
+	var response api.StreamResponse
+	if err := json.Unmarshal(answer, &response); err != nil {
+		return err
+	}
+	if response.Error != "" {
+		return fmt.Errorf("%w: %s", errdefs.ErrNotFound, response.Error)
+	}
+	return nil
+}
+
+// Output keeps what a container has written and its supervisor has not read: the
+// kernel drops the content of a fifo that no process has open, and a supervisor
+// that is killed and a container that ends are two. Nothing is read from it. (Its
+// descriptors are none of Go's poller, which every write would wake.)
+type Output struct{ fds []int }
+
+// HoldOutput opens the fifos of a container of the supervisor that serves dir,
+// as far as it has any.
+func HoldOutput(dir, id string) *Output {
+	o := &Output{}
+	for _, stream := range []string{api.Stdout, api.Stderr} {
+		fd, err := unix.Open(filepath.Join(dir, api.StreamDir, id+"."+stream), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err == nil {
+			o.fds = append(o.fds, fd)
+		}
+	}
+	return o
+}
+
+// Close is for an output that is in the log, or of no use. It may be called on
+// nil, and again.
+func (o *Output) Close() {
+	if o == nil {
+		return
+	}
+	for _, fd := range o.fds {
+		_ = unix.Close(fd)
+	}
+	o.fds = nil
 }

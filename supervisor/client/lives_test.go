@@ -106,11 +106,11 @@ func TestCreateThatWasCutOff(t *testing.T) {
 	p.restart()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // it serves first
 		fifos, states, records := count(t, p.dir+"/io"), count(t, p.dir+"/containers"), count(t, p.dir+"/records")
-		if fifos == 2 && states == 1 && records == 1 {
+		if fifos == 4 && states == 1 && records == 1 {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%d fifos, %d states and %d files of records for one container", fifos, states, records)
+			t.Fatalf("%d fifos and spools, %d states and %d files of records for one container", fifos, states, records)
 		}
 	}
 }

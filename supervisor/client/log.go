@@ -98,7 +98,13 @@ func (s *Set) passLogOn(name string, passed map[string]int64) error {
 			s.options.Logger.Log(context.Background(), level, "supervisor", "build", name, "said", text)
 		}
 		from += int64(whole)
-		shorten(file, from)
+		// The disk is released but for the end: a file that is cut while the supervisor
+		// appends would lose a line. Without the note the next daemon passes on again what
+		// the file has.
+		if over := (from - keptLog) &^ 4095; over > 0 {
+			_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, over) // it stays long
+		}
+		_ = unix.Fsetxattr(int(file.Fd()), passedOn, strconv.AppendInt(nil, from, 10), 0)
 	}
 }
 
@@ -115,26 +121,16 @@ func passedBefore(file *os.File) int64 {
 	return from // the end
 }
 
-// shorten notes up to where a log was passed on, and gives back its disk but for the
-// end. The supervisor appends meanwhile: a file that is cut would lose a line. Without
-// the note the next daemon passes on again what the file has.
-func shorten(file *os.File, from int64) {
-	if over := (from - keptLog) &^ 4095; over > 0 {
-		_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, over) // it stays long
-	}
-	_ = unix.Fsetxattr(int(file.Fd()), passedOn, strconv.AppendInt(nil, from, 10), 0)
-}
-
 // parseLine takes time and level off a line of log/slog. One with a level in small letters
 // is of a library, which finds a client that has gone worth an error: it is for debugging,
 // as the daemon's own libraries are. Another one is the end of a program that fails.
 func parseLine(line string) (level slog.Level, text string) {
-	_, rest, found := strings.Cut(line, " level=")
+	_, rest, _ := strings.Cut(line, " level=")
 	word, text, _ := strings.Cut(rest, " ")
-	if !found || level.UnmarshalText([]byte(word)) != nil {
+	switch err := level.UnmarshalText([]byte(word)); {
+	case err != nil:
 		return slog.LevelError, line
-	}
-	if word != strings.ToUpper(word) {
+	case word != strings.ToUpper(word):
 		return slog.LevelDebug, text
 	}
 	return level, text

@@ -57,11 +57,13 @@ type Follower interface {
 
 // group is the connection to one supervisor; nil client if there is none.
 type group struct {
-	dir      string
-	mu       sync.Mutex
-	client   *Client
-	followed bool
-	failed   backOff
+	dir       string
+	mu        sync.Mutex
+	client    *Client
+	followed  bool
+	failed    error // why its last start failed
+	pause     time.Duration
+	notBefore time.Time // the next start
 }
 
 // NewSet makes a set whose supervisors, and their logs, are followed until Close.
@@ -130,13 +132,8 @@ func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
 	if err := connected.greet(ctx, s.options); err != nil {
 		return nil, errors.Join(err, connected.Close())
 	}
-	return g.use(connected), nil
-}
-
-// use keeps a new connection; mu is held.
-func (g *group) use(connected *Client) *Client {
 	g.client, g.followed = connected, false
-	return connected
+	return connected, nil
 }
 
 // Ensure returns the connection to the group's supervisor, and starts one if

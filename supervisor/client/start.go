@@ -65,22 +65,25 @@ func spawn(ctx context.Context, options StartOptions) error {
 		return err
 	}
 	defer log.Close()
-	ready, inShim, err := os.Pipe()
+	ready, theirs, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer ready.Close()
-	cmd := exec.Command(options.Binary, arguments(options)...)
+	cmd := exec.Command(options.Binary, "serve", "--dir", options.Dir, "--build", options.Build, "--daemon-version", options.Version, "--ready-fd", "3")
+	if options.SystemdCgroup {
+		cmd.Args = append(cmd.Args, "--systemd-cgroup")
+	}
 	cmd.Args[0] = Name
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{inShim}
+	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Dir = "/"
 	// One processor is enough for a supervisor and saves 0.3 MiB; libcontainer hands
 	// it on to its inits, which start faster with it.
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GOMAXPROCS=1"}, failpoint.Environ()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
-	_ = inShim.Close()
+	_ = theirs.Close()
 	if err != nil {
 		return err
 	}
@@ -93,24 +96,14 @@ func spawn(ctx context.Context, options StartOptions) error {
 	return cmd.Process.Release()
 }
 
-func arguments(options StartOptions) []string {
-	args := []string{"serve", "--dir", options.Dir, "--build", options.Build, "--daemon-version", options.Version, "--ready-fd", "3"}
-	if options.SystemdCgroup {
-		args = append(args, "--systemd-cgroup")
-	}
-	return args
-}
-
 // awaitReady reads what the supervisor says; one that ends says nothing.
-func awaitReady(ctx context.Context, ready *os.File, shim *os.Process) error {
-	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Now()) })
-	defer stop()
+func awaitReady(ctx context.Context, ready *os.File, supervisor *os.Process) error {
+	defer context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Now()) })()
 	word, err := io.ReadAll(ready)
-	if err != nil {
-		_ = shim.Kill()
-		return fmt.Errorf("it does not serve: %w", errdefs.ErrUnavailable)
-	}
 	switch said := string(word); {
+	case err != nil:
+		_ = supervisor.Kill()
+		return fmt.Errorf("it does not serve: %w", errdefs.ErrUnavailable)
 	case said == api.Ready:
 		return nil
 	case said == "":
@@ -120,9 +113,19 @@ func awaitReady(ctx context.Context, ready *os.File, shim *os.Process) error {
 	}
 }
 
-// endingInterval is between two looks at a supervisor that is about to end: it
-// holds its directory's lock and does not answer.
-const endingInterval = 20 * time.Millisecond
+const (
+	// endingInterval is between two looks at a supervisor that holds its directory's lock
+	// and does not answer: it is about to end, within holderGrace, or no connection
+	// reaches it.
+	endingInterval = 20 * time.Millisecond
+	holderGrace    = 2 * time.Second
+	// holderKill is how long a supervisor may take to end after SIGKILL.
+	holderKill = 5 * time.Second
+	// firstPause is how long a start that has failed is not tried again, twice as long
+	// after the next, longestPause at most.
+	firstPause   = 100 * time.Millisecond
+	longestPause = 5 * time.Second
+)
 
 // serving connects to a group's supervisor, or starts it; mu is held.
 func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
@@ -135,8 +138,8 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 		if err == nil && holder != 0 && time.Since(began) < holderGrace {
 			continue
 		}
-		if err := g.failed.wait(); err != nil {
-			return nil, err
+		if left := time.Until(g.notBefore); left > 0 {
+			return nil, fmt.Errorf("the supervisor is started again in %v, its last start failed: %w: %w", left.Round(time.Millisecond), errdefs.ErrUnavailable, g.failed)
 		}
 		if err == nil && holder != 0 {
 			err = endHolder(g.dir)
@@ -148,11 +151,13 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			supervisor, err = s.start(ctx, g)
 		}
 		if err == nil {
-			g.failed = backOff{}
-			return g.use(supervisor), nil
+			g.client, g.followed, g.pause = supervisor, false, 0
+			return supervisor, nil
 		}
-		if next := g.failed.note(err); s.options.Logger != nil {
-			s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", next, "err", err)
+		g.pause = min(max(2*g.pause, firstPause), longestPause)
+		g.failed, g.notBefore = err, time.Now().Add(g.pause)
+		if s.options.Logger != nil {
+			s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", g.pause, "err", err)
 		}
 		return nil, err
 	}
@@ -170,40 +175,6 @@ func (s *Set) start(ctx context.Context, g *group) (*Client, error) {
 	}
 	return started, nil
 }
-
-// backOff keeps a start that has failed from being tried again at once.
-type backOff struct {
-	err   error // why it failed
-	pause time.Duration
-	until time.Time
-}
-
-const (
-	firstPause   = 100 * time.Millisecond
-	longestPause = 5 * time.Second
-)
-
-// note is for a start that has failed, and returns when there may be the next.
-func (b *backOff) note(err error) time.Duration {
-	b.pause = min(max(2*b.pause, firstPause), longestPause)
-	b.err, b.until = err, time.Now().Add(b.pause)
-	return b.pause
-}
-
-// wait says why there is no start now, nil if there may be one.
-func (b *backOff) wait() error {
-	if left := time.Until(b.until); left > 0 {
-		return fmt.Errorf("the supervisor is started again in %v, its last start failed: %w: %w", left.Round(time.Millisecond), errdefs.ErrUnavailable, b.err)
-	}
-	return nil
-}
-
-// A directory that is locked and does not answer has a supervisor that is about to end,
-// or one that no connection reaches. The former is waited for.
-const holderGrace = 2 * time.Second
-
-// holderKill is how long a supervisor may take to end after SIGKILL.
-const holderKill = 5 * time.Second
 
 // endHolder ends the supervisor that has the lock of a directory and does not answer.
 // The error names a process that is no supervisor of ours.
@@ -223,21 +194,13 @@ func endHolder(dir string) error {
 	if again, err := api.LockHolder(dir); err != nil || again != pid {
 		return err // the pid may have been given to another process before it was opened
 	}
-	if line := commandLine(pid); !serves(line, dir) {
+	content, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // "" if it has ended
+	line := strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
+	if len(line) < 2 || line[0] != Name || line[1] != "serve" || !slices.Contains(line, dir) {
 		return fmt.Errorf("%s/%s is locked by process %d (%s), which is no supervisor: end that process: %w", dir, api.LockFile, pid, strings.Join(line, " "), errdefs.ErrUnavailable)
 	}
 	if err := holder.Kill(holderKill); err != nil {
 		return fmt.Errorf("end the supervisor that has %s locked and does not answer: %w: %w", dir, errdefs.ErrUnavailable, err)
 	}
 	return nil
-}
-
-// serves reports whether a command line is that of the supervisor of a directory.
-func serves(line []string, dir string) bool {
-	return len(line) > 1 && line[0] == Name && line[1] == "serve" && slices.Contains(line, dir)
-}
-
-func commandLine(pid int) []string {
-	content, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // "" if it has ended
-	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
 }

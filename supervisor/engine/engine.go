@@ -21,7 +21,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
@@ -44,7 +43,7 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 	}
 	switch r.Verb {
 	case starter.Create:
-		spec, err := runtime.ReadSpec(r.Bundle)
+		spec, err := starter.ReadSpec(r.Bundle)
 		if err != nil {
 			return answer, nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 		}

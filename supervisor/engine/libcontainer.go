@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -15,7 +14,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/supervisor/launch"
-	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
@@ -109,7 +107,7 @@ func (c *libContainer) exec(given streams) (int, error) {
 
 // start runs the hooks that wait for the program.
 func (c *libContainer) start() error {
-	spec, err := runtime.ReadSpec(c.Bundle)
+	spec, err := starter.ReadSpec(c.Bundle)
 	if err != nil || spec.Hooks == nil {
 		return err
 	}
@@ -120,8 +118,8 @@ func (c *libContainer) start() error {
 // wait for its end. What fails there is a warning of the supervisor's, and no reason to
 // keep the container (runtime-spec, Lifecycle).
 func (c *libContainer) delete() error {
-	spec, err := runtime.ReadSpec(c.Bundle)
-	if err := runtime.RemoveState(filepath.Join(c.Root, c.ID), c.Cgroups, c.CgroupsPath, c.SystemdCgroup); err != nil {
+	spec, err := starter.ReadSpec(c.Bundle)
+	if err := c.Remove(); err != nil {
 		return err
 	}
 	if err != nil || spec.Hooks == nil { // never made, or without any

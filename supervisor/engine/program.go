@@ -22,8 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
-	"github.com/minicri/minicri/supervisor/cgroup"
-	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
@@ -36,14 +34,13 @@ import (
 // the program's states.
 type programContainer struct{ starter.Request }
 
-func (c *programContainer) dir() string    { return filepath.Join(c.Root, c.ID) }
-func (c *programContainer) states() string { return filepath.Join(c.Root, runtime.ProgramStates) }
+func (c *programContainer) states() string { return filepath.Join(c.Root, starter.ProgramStates) }
 
 func (c *programContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
 	if err := c.writeBundle(*spec); err != nil {
-		return answer, errors.Join(fmt.Errorf("write the bundle of container %s: %w", c.ID, err), os.RemoveAll(c.dir()))
+		return answer, errors.Join(fmt.Errorf("write the bundle of container %s: %w", c.ID, err), os.RemoveAll(c.Dir()))
 	}
-	if answer.PID, err = c.makeProcess(given, c.dir(), "create", "--bundle", c.dir()); err == nil {
+	if answer.PID, err = c.makeProcess(given, c.Dir(), "create", "--bundle", c.Dir()); err == nil {
 		answer.Cgroups, err = c.findCgroups(answer.PID)
 	}
 	if err != nil {
@@ -61,14 +58,14 @@ const oldestVersion = "1.0.2"
 func (c *programContainer) writeBundle(spec specs.Spec) (err error) {
 	spec.Version = oldestVersion
 	for range 10 { // the removal of the last other container may remove them at the same moment
-		if err = errors.Join(os.MkdirAll(c.dir(), 0o700), os.MkdirAll(c.states(), 0o711)); !errors.Is(err, os.ErrNotExist) {
+		if err = errors.Join(os.MkdirAll(c.Dir(), 0o700), os.MkdirAll(c.states(), 0o711)); !errors.Is(err, os.ErrNotExist) {
 			break
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return writeJSON(filepath.Join(c.dir(), "config.json"), &spec)
+	return writeJSON(filepath.Join(c.Dir(), "config.json"), &spec)
 }
 
 func writeJSON(path string, value any) error {
@@ -88,7 +85,7 @@ func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 		return nil, fmt.Errorf("cgroups of container %s: %w", c.ID, err)
 	}
 	found, name := make(map[string]string), ""
-	if config := cgroup.ConfigOf(c.CgroupsPath, c.SystemdCgroup); config != nil && config.Systemd {
+	if config := c.CgroupConfig(); config != nil && config.Systemd {
 		name = config.ScopePrefix + "-" + config.Name + ".scope"
 	} else if config != nil {
 		name = filepath.Base(config.Path)
@@ -128,7 +125,7 @@ func (c *programContainer) askExecCgroups() string {
 }
 
 func (c *programContainer) exec(given streams) (int, error) {
-	scratch, err := os.MkdirTemp(c.dir(), "exec-")
+	scratch, err := os.MkdirTemp(c.Dir(), "exec-")
 	if err != nil {
 		return 0, err
 	}
@@ -154,7 +151,7 @@ func (c *programContainer) exec(given streams) (int, error) {
 func (c *programContainer) start() error { return c.run(streams{}, nil, "start", c.ID) }
 
 func (c *programContainer) setResources(wanted *specs.LinuxResources, _ *int) error {
-	file := filepath.Join(c.dir(), "resources.json")
+	file := filepath.Join(c.Dir(), "resources.json")
 	if err := writeJSON(file, wanted); err != nil {
 		return err
 	}
@@ -162,14 +159,14 @@ func (c *programContainer) setResources(wanted *specs.LinuxResources, _ *int) er
 }
 
 func (c *programContainer) delete() error {
-	if err := cgroup.Paths(c.Cgroups).Signal(unix.SIGKILL); err != nil {
+	if err := c.Cgroups.Signal("", unix.SIGKILL); err != nil {
 		return err
 	}
 	err := c.run(streams{}, nil, "delete", "--force", c.ID)
 	if err != nil && c.run(streams{}, nil, "state", c.ID) == nil {
 		return err // it still knows the container
 	}
-	return runtime.RemoveState(c.dir(), c.Cgroups, c.CgroupsPath, c.SystemdCgroup)
+	return c.Remove()
 }
 
 // makeProcess runs a verb that makes a process of the container, and returns its pid. What the
@@ -241,7 +238,7 @@ func forward(terminal *net.UnixListener, to *os.File) error {
 // files after its standard streams. Its error is the last one that the program
 // has logged.
 func (c *programContainer) run(given streams, passed []*os.File, verb string, arguments ...string) error {
-	log, err := os.CreateTemp(c.dir(), "log-")
+	log, err := os.CreateTemp(c.Dir(), "log-")
 	if err != nil {
 		return fmt.Errorf("%s of container %s: %w", verb, c.ID, err)
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/supervisor/cgroup"
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
@@ -28,7 +27,7 @@ func update(r starter.Request, c container) error {
 	if err := json.Unmarshal(r.Resources, wanted); err != nil {
 		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	paths := cgroup.Paths(r.Cgroups)
+	paths := r.Cgroups
 	before := readLimits(paths, wanted.Unified)
 	adjusted, err := setOOMScoreAdj(paths, r.OOMScoreAdj)
 	if err == nil {
@@ -95,7 +94,7 @@ var limitFiles = [...]string{
 const effective = ".effective"
 
 // readLimits reads them, and the files of version 2 that are named.
-func readLimits(paths cgroup.Paths, unified map[string]string) limits {
+func readLimits(paths starter.Cgroups, unified map[string]string) limits {
 	var files []string
 	for _, dir := range paths {
 		for _, pattern := range limitFiles {
@@ -119,7 +118,7 @@ func readLimits(paths cgroup.Paths, unified map[string]string) limits {
 // which keeps what the kernel refuses as properties of the unit, and writes it again
 // when it likes: no undo would hold. On version 1 it does nothing, nor for a container
 // without a cgroup of its own: fs2 would take that of this process for it.
-func tryLimits(paths cgroup.Paths, wanted *specs.LinuxResources) error {
+func tryLimits(paths starter.Cgroups, wanted *specs.LinuxResources) error {
 	if !cgroups.IsCgroup2UnifiedMode() || paths[""] == "" {
 		return nil
 	}
@@ -162,7 +161,7 @@ func (l limits) restore() (failed error) {
 }
 
 // setOOMScoreAdj sets it for all processes of the container, and returns what they had.
-func setOOMScoreAdj(paths cgroup.Paths, adjust *int) (old map[int]string, err error) {
+func setOOMScoreAdj(paths starter.Cgroups, adjust *int) (old map[int]string, err error) {
 	old = make(map[int]string)
 	for again := adjust != nil; again; {
 		again = false

@@ -17,7 +17,6 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
-	"github.com/minicri/minicri/supervisor/children"
 )
 
 // The descriptors of the first process besides its streams; more follow.
@@ -90,13 +89,13 @@ func (a *attempt) closeAll() {
 
 // fork starts the first process, which waits for its list. Nothing can stop it before
 // it has executed the program: it is nobody's but the supervisor's.
-func (a *attempt) fork() (*children.Child, error) {
+func (a *attempt) fork() (*process.Child, error) {
 	var pidfd int
 	attributes := &syscall.ProcAttr{Env: []string{}, Sys: &syscall.SysProcAttr{PidFD: &pidfd}}
 	for _, file := range a.files {
 		attributes.Files = append(attributes.Files, file.Fd())
 	}
-	first, err := a.launcher.children.Start(func() (int, error) {
+	first, err := a.launcher.parent.Start(func() (int, error) {
 		return syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", programFD), []string{name}, attributes)
 	})
 	if err != nil {
@@ -204,7 +203,7 @@ func (a *attempt) isChild(pid int) error {
 
 // own makes the process a child with an owner, and lets it go on.
 func (a *attempt) own(pid int) error {
-	child, err := a.launcher.children.Start(func() (int, error) { return pid, a.isChild(pid) })
+	child, err := a.launcher.parent.Start(func() (int, error) { return pid, a.isChild(pid) })
 	if err != nil {
 		return err
 	}

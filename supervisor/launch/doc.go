@@ -10,7 +10,7 @@
 // and gives itself the labels. It forks a helper into the container's cgroup (version 2),
 // or enters that itself (version 1). There all namespaces are joined, and all that is of the
 // node is closed but the socket. Only then the process is forked that a container sees: it
-// waits until the supervisor is its owner (supervisor/children), goes on with the list and
+// waits until the supervisor is its owner (process.Parent), goes on with the list and
 // executes its program. A pause, which no container sees yet, is forked with the namespaces
 // that are its own, and with a copy of the mounts that all pauses have. The parents live until
 // then, so that its pid is no other's, and are killed.

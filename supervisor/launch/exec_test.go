@@ -186,7 +186,7 @@ func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string
 	must(t, err)
 	defer output.Close()
 	given := streams(t)
-	pid, err := c.node.ask(starter.Request{Verb: starter.Exec, ID: c.id, Process: p, Streams: [3]bool{true, true, true}}, given[0], output, given[2])
+	pid, err := c.node.ask(starter.Request{Verb: starter.Exec, Container: starter.Container{ID: c.id}, Process: p, Streams: [3]bool{true, true, true}}, given[0], output, given[2])
 	must(t, err)
 	defer func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)

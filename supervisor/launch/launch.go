@@ -17,12 +17,11 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/seal"
-	"github.com/minicri/minicri/supervisor/children"
 )
 
 // Launcher launches processes.
 type Launcher struct {
-	children *children.Children
+	parent   *process.Parent
 	program  func() (*os.File, error) // at the first use, as what follows
 	keyrings func() bool
 	filters  filters
@@ -30,9 +29,9 @@ type Launcher struct {
 }
 
 // New returns a launcher of processes that become children.
-func New(children *children.Children) *Launcher {
+func New(parent *process.Parent) *Launcher {
 	return &Launcher{
-		children: children,
+		parent:   parent,
 		program:  sync.OnceValues(openProgram),
 		keyrings: sync.OnceValue(CanJoinSessionKeyring),
 	}
@@ -41,7 +40,7 @@ func New(children *children.Children) *Launcher {
 // Launched is a process that was launched. Its owner waits for Child, and closes Process,
 // which was found while the pid could be no other's.
 type Launched struct {
-	Child   *children.Child
+	Child   *process.Child
 	Process *process.Process
 	// Cgroups are those of a pause, by controller, "" for version 2; nil for an exec.
 	Cgroups map[string]string

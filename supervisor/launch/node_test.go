@@ -21,7 +21,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/supervisor/children"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/engine"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
@@ -44,8 +44,8 @@ func init() {
 }
 
 // family are the children of this process, all tests'.
-var family = sync.OnceValue(func() *children.Children {
-	c, err := children.New()
+var family = sync.OnceValue(func() *process.Parent {
+	c, err := process.NewParent()
 	if err != nil {
 		panic(err)
 	}
@@ -63,6 +63,10 @@ type node struct {
 
 // bySystemd is as in package harness: systemd has to run this machine.
 func bySystemd() bool { return os.Getenv("MINICRI_CGROUP_DRIVER") == "systemd" }
+
+func (n *node) facts(id string) starter.Container {
+	return starter.Container{ID: id, Root: n.dir, CgroupsPath: n.cgroupOf(id), SystemdCgroup: bySystemd()}
+}
 
 func newNode(t *testing.T) *node {
 	t.Helper()

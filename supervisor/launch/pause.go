@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/namespace"
-	"github.com/minicri/minicri/supervisor/cgroup"
 )
 
 // CanPause is CanExec of a pause, as oci.ForSandbox makes them: labels, and user namespaces,
@@ -48,10 +47,10 @@ const mountFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
 // Pause is a pod's pause to launch.
 type Pause struct {
-	ID            string
-	Dir           string // gets the exec barrier, FIFOFile
-	Spec          *specs.Spec
-	SystemdCgroup bool
+	ID     string
+	Dir    string // gets the exec barrier, FIFOFile
+	Spec   *specs.Spec
+	Cgroup *cgroups.Cgroup // nil if the spec names none of its own, which is refused
 }
 
 // FIFOFile is the name of the exec barrier, libcontainer's too: whoever reads from it starts
@@ -81,7 +80,7 @@ func (a *attempt) pause(ctx context.Context, p Pause) error {
 		return fmt.Errorf("the cgroups of a pause: %w", err)
 	}
 	var enter map[string]string
-	if !p.SystemdCgroup {
+	if !p.Cgroup.Systemd {
 		const noProcess = -1
 		if err := errors.Join(m.Apply(noProcess), m.Set(r)); err != nil {
 			return fmt.Errorf("make the cgroups: %w", err)
@@ -95,7 +94,7 @@ func (a *attempt) pause(ctx context.Context, p Pause) error {
 	if err != nil {
 		return err
 	}
-	if p.SystemdCgroup {
+	if p.Cgroup.Systemd {
 		if err := errors.Join(m.Apply(first.PID), m.Set(r)); err != nil {
 			return fmt.Errorf("make the cgroups: %w", err)
 		}
@@ -109,7 +108,7 @@ func (a *attempt) pause(ctx context.Context, p Pause) error {
 
 // pauseCgroups are the cgroups of a pause, which are not made by that.
 func pauseCgroups(p Pause) (cgroups.Manager, *cgroups.Resources, error) {
-	c := cgroup.ConfigOf(p.Spec.Linux.CgroupsPath, p.SystemdCgroup)
+	c := p.Cgroup
 	if c == nil {
 		return nil, nil, fmt.Errorf("the cgroup %q is none of its own", p.Spec.Linux.CgroupsPath)
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/supervisor/cgroup"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 )
@@ -79,7 +78,7 @@ func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
 	config, err := json.Marshal(spec)
 	err = errors.Join(err, os.MkdirAll(n.bundle(id), 0o755), os.WriteFile(n.bundle(id)+"/config.json", config, 0o644))
 	if err == nil {
-		pid, err = n.ask(starter.Request{Verb: starter.Create, ID: id})
+		pid, err = n.ask(starter.Request{Verb: starter.Create, Container: starter.Container{ID: id}})
 	}
 	if err == nil {
 		_, err = os.ReadFile(filepath.Join(n.dir, "states", id, launch.FIFOFile))
@@ -88,7 +87,7 @@ func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
 	t.Cleanup(func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		gone(t, pid)
-		if _, err := n.ask(starter.Request{Verb: starter.Delete, ID: id}); err != nil {
+		if _, err := n.ask(starter.Request{Verb: starter.Delete, Container: starter.Container{ID: id}}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -121,7 +120,7 @@ func (n *node) pause(t *testing.T, id string, spec *specs.Spec) (*launch.Launche
 	t.Helper()
 	dir := filepath.Dir(n.fifo(id))
 	must(t, os.MkdirAll(dir, 0o755))
-	return n.Pause(t.Context(), launch.Pause{ID: id, Dir: dir, Spec: spec, SystemdCgroup: bySystemd()})
+	return n.Pause(t.Context(), launch.Pause{ID: id, Dir: dir, Spec: spec, Cgroup: n.facts(id).CgroupConfig()})
 }
 
 // end ends what was launched, and removes its cgroups.
@@ -153,7 +152,7 @@ func TestPauseThatFails(t *testing.T) {
 		spec := n.spec("failing0")
 		change(spec)
 		_, err := n.pause(t, "failing0", spec)
-		if e := errors.Join(cgroup.Remove(nil, n.cgroupOf("failing0"), bySystemd()), os.Remove(n.fifo("failing0"))); e != nil {
+		if e := n.facts("failing0").Remove(); e != nil {
 			t.Error(e)
 		}
 		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(fmt.Sprint(err), words) {
@@ -170,8 +169,8 @@ func TestPauseThatIsGivenUp(t *testing.T) {
 	cancel()
 	dir := filepath.Dir(n.fifo("given-up"))
 	must(t, os.MkdirAll(dir, 0o755))
-	_, err := n.Pause(ctx, launch.Pause{ID: "given-up", Dir: dir, Spec: n.spec("given-up"), SystemdCgroup: bySystemd()})
-	err = errors.Join(err, cgroup.Remove(nil, n.cgroupOf("given-up"), bySystemd()))
+	_, err := n.Pause(ctx, launch.Pause{ID: "given-up", Dir: dir, Spec: n.spec("given-up"), Cgroup: n.facts("given-up").CgroupConfig()})
+	err = errors.Join(err, n.facts("given-up").Remove())
 	if !strings.Contains(fmt.Sprint(err), "waiting for its first process") || !strings.Contains(fmt.Sprint(err), context.Canceled.Error()) {
 		t.Errorf("%v", err)
 	}

@@ -3,64 +3,60 @@ package serve
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
-	gort "runtime"
-	"slices"
+	"runtime"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// adoptAll takes over what a supervisor that died has left; what else there is to do
-// waits until the supervisor serves (settleAll). A record that cannot be used never
-// keeps the others from being served, and costs its container nothing: it is left
+// adoptAll takes over what a supervisor that died has left. A record that cannot be used
+// never keeps the others from being served, and costs its container nothing: it is left
 // alone. Want of descriptors or memory says nothing of any container: this supervisor
 // does not serve then, and the daemon starts another one.
 func (s *Supervisor) adoptAll() error {
-	recorded, err := s.recorded()
+	records, err := os.ReadDir(filepath.Join(s.dir, api.RecordDir))
 	if err != nil {
-		return err
+		return fmt.Errorf("list the records of containers: %w", err)
 	}
 	var adopting errgroup.Group
-	adopting.SetLimit(gort.GOMAXPROCS(0))
-	for _, id := range recorded {
+	adopting.SetLimit(runtime.GOMAXPROCS(0))
+	for _, record := range records {
+		id, isRecord := strings.CutSuffix(record.Name(), ".json")
+		if !isRecord {
+			_ = os.Remove(filepath.Join(s.dir, api.RecordDir, record.Name())) // a write that was cut off
+			continue
+		}
 		adopting.Go(func() error {
 			err := s.adopt(id)
-			if err != nil && !isShortage(err) {
+			if err != nil && !stdio.IsShortage(err) {
 				s.log.Error("a container is left alone: it cannot be adopted", "container", id, "error", err)
 				return nil
 			}
 			return err
 		})
 	}
-	if err := errors.Join(adopting.Wait(), s.awaitStreams()); err != nil {
+	if err := adopting.Wait(); err != nil {
 		return fmt.Errorf("adopt the containers of an earlier supervisor: %w", err)
+	}
+	for _, c := range s.all() { // noteOOM counts what none of them has claimed
+		if c.exit == nil {
+			c.watchAdopted()
+		}
 	}
 	return s.removeUnrecorded()
 }
 
-func isShortage(err error) bool {
-	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM}, func(kind error) bool { return errors.Is(err, kind) })
-}
-
-// removeUnrecorded removes what belongs to no record: writes of one that were cut off,
-// and pipes (stdio.OpenPipes).
+// removeUnrecorded removes the fifos that belong to no record (stdio.OpenPipes).
 func (s *Supervisor) removeUnrecorded() error {
-	cut, _ := filepath.Glob(filepath.Join(s.dir, api.RecordDir, "*.new")) // a good pattern
 	fifos, err := os.ReadDir(filepath.Join(s.dir, api.StreamDir))
-	for _, path := range cut {
-		err = errors.Join(err, os.Remove(path))
-	}
 	for _, entry := range fifos {
 		if id, _, _ := strings.Cut(entry.Name(), "."); !s.hasRecord(id) { // ids have no dot
 			err = errors.Join(err, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id))
@@ -70,7 +66,7 @@ func (s *Supervisor) removeUnrecorded() error {
 }
 
 // adopt makes a container of its record, finds its process, and continues with its
-// streams unless it has ended. One whose creation was cut off is removed later.
+// streams unless it has ended.
 func (s *Supervisor) adopt(id string) error {
 	var r record
 	if err := readJSON(s.recordPath(id), &r); err != nil {
@@ -86,30 +82,37 @@ func (s *Supervisor) adopt(id string) error {
 	c.adopted = true
 	close(c.created)
 	if r.PID == 0 {
-		s.mu.Lock()
-		s.cutOff = append(s.cutOff, c)
-		s.mu.Unlock()
+		go c.removeCutOff()
 		return nil
 	}
 	exit, err := c.readExit()
-	switch {
-	case err == nil:
-		c.exit, c.execsEnded = exit, true
+	if err == nil {
+		c.exit = exit
 		close(c.exited)
 		return s.reserve(c)
-	case isShortage(err):
+	}
+	if stdio.IsShortage(err) {
 		return err
 	}
-	if c.init, err = runtime.Find(process.Facts{PID: r.PID, StartTime: r.StartTime}); err != nil {
+	if c.init, err = findProc(process.Facts{PID: r.PID, StartTime: r.StartTime}); err != nil {
 		return err
 	}
-	c.execsEnded = c.init.Gone() // with the rest of the container: finish
+	c.io, err = stdio.Adopt(c.streamOptions())
+	left, execErr := c.leftExecs()
+	if err := errors.Join(err, execErr); stdio.IsShortage(err) {
+		c.io.Close()
+		return errors.Join(err, c.init.close())
+	} else if err != nil {
+		s.log.Error("output of an adopted container is lost, or its execs run on", "container", id, "error", err)
+	}
+	c.io.Resume(func(err error) {
+		s.log.Error("output of an adopted container is lost, or comes late", "container", id, "error", err)
+	})
 	c.checkStarted()
 	if !r.Bare {
-		c.countOOM() // before the first noteOOM, which counts what no container has claimed
+		c.countOOM()
 	}
-	c.follow = sync.OnceFunc(c.watch)
-	go c.adoptStreams() // ends when the log is open, or cannot be opened
+	go c.endLeftExecs(left) // it may take seconds
 	return s.reserve(c)
 }
 
@@ -123,57 +126,13 @@ func (c *container) readExit() (*api.ExitRecord, error) {
 	return exit, err
 }
 
-// adoptStreams continues to read the fifos. A terminal and an input are lost with
-// their supervisor.
-func (c *container) adoptStreams() {
-	defer close(c.ioAdopted)
-	streams, err := stdio.Adopt(c.streamOptions())
-	if err != nil {
-		c.sup.log.Error("output of an adopted container is lost, or comes late", "container", c.record.ID, "error", err)
+// removeCutOff removes a container whose creation was cut off, with what it had started.
+func (c *container) removeCutOff() {
+	err := c.remove(c.sup.life)
+	if err == nil {
+		err = c.sup.removeFiles(c.record.ID)
 	}
-	c.mu.Lock()
-	c.io, c.ioProblem = streams, err
-	c.mu.Unlock()
-	if isShortage(err) {
-		c.sup.stop() // serving or not: an output that nobody reads holds up who writes, and the next one tries again
-	}
-	streams.Run()
-}
-
-// openLimit is how long the logs of adopted containers may take to be opened, until the
-// supervisor serves without those that hang with their disk.
-const openLimit = time.Second
-
-// awaitStreams waits for the streams of all adopted containers. For a log on a disk that
-// hangs neither the others wait nor calls: its container has no streams until it can be
-// opened.
-func (s *Supervisor) awaitStreams() error {
-	late := time.After(openLimit)
-	for _, c := range s.all() {
-		if c.follow == nil {
-			continue
-		}
-		select {
-		case <-c.ioAdopted:
-			if isShortage(c.ioProblem) {
-				return c.ioProblem
-			}
-		case <-late:
-			s.log.Error("logs of adopted containers take long to be opened, a disk may hang: output waits", "container", c.record.ID, "log", c.record.LogPath)
-			return nil
-		}
-	}
-	return nil
-}
-
-// releaseJournal releases what the journal holds for streams until they are adopted.
-func (s *Supervisor) releaseJournal() {
-	for _, c := range s.all() {
-		if c.follow != nil {
-			<-c.ioAdopted
-		}
-	}
-	s.journal.ReleaseRest()
+	c.sup.log.Warn("removed what was left of a container that was never made", "container", c.record.ID, "error", err)
 }
 
 // execTimeout is how long init may take from the barrier to the program.
@@ -183,7 +142,7 @@ const execTimeout = 100 * time.Millisecond
 // predecessor died before it opened the barrier.
 func (c *container) checkStarted() {
 	for deadline := time.Now().Add(execTimeout); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
-		waits, err := beforeExec(c.snapshot().PID)
+		waits, err := beforeExec(c.record.PID)
 		if err != nil || !waits {
 			return
 		}
@@ -193,20 +152,10 @@ func (c *container) checkStarted() {
 	}
 }
 
-// watchAdopted continues what the predecessor did for a container that was adopted, as
-// soon as the supervisor serves, or before a call that is for the container.
+// watchAdopted has the end of an adopted container seen.
 func (c *container) watchAdopted() {
-	if c.follow != nil {
-		c.follow()
-	}
-}
-
-// watch has the end of an adopted container seen.
-func (c *container) watch() {
-	c.mu.Lock()
-	c.killed = c.killed || c.init.Gone() // perhaps, and that is enough not to blame lack of memory
-	c.mu.Unlock()
-	if !c.record.Bare && !c.init.Gone() {
+	c.killed = c.init.gone() // perhaps, and that is enough not to blame lack of memory
+	if !c.record.Bare && !c.init.gone() {
 		c.noteOOM()
 	}
 	go c.awaitAdopted()
@@ -221,16 +170,24 @@ const (
 	exitPoll      = 2 * time.Millisecond
 )
 
-// awaitAdopted waits for the end of an init that is not our child.
+// awaitAdopted waits for the end of an init that is not our child. The code of one that we
+// have killed is not waited for long: it says no more than that, and who removes the
+// container waits.
 func (c *container) awaitAdopted() {
-	_ = c.init.Ended()
-	close(c.ended)
-	ended, reaped := time.Now(), false
-	for deadline := ended.Add(c.reapTimeout()); time.Now().Before(deadline); {
-		if !reaped && c.init.Reaped() {
+	c.init.awaitEnd()
+	c.ended(errInitEnded)
+	ended, limit := time.Now(), reapTimeout
+	c.mu.Lock()
+	if c.killed {
+		limit = reportTimeout
+	}
+	c.mu.Unlock()
+	reaped := false
+	for deadline := ended.Add(limit); time.Now().Before(deadline); {
+		if _, now := c.init.exiting(); now && !reaped {
 			reaped, deadline = true, time.Now().Add(reportTimeout)
 		}
-		if status, known := c.init.KernelExit(); known {
+		if status, known := c.init.kernelExit(); known {
 			c.finish(ended, status, true)
 			return
 		}
@@ -244,72 +201,8 @@ func (c *container) awaitAdopted() {
 	c.finish(ended, 0, false)
 }
 
-// reapTimeout is shorter for an init that we have killed: its code says no more than
-// that, and who removes the container waits.
-func (c *container) reapTimeout() time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.killed {
-		return reportTimeout
-	}
-	return reapTimeout
-}
-
-// noteExit keeps what the parent has reported; the first counts.
-func (c *container) noteExit(status syscall.WaitStatus) {
-	select {
-	case c.reported <- status:
-	default: // our own child, or reported before
-	}
-}
-
-// mostSettled is of how many containers at a time the execs are ended: each may be waited
-// for, so there are more than processors.
-const mostSettled = 32
-
-// settleAll does what can wait until the supervisor serves: first no end goes unseen.
-func (s *Supervisor) settleAll() {
-	all := s.all()
-	for _, c := range all {
-		c.watchAdopted()
-	}
-	var settling errgroup.Group
-	settling.SetLimit(mostSettled)
-	for _, c := range all {
-		settling.Go(c.endLeftExecs)
-	}
-	for _, c := range s.cutOff {
-		settling.Go(c.removeCutOff)
-	}
-	_ = settling.Wait() // each has logged what is wrong
-}
-
-// removeCutOff removes a container whose creation was cut off, with what it had started.
-func (c *container) removeCutOff() error {
-	err := c.runtime.Delete(c.sup.life)
-	if err == nil {
-		err = c.removeFiles()
-	}
-	c.sup.log.Warn("removed what was left of a container that was never made", "container", c.record.ID, "error", err)
-	return err
-}
-
-// endLeftExecs ends the execs whose streams nobody has any more, before the first one of
-// ours is started, which would be taken for one of them. It may take seconds. An error
-// says that they cannot be known now, and are to be ended later.
-func (c *container) endLeftExecs() error {
-	c.ending.Lock()
-	defer c.ending.Unlock()
-	if c.execsEnded {
-		return nil
-	}
-	err := c.runtime.EndExecs()
-	if errdefs.IsUnavailable(err) {
-		return fmt.Errorf("end the execs of container %s that an earlier supervisor has left: %w", c.record.ID, err)
-	}
-	if err != nil && !c.hasEnded() {
-		c.sup.log.Warn("execs that no client waits for may still run", "container", c.record.ID, "error", err)
-	}
-	c.execsEnded = true
-	return nil
+// hasRecord reports whether a container has a record, or may have one.
+func (s *Supervisor) hasRecord(id string) bool {
+	_, err := os.Lstat(s.recordPath(id))
+	return !errors.Is(err, fs.ErrNotExist)
 }

@@ -13,13 +13,14 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/runtime"
+	"github.com/minicri/minicri/supervisor/starter"
+	"github.com/minicri/minicri/supervisor/stdio"
 )
 
 // newSupervisor returns one that serves nobody; its life ends with stop.
 func newSupervisor(t *testing.T) *Supervisor {
 	t.Helper()
-	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), runtime: &runtime.Runtime{}, containers: map[string]*container{}, oomClaims: map[string]int{}}
+	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), containers: map[string]*container{}, oomClaims: map[string]int{}}
 	s.life, s.stop = context.WithCancel(t.Context())
 	for _, dir := range []string{api.RecordDir, api.StreamDir, api.ExitDir} {
 		must(t, os.Mkdir(filepath.Join(s.dir, dir), 0o700))
@@ -27,18 +28,20 @@ func newSupervisor(t *testing.T) *Supervisor {
 	return s
 }
 
-// A supervisor with too few descriptors for the output of a container ends, also when it
-// serves already: the next one may have enough.
+// A supervisor with too few descriptors for the output of a container does not serve: the
+// next one may have enough.
 func TestOutputWithoutDescriptors(t *testing.T) {
 	s := newSupervisor(t)
-	c := s.newContainer(record{Facts: runtime.Facts{ID: "c"}})
+	must(t, writeJSON(s.recordPath("c"), record{Container: starter.Container{ID: "c"}, PID: os.Getpid()}))
+	must(t, s.adoptAll()) // its fifos are not there, which is no shortage
+	s.forget("c")
 	var limit unix.Rlimit
 	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: limit.Max}))
-	c.adoptStreams()
+	err := s.adopt("c")
 	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	if c.ioProblem == nil || s.life.Err() == nil {
-		t.Errorf("it serves on without the output: %v", c.ioProblem)
+	if !stdio.IsShortage(err) {
+		t.Errorf("it serves without the output: %v", err)
 	}
 }
 
@@ -54,7 +57,7 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 		dir := filepath.Join(parent, id)
 		must(t, os.Mkdir(dir, 0o700))
 		writeKills(t, dir, kills)
-		r := record{Facts: runtime.Facts{ID: id, Cgroups: map[string]string{"": dir}}, Version: api.RecordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
+		r := record{Container: starter.Container{ID: id, Cgroups: map[string]string{"": dir}}, Version: api.RecordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
 		must(t, writeJSON(s.recordPath(id), r))
 		for _, stream := range []string{api.Stdout, api.Stderr} {
 			must(t, unix.Mkfifo(filepath.Join(s.dir, api.StreamDir, id+"."+stream), 0o600))
@@ -70,7 +73,6 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 		t.Error("it was killed for want of memory, and is taken for ended by others")
 	}
 	for _, c := range []*container{first, second} {
-		<-c.ioAdopted
 		c.streams().Drain()
 	}
 }

@@ -12,11 +12,12 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/runtime"
+	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
-	"golang.org/x/sync/semaphore"
 )
 
 // container is a container of the node. Its state follows from facts: exit
@@ -26,9 +27,10 @@ type container struct {
 	stdinOnce bool
 	created   chan struct{} // closed when it is made, or its creation has failed
 	adopted   bool
-	ended     chan struct{} // closed when init has ended
 	exited    chan struct{} // closed when exit is set and on disk
 
+	running context.Context // ends with init, because of errInitEnded
+	ended   context.CancelCauseFunc
 	life    context.Context // of what is under way for it: ends when it is killed
 	abandon context.CancelFunc
 
@@ -36,39 +38,60 @@ type container struct {
 	drained    sync.Once
 	reported   chan syscall.WaitStatus // of an adopted init, by its parent
 
-	// Of one that was adopted and had not ended, see watchAdopted; else nil. Its io is set
-	// when ioAdopted is closed.
-	follow    func()
-	ioAdopted chan struct{}
-	init      *runtime.Process // set before it is made; of one that has ended there is nothing
-
-	ending     sync.Mutex // guards execsEnded, and is held while execs are ended
-	execsEnded bool       // no exec of an earlier supervisor is left: see endLeftExecs
+	init *proc // set before it is made; of one that has ended there is nothing
 
 	op *semaphore.Weighted // one change at a time; may be held for long
 
-	mu        sync.Mutex         // guards what follows
-	io        *stdio.Streams     // see streams
-	ioProblem error              // of Adopt
-	runtime   *runtime.Container // as it is made; of an adopted one from the beginning
+	mu        sync.Mutex     // guards what follows
+	io        *stdio.Streams // nil before they are open, and if it had ended when it was adopted
 	record    record
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory
 	oom       oomCount
 	neverRan  bool        // init has ended and never executed the program
 	initWords chan []byte // what init says behind the barrier; nil before
-	initSays  *stdio.Fanout
 	exit      *api.ExitRecord
 	execs     map[string]*exec
+	slots     map[int]bool // of cgroups of execs, those in use
 }
+
+// record is what DIR/records/ID.json holds: what is needed to adopt a container from a
+// supervisor that died. It is written before the container is made, without a pid, and
+// once more when it is.
+type record struct {
+	starter.Container
+	MountLabel  string `json:"mount_label,omitempty"`
+	Poststart   bool   `json:"poststart,omitempty"`    // it has such hooks
+	Poststop    bool   `json:"poststop,omitempty"`     // it has such hooks
+	ExecCgroups string `json:"exec_cgroups,omitempty"` // of starter.Answer
+	Version     int    `json:"version"`
+	PID         int    `json:"pid"`        // 0: its creation was cut off
+	StartTime   uint64 `json:"start_time"` // clock ticks since boot, guards against a reused pid
+	LogPath     string `json:"log_path"`
+	Terminal    bool   `json:"terminal"`
+	Bare        bool   `json:"bare,omitempty"` // no streams, and its exit is not asked for
+	CreatedAt   int64  `json:"created_at"`
+	StartedAt   int64  `json:"started_at"`
+}
+
+// Directories of containers' states, below the supervisor's.
+const (
+	statesDir   = "containers" // libcontainer's, and those of launched pauses
+	programsDir = "oci"        // of programs: they do not read each other's
+)
 
 // newContainer returns a container that has a record, on disk or not yet.
 func (s *Supervisor) newContainer(r record) *container {
+	r.SystemdCgroup, r.Root = s.systemd, filepath.Join(s.dir, statesDir)
+	if len(r.Program) > 0 {
+		r.Root = filepath.Join(s.dir, programsDir, filepath.Base(r.Program[0]))
+	}
 	c := &container{
-		sup: s, record: r, runtime: s.runtime.Container(r.Facts), init: &runtime.Process{}, op: semaphore.NewWeighted(1),
-		created: make(chan struct{}), ended: make(chan struct{}), exited: make(chan struct{}), ioAdopted: make(chan struct{}),
-		reported: make(chan syscall.WaitStatus, 1), execs: map[string]*exec{},
+		sup: s, record: r, init: &proc{}, op: semaphore.NewWeighted(1),
+		created: make(chan struct{}), exited: make(chan struct{}),
+		reported: make(chan syscall.WaitStatus, 1), execs: make(map[string]*exec), slots: make(map[int]bool),
 	}
 	c.life, c.abandon = context.WithCancel(context.Background())
+	c.running, c.ended = context.WithCancelCause(context.Background())
 	return c
 }
 
@@ -91,28 +114,44 @@ func (c *container) bound(ctx context.Context) (context.Context, func()) {
 	}
 }
 
+// change is bound of an operation that no other may overlap.
+func (c *container) change(ctx context.Context) (context.Context, func(), error) {
+	ctx, done := c.bound(ctx)
+	if c.op.Acquire(ctx, 1) != nil {
+		err := context.Cause(ctx)
+		done()
+		return nil, nil, err
+	}
+	return ctx, func() {
+		c.op.Release(1)
+		done()
+	}, nil
+}
+
 // create makes a container whose init waits at the exec barrier. On an error
 // nothing is left.
 func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
-	spec, err := runtime.ReadSpec(request.Bundle)
+	spec, err := starter.ReadSpec(request.Bundle)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	c := s.newContainer(record{
-		Facts: runtime.FactsOf(request.Id, request.Bundle, request.Runtime, spec), Version: api.RecordVersion,
+		Container:  starter.Container{ID: request.Id, Bundle: request.Bundle, Program: request.Runtime, CgroupsPath: spec.Linux.CgroupsPath},
+		MountLabel: spec.Linux.MountLabel, Poststart: spec.Hooks != nil && len(spec.Hooks.Poststart) > 0,
+		Poststop: spec.Hooks != nil && len(spec.Hooks.Poststop) > 0, Version: api.RecordVersion,
 		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(),
 	})
-	c.stdinOnce, c.execsEnded = request.StdinOnce, true
-	ctx, done := c.bound(ctx)
-	defer done()
-	if c.op.Acquire(ctx, 1) != nil {
-		return nil, context.Cause(ctx)
+	c.stdinOnce = request.StdinOnce
+	ctx, done, err := c.change(ctx)
+	if err != nil {
+		return nil, err
 	}
-	defer c.op.Release(1)
+	defer done()
 	if err := s.reserve(c); err != nil {
 		return nil, err
 	}
-	if err = c.build(ctx, request, spec); err != nil {
+	err = c.build(ctx, request, spec)
+	if err != nil {
 		s.forget(request.Id)
 	}
 	close(c.created)
@@ -134,10 +173,7 @@ func (c *container) publish(kind api.EventKind) {
 func (c *container) build(ctx context.Context, request *api.CreateRequest, spec *specs.Spec) error {
 	options := c.streamOptions()
 	options.Stdin = request.Stdin
-	if spec.Linux != nil {
-		options.SELinux = spec.Linux.MountLabel
-	}
-	if err := writeJSON(c.sup.recordPath(c.record.ID), c.record); err != nil {
+	if err := c.writeRecord(); err != nil {
 		return fmt.Errorf("write the record of container %s: %w", c.record.ID, err)
 	}
 	streams, ends, err := stdio.Open(options)
@@ -145,7 +181,7 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 		// A program that makes the container has them meanwhile: what it writes has to be read,
 		// or it waits.
 		streams.Run()
-		err = c.launch(ctx, spec, streams, ends)
+		err = c.makeInit(ctx, spec, streams, ends)
 	}
 	if err != nil {
 		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), c.sup.removeRecord(request.Id))
@@ -158,71 +194,94 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 }
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, Bare: c.record.Bare, Journal: c.sup.journal}
+	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, SELinux: c.record.MountLabel, Bare: c.record.Bare}
 }
 
-func (c *container) launch(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
-	init, err := c.runtime.Create(ctx, spec, runtime.Streams{
-		Stdio: [3]*os.File{ends.Stdin, ends.Stdout, ends.Stderr}, Terminal: c.record.Terminal,
-	}, c.record.Bare, c.noteProgram)
+// makeInit makes init, by a launch if it is a plain pause, and records it: which process
+// it is, so that a successor can adopt it. errdefs.ErrFailedPrecondition says that init ran
+// and could not get to the barrier: the container asks for what it does not have.
+func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
+	var answer starter.Answer
+	if c.record.Bare && len(c.record.Program) == 0 && launch.CanPause(spec) {
+		c.init, answer, err = c.launchPause(ctx, spec)
+	} else {
+		request := c.request(starter.Create)
+		request.Terminal = c.record.Terminal
+		c.init, answer, err = c.startByStarter(ctx, request, ends, c.noteProgram)
+	}
 	ends.Close()
 	if err != nil {
 		streams.Drain()
-		return err
+		return errors.Join(err, c.record.Remove()) // what was made is left
 	}
-	c.init = init
 	c.mu.Lock()
-	c.io = streams
+	c.io, c.record.Cgroups, c.record.ExecCgroups = streams, answer.Cgroups, answer.ExecCgroups
+	c.record.PID, c.record.StartTime = c.init.PID, c.init.StartTime
 	c.mu.Unlock()
 	if c.record.Terminal {
-		err = streams.TakeTerminal(c.init.Terminal)
+		streams.TakeTerminal(c.init.terminal)
 	}
-	if err := errors.Join(err, c.identify()); err != nil {
-		streams.Close()
-		return errors.Join(err, c.undoCreate())
+	if err = c.writeRecord(); err == nil {
+		return nil
 	}
-	return nil
+	streams.Close()
+	if killErr := c.init.signal(syscall.SIGKILL); killErr != nil && !errors.Is(killErr, os.ErrProcessDone) {
+		return errors.Join(err, killErr)
+	}
+	c.init.wait()
+	return errors.Join(err, c.remove(context.Background()), c.init.close())
 }
 
-// undoCreate ends an init that nothing waits for yet.
-func (c *container) undoCreate() error {
-	if err := c.init.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
+func (c *container) launchPause(ctx context.Context, spec *specs.Spec) (*proc, starter.Answer, error) {
+	if err := os.MkdirAll(c.record.Dir(), 0o711); err != nil {
+		return nil, starter.Answer{}, err
 	}
-	c.init.Wait()
-	return errors.Join(c.runtime.Delete(context.Background()), c.init.Close())
+	made, err := c.sup.launcher.Pause(ctx, launch.Pause{ID: c.record.ID, Dir: c.record.Dir(), Spec: spec, Cgroup: c.record.CgroupConfig()})
+	if err != nil {
+		return nil, starter.Answer{}, err
+	}
+	return procOf(made), starter.Answer{Cgroups: made.Cgroups}, nil
 }
 
-// identify records which process init is, so that a successor can adopt it.
-func (c *container) identify() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.record.Facts, c.record.PID, c.record.StartTime = c.runtime.Facts, c.init.PID, c.init.StartTime
-	return writeJSON(c.sup.recordPath(c.record.ID), c.record)
+func (c *container) request(verb starter.Verb) starter.Request {
+	return starter.Request{Verb: verb, Container: c.snapshot().Container}
+}
+
+// remove kills what is left of the container, and removes its cgroups and its state. It
+// may be called again after an error.
+func (c *container) remove(ctx context.Context) error {
+	if len(c.record.Program) > 0 || c.record.Poststop {
+		return c.sup.starters.Run(ctx, c.request(starter.Delete), nil, nil)
+	}
+	return c.record.Remove()
 }
 
 // start lets init through the barrier.
 func (c *container) start(ctx context.Context) error {
-	ctx, done := c.bound(ctx)
-	defer done()
-	if c.op.Acquire(ctx, 1) != nil {
-		return context.Cause(ctx)
+	ctx, done, err := c.change(ctx)
+	if err != nil {
+		return err
 	}
-	defer c.op.Release(1)
+	defer done()
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
 	// Before the barrier opens: a successor must not take a program that runs for
 	// one that waits.
 	c.setStarted(time.Now().UnixNano())
-	if err := writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()); err != nil {
+	if err := c.writeRecord(); err != nil {
 		c.setStarted(0)
 		return err
 	}
 	c.listenToInit()
-	if err := c.runtime.Start(ctx, c.ended); err != nil {
+	if len(c.record.Program) > 0 {
+		err = c.sup.starters.Run(ctx, c.request(starter.Start), nil, nil)
+	} else {
+		err = openBarrier(ctx, c.running, c.record.Dir())
+	}
+	if err != nil {
 		c.setStarted(0)
-		return errors.Join(err, writeJSON(c.sup.recordPath(c.record.ID), c.snapshot()))
+		return errors.Join(err, c.writeRecord())
 	}
 	if err := c.awaitProgram(ctx); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) { // it hangs, in a hook for example, with all that it has started
@@ -231,8 +290,12 @@ func (c *container) start(ctx context.Context) error {
 		return err
 	}
 	c.announceStart()
-	if err := c.runtime.Started(ctx, c.init); err != nil {
-		c.sup.log.Warn("a hook failed after the start", "container", c.record.ID, "error", err)
+	if c.record.Poststart && len(c.record.Program) == 0 { // a program has run its hooks itself
+		request := c.request(starter.Start)
+		request.InitPID = c.init.PID
+		if err := c.sup.starters.Run(ctx, request, nil, nil); err != nil {
+			c.sup.log.Warn("a hook failed after the start", "container", c.record.ID, "error", err)
+		}
 	}
 	return nil
 }
@@ -248,8 +311,6 @@ func (c *container) setStarted(at int64) {
 	c.mu.Unlock()
 }
 
-// streams are nil before they are open, and of a container that was adopted when it had
-// ended.
 func (c *container) streams() *stdio.Streams {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -261,8 +322,6 @@ func (c *container) snapshot() record {
 	defer c.mu.Unlock()
 	return c.record
 }
-
-func (c *container) hasEnded() bool { return isClosed(c.exited) }
 
 // state is the container as clients see it.
 func (c *container) state() *api.Container {
@@ -289,18 +348,18 @@ func (c *container) state() *api.Container {
 
 // update sets resources: all that are named or, with an error, none.
 func (c *container) update(ctx context.Context, r *api.UpdateRequest) error {
-	ctx, done := c.bound(context.WithoutCancel(ctx)) // half an update is none
-	defer done()
-	if c.op.Acquire(ctx, 1) != nil {
-		return context.Cause(ctx)
+	ctx, done, err := c.change(context.WithoutCancel(ctx)) // half an update is none
+	if err != nil {
+		return err
 	}
-	defer c.op.Release(1)
+	defer done()
 	if c.state().Exit != nil {
 		return fmt.Errorf("it has ended: %w", errdefs.ErrFailedPrecondition)
 	}
-	var oomScoreAdj *int
+	request := c.request(starter.Update)
+	request.Resources = r.Resources
 	if r.OomScoreAdj != nil {
-		oomScoreAdj = new(int(*r.OomScoreAdj))
+		request.OOMScoreAdj = new(int(*r.OomScoreAdj))
 	}
-	return c.runtime.Update(ctx, r.Resources, oomScoreAdj)
+	return c.sup.starters.Run(ctx, request, nil, nil)
 }

@@ -1,27 +1,32 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/runtime"
+	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
 // awaitInit waits for a container's init and records its end.
 func (c *container) awaitInit() {
-	_ = c.init.Ended()
-	close(c.ended)
+	c.init.awaitEnd()
+	c.ended(errInitEnded)
 	ended := time.Now()
-	status, known := c.init.Wait()
+	status, known := c.init.wait()
 	c.finish(ended, status, known)
 }
 
@@ -29,14 +34,14 @@ func (c *container) awaitInit() {
 // exit is written and reported, however long the streams take.
 func (c *container) finish(ended time.Time, status syscall.WaitStatus, known bool) {
 	exit := &api.ExitRecord{
-		Code: exitCode(status), CodeKnown: known, FinishedAt: ended.UnixNano(), PID: c.snapshot().PID,
+		Code: exitCode(status, known), CodeKnown: known, FinishedAt: ended.UnixNano(), PID: c.snapshot().PID,
 		OOMKilled: known && c.killedByOOM(status),
 	}
-	if !known {
-		exit.Code = unknownExitCode
-	}
 	c.endRest()
-	if c.triedToStart() && known && status.Exited() {
+	c.mu.Lock()
+	triedToStart := c.neverRan && c.record.StartedAt != 0
+	c.mu.Unlock()
+	if triedToStart && known && status.Exited() {
 		c.drain() // init has said there why it could not
 		exit.StartError = c.startError()
 	}
@@ -48,13 +53,18 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 	c.drain()
 	c.mu.Lock()
 	c.exit = exit
+	started := c.record.StartedAt != 0 && exit.StartError == ""
 	c.mu.Unlock()
 	close(c.exited)
-	if c.snapshot().StartedAt != 0 && exit.StartError == "" {
+	if started {
 		c.announceStart()
 	}
 	c.publish(api.EventKind_EVENT_EXITED)
 }
+
+// startGrace is how long the start of a container may take that has ended meanwhile: a
+// hook that hangs would keep it from being deleted.
+const startGrace = 5 * time.Second
 
 // endRest kills what init leaves behind. With a pid namespace of the container's
 // own nothing is left: the kernel ends all processes with the first one
@@ -62,14 +72,10 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 // and locks.
 func (c *container) endRest() {
 	time.AfterFunc(startGrace, c.abandon)
-	if err := c.signalAll(syscall.SIGKILL); err != nil {
-		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.snapshot().ID, "error", err)
+	if err := c.record.Cgroups.Signal("", syscall.SIGKILL); err != nil {
+		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.record.ID, "error", err)
 	}
 }
-
-// startGrace is how long the start of a container may take that has ended meanwhile: a
-// hook that hangs would keep it from being deleted.
-const startGrace = 5 * time.Second
 
 // drainTimeout is how long the event of a container's end waits for its output to
 // be in the log: people look there when they hear of it.
@@ -78,16 +84,10 @@ const drainTimeout = 500 * time.Millisecond
 // drain ends the streams. A disk that hangs keeps them longer than that, in a
 // goroutine that ends with the last write.
 func (c *container) drain() {
-	if c.follow == nil && c.streams() == nil {
-		return
-	}
 	c.drained.Do(func() {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if c.follow != nil {
-				<-c.ioAdopted
-			}
 			c.streams().Drain()
 		}()
 		select {
@@ -97,16 +97,21 @@ func (c *container) drain() {
 	})
 }
 
-// unknownExitCode stands for an exit status that is lost, as in containerd.
-const unknownExitCode = 255
-
-// exitCode is the shell's: 128 + signal for a killed process.
-func exitCode(status syscall.WaitStatus) int32 {
-	if status.Signaled() {
+// exitCode is the shell's, 128 + signal for a killed process; 255, as in containerd, stands
+// for one that is lost.
+func exitCode(status syscall.WaitStatus, known bool) int32 {
+	switch {
+	case !known:
+		return 255
+	case status.Signaled():
 		return 128 + int32(status.Signal())
 	}
 	return int32(status.ExitStatus())
 }
+
+// killTimeout is how long a killed process may take to be gone, in D state
+// for example.
+const killTimeout = 3 * time.Second
 
 // kill signals init, or every process of the container. A signal to a stopped
 // container is ErrNotFound.
@@ -123,11 +128,11 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 		c.abandon() // a start or an exec that is under way
 	}
 	if all {
-		err = c.signalAll(sig)
+		err = c.record.Cgroups.Signal("", sig)
 	}
 	// A privileged init may have moved to a cgroup outside.
 	if !all || sig == syscall.SIGKILL {
-		if killErr := c.init.Signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
+		if killErr := c.init.signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
 			err = errors.Join(err, killErr)
 		}
 	}
@@ -135,11 +140,6 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 		return fmt.Errorf("kill container %s: %w", c.record.ID, err)
 	}
 	return nil
-}
-
-// signalAll signals every process of the container.
-func (c *container) signalAll(sig syscall.Signal) error {
-	return c.snapshot().Cgroups.Signal(sig)
 }
 
 // end kills a container that runs, and waits until it has ended.
@@ -163,40 +163,234 @@ func (c *container) delete(ctx context.Context) error {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, context.Cause(waiting))
 	}
 	defer c.op.Release(1)
-	if !c.hasEnded() {
+	if !isClosed(c.exited) {
 		return fmt.Errorf("delete container %s: it has not ended: %w", c.record.ID, errdefs.ErrFailedPrecondition)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), operationLimit)
 	defer cancel()
-	if err := c.runtime.Delete(ctx); err != nil {
+	if err := c.remove(ctx); err != nil {
 		return fmt.Errorf("delete container %s: %w: %w", c.record.ID, errdefs.ErrUnavailable, err)
 	}
-	if err := c.removeFiles(); err != nil {
+	if err := c.sup.removeFiles(c.record.ID); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
-	_ = c.init.Close()
+	_ = c.init.close()
 	c.sup.forget(c.record.ID)
 	c.publish(api.EventKind_EVENT_DELETED)
 	return nil
 }
 
-func (c *container) removeFiles() error {
-	var errs []error
-	if !c.record.Bare {
-		errs = append(errs, stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID), os.RemoveAll(c.sup.exitPath(c.record.ID)))
-	}
-	return errors.Join(append(errs, c.sup.removeRecord(c.record.ID))...)
+// removeFiles removes the supervisor's files of a container, the record last.
+func (s *Supervisor) removeFiles(id string) error {
+	return errors.Join(stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), s.removeRecord(id))
 }
 
 // removeUnreadable removes the files of a container which is left alone because its
 // record cannot be used, and which the daemon deletes.
 func (s *Supervisor) removeUnreadable(id string) error {
 	var errs []error
-	for _, pattern := range []string{runtime.StatesDir, filepath.Join(runtime.ProgramsDir, "*")} {
+	for _, pattern := range []string{statesDir, filepath.Join(programsDir, "*")} {
 		found, _ := filepath.Glob(filepath.Join(s.dir, pattern, id)) // a good pattern
 		for _, path := range found {
 			errs = append(errs, os.RemoveAll(path))
 		}
 	}
-	return errors.Join(append(errs, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), s.removeRecord(id))...)
+	return errors.Join(append(errs, s.removeFiles(id))...)
+}
+
+// listenToInit keeps what init says until its program runs. Behind the barrier
+// it has no other way than its standard error, which is the container's.
+func (c *container) listenToInit() {
+	if said := c.initSays(); said != nil {
+		words := said.Attach()
+		c.mu.Lock()
+		c.initWords = words
+		c.mu.Unlock()
+	}
+}
+
+func (c *container) initSays() *stdio.Fanout {
+	if c.record.Terminal {
+		return c.streams().Output(api.Stdout)
+	}
+	return c.streams().Output(api.Stderr)
+}
+
+// ignoreInit returns what init has said, and keeps nothing from then on: a loud program
+// would fill it with megabytes.
+func (c *container) ignoreInit() (said []byte) {
+	c.mu.Lock()
+	words := c.initWords
+	c.initWords = nil
+	c.mu.Unlock()
+	if words == nil {
+		return nil
+	}
+	c.initSays().Detach(words)
+	for chunk := range words {
+		said = append(said, chunk...)
+	}
+	return said
+}
+
+// startError is why a container that was started never ran its program.
+func (c *container) startError() string {
+	if words := bytes.TrimSpace(c.ignoreInit()); len(words) > 0 {
+		return string(words)
+	}
+	return "init ended and did not execute the program"
+}
+
+// execPoll is how often awaitProgram looks whether init has become the program.
+// The exec follows the barrier within 0.1 ms.
+const execPoll = 20 * time.Microsecond
+
+// awaitProgram returns when the container's program runs, or has run; with an
+// error when init has ended instead.
+func (c *container) awaitProgram(ctx context.Context) error {
+	over := ctx.Done()
+	for pause := execPoll; ; pause = min(2*pause, 10*time.Millisecond) {
+		waits, err := beforeExec(c.init.PID)
+		if err != nil { // it has been waited for
+			c.mu.Lock()
+			waits = c.neverRan
+			c.mu.Unlock()
+		}
+		if !waits {
+			c.ignoreInit()
+			return nil
+		}
+		select {
+		case <-c.exited:
+			if c.exit.StartError != "" {
+				return fmt.Errorf("%s: %w", c.exit.StartError, errdefs.ErrFailedPrecondition)
+			}
+			return nil // it was killed
+		case <-over:
+			if !errors.Is(context.Cause(ctx), errKilled) {
+				return fmt.Errorf("it is behind the exec barrier, and has not executed its program: %w", context.Cause(ctx))
+			}
+			over = nil // it ends: exited says how
+		case <-time.After(pause):
+		}
+	}
+}
+
+// noteProgram is called when init, our child, has ended and before it is
+// reaped, and notes whether it has become the program: later it cannot be found out.
+func (c *container) noteProgram(pid int) {
+	c.countOOM() // before systemd removes the cgroup
+	waits, err := beforeExec(pid)
+	c.mu.Lock()
+	c.neverRan = err == nil && waits
+	c.mu.Unlock()
+}
+
+// beforeExec reports whether a process has executed no program since its fork, also of
+// one that has ended and is not reaped. It is true of init until it becomes the program,
+// also of one that was launched.
+func beforeExec(pid int) (bool, error) {
+	stat, err := process.ReadStat(pid)
+	return err == nil && !stat.Executed, err
+}
+
+// oomExitStatus is how a shell, and with it most entry points, passes on that
+// its child was killed by SIGKILL.
+const oomExitStatus = 128 + int(syscall.SIGKILL)
+
+// oomCount is how many processes of a container the kernel has killed.
+type oomCount struct {
+	kills  int
+	before int // Supervisor.unclaimedOOMKills when the container was made, or adopted
+}
+
+// noteOOM notes what the kernel has counted when a container is made, or adopted.
+func (c *container) noteOOM() {
+	c.countOOM()
+	before := c.sup.unclaimedOOMKills(c.oomParent())
+	c.mu.Lock()
+	c.oom.before = before
+	c.mu.Unlock()
+}
+
+// countOOM reads the kernel's counter. gone: systemd removes the cgroup of a container as
+// soon as that is empty, which may be before we get to read.
+func (c *container) countOOM() (gone bool) {
+	kills, gone := readOOMKills(c.snapshot().Cgroups)
+	c.mu.Lock()
+	more := max(0, kills-c.oom.kills)
+	c.oom.kills += more
+	c.mu.Unlock()
+	if more > 0 {
+		c.sup.claimOOMKills(c.oomParent(), more)
+	}
+	return gone
+}
+
+// oomParent is the cgroup that still knows of a container's OOM kills when
+// systemd has removed the container's own: on version 2, events count in all
+// cgroups above. "" on version 1, where nothing removes it before this does.
+func (c *container) oomParent() string {
+	cgroups := c.snapshot().Cgroups
+	if _, v1 := cgroups["memory"]; v1 || cgroups[""] == "" {
+		return ""
+	}
+	return filepath.Dir(cgroups[""])
+}
+
+// claimOOMKills notes that kills which a cgroup has counted were found to be
+// those of one container below it.
+func (s *Supervisor) claimOOMKills(parent string, kills int) {
+	s.mu.Lock()
+	s.oomClaims[parent] += kills
+	s.mu.Unlock()
+}
+
+// unclaimedOOMKills are those that a cgroup has counted and no container has
+// claimed: some lie before our time, or are those of others.
+func (s *Supervisor) unclaimedOOMKills(parent string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kills, _ := readOOMKills(starter.Cgroups{"": parent})
+	return kills - s.oomClaims[parent]
+}
+
+// killedByOOM reports whether lack of memory has ended the container: it ended by SIGKILL,
+// or with the code of a child that did, nobody of ours has sent it, and the kernel has
+// killed some process of it. Of a container whose cgroup is gone, the parent may have a
+// kill that is of no other child.
+func (c *container) killedByOOM(status syscall.WaitStatus) bool {
+	sigkill := status.Signaled() && status.Signal() == syscall.SIGKILL
+	if c.record.Bare || !sigkill && !(status.Exited() && status.ExitStatus() == oomExitStatus) {
+		return false
+	}
+	parent := c.oomParent()
+	unclaimed := c.countOOM() && c.sup.unclaimedOOMKills(parent) > c.oom.before
+	if unclaimed {
+		c.sup.claimOOMKills(parent, 1)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.killed && (c.oom.kills > 0 || unclaimed)
+}
+
+// readOOMKills reads oom_kill of memory.events (v2) or memory.oom_control (v1,
+// Linux 4.13). gone: the container's cgroup of v2 is not there any more.
+func readOOMKills(cgroups starter.Cgroups) (kills int, gone bool) {
+	path := filepath.Join(cgroups[""], "memory.events")
+	v1, hasV1 := cgroups["memory"]
+	if hasV1 {
+		path = filepath.Join(v1, "memory.oom_control")
+	}
+	content, err := os.ReadFile(path)
+	if err != nil { // no cgroup, or no memory controller: no kills
+		_, err := os.Stat(cgroups[""])
+		return 0, !hasV1 && cgroups[""] != "" && errors.Is(err, fs.ErrNotExist)
+	}
+	for line := range strings.Lines(string(content)) {
+		if count, ok := strings.CutPrefix(line, "oom_kill "); ok {
+			kills, _ = strconv.Atoi(strings.TrimSpace(count))
+		}
+	}
+	return kills, false
 }

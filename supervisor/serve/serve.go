@@ -2,29 +2,31 @@ package serve
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
-	gort "runtime"
+	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/containerd/ttrpc"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/children"
 	"github.com/minicri/minicri/supervisor/launch"
-	"github.com/minicri/minicri/supervisor/runtime"
 	"github.com/minicri/minicri/supervisor/starter"
-	"github.com/minicri/minicri/supervisor/stdio/journal"
 )
 
 // Serve is the resident supervisor of the pods that were made with one build.
@@ -36,28 +38,30 @@ type Serve struct {
 	Ready         *os.File // gets "ready\n" once the sockets serve, then is closed; may be nil
 }
 
-// ownOOMScore keeps the supervisor alive when memory runs out, as containerd and
-// CRI-O do for theirs.
-const ownOOMScore = "-998"
-
-// mostProcessors is how many of them may move bytes of the logs of a node at once.
-const mostProcessors = 4
-
-// answerGrace lets the answer to Shutdown out: ttrpc takes a
-// connection for idle before it has written the last one.
-const answerGrace = 100 * time.Millisecond
+const (
+	// ownOOMScore keeps the supervisor alive when memory runs out, as containerd and
+	// CRI-O do for theirs.
+	ownOOMScore = "-998"
+	// garbagePercent is half of the Go runtime's default: the supervisor allocates little,
+	// and what it holds is taken from the node's pods.
+	garbagePercent = 50
+	// maxProcessors is how many of them may move bytes of the logs of a node at once.
+	maxProcessors = 4
+	// answerGrace lets the answer to Shutdown out: ttrpc takes a connection for idle before
+	// it has written the last one.
+	answerGrace = 100 * time.Millisecond
+)
 
 // Supervisor serves one directory. See the package for its lock rule.
 type Supervisor struct {
 	dir      string
+	systemd  bool
 	log      *slog.Logger
 	events   *broker
-	children *children.Children
-	runtime  *runtime.Runtime
-	journal  *journal.Journal
-	about    api.About
+	parent   *process.Parent
+	starters *starter.Starters
+	launcher *launch.Launcher
 
-	lock             *os.File
 	control, streams net.Listener
 	followers        atomic.Int32
 
@@ -66,13 +70,8 @@ type Supervisor struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
-	cutOff     []*container   // their creation was, by the end of an earlier supervisor
 	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
 }
-
-// garbagePercent is half of the Go runtime's default: the supervisor allocates little,
-// and what it holds is taken from the node's pods.
-const garbagePercent = 50
 
 // Run serves until ctx is cancelled or Shutdown is called. Containers
 // live on: the next Run on the same directory adopts them.
@@ -83,79 +82,52 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	if err := s.enter(log); err != nil {
 		return err
 	}
-	gort.GOMAXPROCS(min(gort.NumCPU(), mostProcessors)) // the environment's one is for inits
+	runtime.GOMAXPROCS(min(runtime.NumCPU(), maxProcessors)) // the environment's one is for inits
+	lock, err := api.Lock(s.Dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	sup := &Supervisor{
-		dir: s.Dir, log: log, events: newBroker(),
-		about: api.About{Build: s.Build, Version: s.Version, Protocol: api.Protocol, Records: api.RecordVersion}, life: ctx, stop: stop,
-		containers: map[string]*container{}, oomClaims: map[string]int{},
+		dir: s.Dir, systemd: s.SystemdCgroup, log: log, events: newBroker(), life: ctx, stop: stop,
+		containers: make(map[string]*container), oomClaims: make(map[string]int),
 	}
-	if err := sup.open(); err != nil {
+	if err := sup.open(api.About{Build: s.Build, Version: s.Version, Protocol: api.Protocol, Records: api.RecordVersion}); err != nil {
 		return err
 	}
-	defer sup.lock.Close()
-	defer sup.journal.Close()
-	if err := sup.prepareRuntime(s.SystemdCgroup); err != nil {
-		return err
-	}
-	defer sup.runtime.Starters.Close()
+	defer sup.starters.Close()
 	if err := sup.adoptAll(); err != nil {
 		return err
 	}
-	go sup.releaseJournal() // ends with the last log that can be opened
-	go sup.children.Run(ctx)
-	go sup.runtime.Starters.Prepare() // ends with the fork
-	go sup.settleAll()                // ends with the last container that was adopted
+	go sup.parent.Run(ctx)
+	go sup.starters.Prepare() // ends with the fork
 	return sup.serve(ctx, s.Ready)
 }
 
-// prepareRuntime makes what all containers share.
-func (s *Supervisor) prepareRuntime(systemd bool) (err error) {
-	if s.children, err = children.New(); err != nil {
-		return err
-	}
-	starters, err := starter.New(s.children, s.log)
-	if err != nil {
-		return err
-	}
-	s.runtime = &runtime.Runtime{Dir: s.dir, SystemdCgroup: systemd, Children: s.children, Starters: starters, Launcher: launch.New(s.children)}
-	return nil
-}
-
-// journalFile is below the supervisor's directory. The number is the version of
-// its form.
-const journalFile = "journal.1"
-
-// open takes the lock, the journal and the sockets.
-func (s *Supervisor) open() (err error) {
-	if s.lock, err = api.Lock(s.dir); err != nil {
-		return err
-	}
-	if old, _ := api.ReadAbout(s.dir); old == nil || *old != s.about {
-		if err = writeJSON(filepath.Join(s.dir, api.AboutFile), s.about); err != nil {
+// open says which build serves, and makes the sockets and what all containers share.
+func (s *Supervisor) open(about api.About) (err error) {
+	if old, _ := api.ReadAbout(s.dir); old == nil || *old != about {
+		if err = writeJSON(filepath.Join(s.dir, api.AboutFile), about); err != nil {
 			return fmt.Errorf("write which build serves: %w", err)
 		}
-	}
-	path := filepath.Join(s.dir, journalFile)
-	s.journal, err = journal.Open(path)
-	if err != nil && !isShortage(err) {
-		s.log.Error("output that an earlier supervisor had read and not logged is lost: its journal cannot be opened, and is replaced", "error", err)
-		if err = os.RemoveAll(path); err == nil {
-			s.journal, err = journal.Open(path)
-		}
-	}
-	if err != nil {
-		return err
 	}
 	if s.control, err = listen(filepath.Join(s.dir, api.ControlSocket)); err != nil {
 		return err
 	}
-	s.streams, err = listen(filepath.Join(s.dir, api.StreamSocket))
+	if s.streams, err = listen(filepath.Join(s.dir, api.StreamSocket)); err != nil {
+		return err
+	}
+	if s.parent, err = process.NewParent(); err != nil {
+		return err
+	}
+	s.launcher = launch.New(s.parent)
+	s.starters, err = starter.New(s.parent, s.log)
 	return err
 }
 
 // enter makes the process fit to outlive the daemon.
 func (s Serve) enter(log *slog.Logger) error {
-	for _, dir := range []string{runtime.StatesDir, runtime.ProgramsDir, api.RecordDir, api.StreamDir, api.ExitDir} {
+	for _, dir := range []string{statesDir, programsDir, api.RecordDir, api.StreamDir, api.ExitDir} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
 			return fmt.Errorf("make the supervisor's directories: %w", err)
 		}
@@ -163,7 +135,15 @@ func (s Serve) enter(log *slog.Logger) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	if err := keepInherited(); err != nil {
+	// What the daemon had open when it started us, and left to us, is none of the starters'
+	// and hooks'.
+	open, err := os.ReadDir("/proc/self/fd")
+	for _, descriptor := range open {
+		if number, _ := strconv.Atoi(descriptor.Name()); number > 2 {
+			unix.CloseOnExec(number)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(ownOOMScore), 0); err != nil {
@@ -175,24 +155,12 @@ func (s Serve) enter(log *slog.Logger) error {
 	return nil
 }
 
-// keepInherited keeps what the daemon had open when it was started, and left to us, from
-// starters and from hooks.
-func keepInherited() error {
-	open, err := os.ReadDir("/proc/self/fd")
-	for _, descriptor := range open {
-		if number, _ := strconv.Atoi(descriptor.Name()); number > 2 {
-			unix.CloseOnExec(number)
-		}
-	}
-	return err
-}
-
 func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
-	server, err := ttrpc.NewServer()
+	server, err := ttrpc.NewServer(ttrpc.WithUnaryServerInterceptor(mapErrors))
 	if err != nil {
 		return err
 	}
-	api.RegisterShimService(server, &service{s})
+	api.RegisterShimService(server, service{s})
 	if ready != nil {
 		_, _ = ready.WriteString(api.Ready)
 		_ = ready.Close()
@@ -214,22 +182,101 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	return server.Close()
 }
 
-// follow is for a client that follows the events, as a daemon does as long as it lives.
-// When the last one has gone, a supervisor that has no containers ends: with no daemon
-// and no pods, nothing stays. A daemon that comes in that moment starts another one.
-func (s *Supervisor) follow() (over func()) {
-	s.followers.Add(1)
-	return func() {
-		if s.followers.Add(-1) == 0 && len(s.all()) == 0 {
-			s.stop()
-		}
-	}
-}
-
 // listen replaces a stale socket: the caller holds the directory's lock.
 func listen(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	return socket.ListenPrivate(path)
+}
+
+// reserve makes a container known by its id.
+func (s *Supervisor) reserve(c *container) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.containers[c.record.ID] != nil {
+		return fmt.Errorf("create container %s: %w", c.record.ID, errdefs.ErrAlreadyExists)
+	}
+	s.containers[c.record.ID] = c
+	return nil
+}
+
+func (s *Supervisor) forget(id string) {
+	s.mu.Lock()
+	delete(s.containers, id)
+	s.mu.Unlock()
+}
+
+// find returns a container that is made. One that is being made, which a hook can make
+// long, has nothing yet that could be used.
+func (s *Supervisor) find(id string) (*container, error) {
+	switch c := s.get(id); {
+	case c == nil:
+		return nil, fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound)
+	case !isClosed(c.created):
+		return nil, fmt.Errorf("container %s is being created: %w", id, errdefs.ErrFailedPrecondition)
+	default:
+		return c, nil
+	}
+}
+
+func (s *Supervisor) get(id string) *container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.containers[id]
+}
+
+func (s *Supervisor) all() []*container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.containers))
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// writeJSON replaces a file as a whole: a reader sees the old or the new.
+func writeJSON(path string, value any) error {
+	content, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	temporary := path + ".new"
+	err = os.WriteFile(temporary, content, 0o600)
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(temporary)) // a disk that is full holds half of it
+	}
+	return nil
+}
+
+func readJSON(path string, value any) error {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(content, value)
+}
+
+func (s *Supervisor) recordPath(id string) string {
+	return filepath.Join(s.dir, api.RecordDir, id+".json")
+}
+
+func (c *container) writeRecord() error {
+	record := c.snapshot()
+	return writeJSON(c.sup.recordPath(record.ID), record)
+}
+
+func (s *Supervisor) removeRecord(id string) error { return os.RemoveAll(s.recordPath(id)) }
+
+func (s *Supervisor) exitPath(id string) string {
+	return filepath.Join(s.dir, api.ExitDir, id+".json")
 }

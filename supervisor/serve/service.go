@@ -10,180 +10,200 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc/status"
 
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// service is the control protocol: it finds the object, calls it, and maps the
-// error.
-type service struct{ sup *Supervisor }
+// service is the control protocol: it finds the object and calls it.
+type service struct{ *Supervisor }
 
 var done = &api.Empty{}
 
-// mapped turns an error into a status that the client turns back.
-func mapped(err error) error {
-	if err == nil {
-		return nil
+// mapErrors turns errors of calls into statuses that the client turns back.
+func mapErrors(ctx context.Context, request ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, call ttrpc.Method) (any, error) {
+	answer, err := call(ctx, request)
+	if err != nil {
+		err = status.Error(status.Code(errgrpc.ToGRPC(errdefs.Resolve(err))), err.Error())
 	}
-	return status.Error(status.Code(errgrpc.ToGRPC(errdefs.Resolve(err))), err.Error())
+	return answer, err
 }
 
 // on calls what with a container.
-func (s *service) on(id string, what func(*container) error) (*api.Empty, error) {
-	c, err := s.sup.find(id)
+func (s service) on(id string, what func(*container) error) (*api.Empty, error) {
+	c, err := s.find(id)
 	if err == nil {
 		err = what(c)
 	}
-	return done, mapped(err)
+	return done, err
 }
 
-func (s *service) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
-	c, err := s.sup.create(ctx, r)
+func (s service) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
+	c, err := s.create(ctx, r)
 	if err != nil {
-		return nil, mapped(err)
+		return nil, err
 	}
-	record := c.snapshot()
-	return &api.CreateResponse{Pid: int32(record.PID), StartTime: record.StartTime}, nil
+	return &api.CreateResponse{Pid: int32(c.init.PID), StartTime: c.init.StartTime}, nil
 }
 
-func (s *service) Start(ctx context.Context, r *api.StartRequest) (*api.Empty, error) {
+func (s service) Start(ctx context.Context, r *api.StartRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error { return c.start(ctx) })
 }
 
-func (s *service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error) {
-	if r.ExecId == "" {
-		return done, mapped(s.sup.kill(r.Id, syscall.Signal(r.Signal), r.All))
+func (s service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error) {
+	signal := syscall.Signal(r.Signal)
+	if c := s.get(r.Id); c != nil && !isClosed(c.created) && signal == syscall.SIGKILL && r.ExecId == "" {
+		c.abandon() // its creation, which is under way
+		return done, nil
 	}
 	return s.on(r.Id, func(c *container) error {
+		if r.ExecId == "" {
+			return c.kill(signal, r.All)
+		}
 		e, err := c.findExec(r.ExecId)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case r.All:
+			return e.killTree()
+		default:
+			return e.proc.signal(signal)
 		}
-		if r.All {
-			return e.process.KillTree()
-		}
-		return e.process.Signal(syscall.Signal(r.Signal))
 	})
 }
 
-func (s *service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
-	if r.Kill {
-		if err := s.sup.end(r.Id); errdefs.IsNotFound(err) && s.sup.hasRecord(r.Id) {
-			return done, mapped(s.sup.removeUnreadable(r.Id))
-		} else if err != nil {
-			return done, mapped(err)
+func (s service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
+	c := s.get(r.Id)
+	if c == nil && r.Kill && s.hasRecord(r.Id) {
+		return done, s.removeUnreadable(r.Id)
+	}
+	if c != nil && r.Kill && !isClosed(c.created) {
+		c.abandon()
+		select {
+		case <-c.created:
+		case <-time.After(killTimeout):
 		}
 	}
-	return s.on(r.Id, func(c *container) error { return c.delete(ctx) })
+	return s.on(r.Id, func(c *container) error {
+		if r.Kill {
+			if err := c.end(); err != nil {
+				return err
+			}
+		}
+		return c.delete(ctx)
+	})
 }
 
-func (s *service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
+func (s service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
 	list := new(api.ListResponse)
-	for _, c := range s.sup.all() {
+	for _, c := range s.all() {
 		list.Containers = append(list.Containers, c.state())
 	}
 	return list, nil
 }
 
-func (s *service) Events(ctx context.Context, r *api.EventsRequest, stream api.Shim_EventsServer) error {
-	defer s.sup.follow()()
+func (s service) Events(ctx context.Context, r *api.EventsRequest, stream api.Shim_EventsServer) error {
+	// When the last daemon that follows has gone, a supervisor that has no containers ends:
+	// with no daemon and no pods, nothing stays. A daemon that comes in that moment starts
+	// another one.
+	s.followers.Add(1)
+	defer func() {
+		if s.followers.Add(-1) == 0 && len(s.all()) == 0 {
+			s.stop()
+		}
+	}()
 	// The supervisor's own end must not wait for listeners.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(s.sup.life, cancel)()
-	return mapped(s.sup.events.stream(ctx, r.After, stream.Send))
+	defer context.AfterFunc(s.life, cancel)()
+	return s.events.stream(ctx, r.After, stream.Send)
 }
 
-func (s *service) ExecStart(ctx context.Context, r *api.ExecStartRequest) (*api.ExecStartResponse, error) {
-	c, err := s.sup.find(r.Id)
+func (s service) ExecStart(ctx context.Context, r *api.ExecStartRequest) (*api.ExecStartResponse, error) {
+	c, err := s.find(r.Id)
 	if err != nil {
-		return nil, mapped(err)
+		return nil, err
 	}
 	e, err := c.execStart(ctx, r)
 	if err != nil {
-		return nil, mapped(err)
+		return nil, err
 	}
-	return &api.ExecStartResponse{Pid: int32(e.process.PID)}, nil
+	return &api.ExecStartResponse{Pid: int32(e.proc.PID)}, nil
 }
 
-func (s *service) ExecWait(ctx context.Context, r *api.ExecWaitRequest) (*api.ExecWaitResponse, error) {
-	c, err := s.sup.find(r.Id)
-	if err != nil {
-		return nil, mapped(err)
-	}
-	code, err := c.execWait(ctx, r.ExecId)
-	return &api.ExecWaitResponse{Code: code}, mapped(err)
+func (s service) ExecWait(ctx context.Context, r *api.ExecWaitRequest) (*api.ExecWaitResponse, error) {
+	answer := new(api.ExecWaitResponse)
+	_, err := s.on(r.Id, func(c *container) (err error) {
+		answer.Code, err = c.execWait(ctx, r.ExecId)
+		return err
+	})
+	return answer, err
 }
 
-func (s *service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, error) {
+func (s service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error {
-		master, err := c.master(r.ExecId)
-		if err != nil {
-			return err
+		var master *os.File
+		if r.ExecId != "" {
+			e, err := c.findExec(r.ExecId)
+			if err != nil {
+				return err
+			}
+			master = e.pipes.Terminal()
+		} else if streams := c.streams(); streams != nil {
+			master = streams.Terminal()
+		}
+		if master == nil {
+			return fmt.Errorf("container %s exec %q has no terminal: %w", r.Id, r.ExecId, errdefs.ErrFailedPrecondition)
 		}
 		return stdio.Resize(master, r.Width, r.Height)
 	})
 }
 
-// master is the terminal of an exec, or of the container itself.
-func (c *container) master(execID string) (master *os.File, err error) {
-	if execID != "" {
-		e, err := c.findExec(execID)
-		if err != nil {
-			return nil, err
-		}
-		master = e.pipes.Terminal()
-	} else if streams := c.streams(); streams != nil {
-		master = streams.Terminal()
-	}
-	if master == nil {
-		return nil, fmt.Errorf("container %s exec %q has no terminal: %w", c.record.ID, execID, errdefs.ErrFailedPrecondition)
-	}
-	return master, nil
-}
-
-func (s *service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Empty, error) {
+func (s service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error {
-		streams := c.streams()
-		if streams == nil {
-			return nil
-		}
-		return streams.ReopenLog()
-	})
-}
-
-func (s *service) Update(ctx context.Context, r *api.UpdateRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error { return c.update(ctx, r) })
-}
-
-func (s *service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error {
-		if record := c.snapshot(); record.PID == int(r.Pid) && record.StartTime == r.StartTime {
-			c.noteExit(syscall.WaitStatus(r.Status))
+		if streams := c.streams(); streams != nil {
+			return streams.ReopenLog()
 		}
 		return nil
 	})
 }
 
-func (s *service) UseProgram(_ context.Context, r *api.UseProgramRequest) (*api.Empty, error) {
+func (s service) Update(ctx context.Context, r *api.UpdateRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.update(ctx, r) })
+}
+
+// NoteExit keeps what the parent of an adopted init has reported; the first counts.
+func (s service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error {
+		if c.init.PID == int(r.Pid) && c.init.StartTime == r.StartTime {
+			select {
+			case c.reported <- syscall.WaitStatus(r.Status):
+			default: // our own child, or reported before
+			}
+		}
+		return nil
+	})
+}
+
+func (s service) UseProgram(_ context.Context, r *api.UseProgramRequest) (*api.Empty, error) {
 	if r.Path == "" {
 		return done, nil
 	}
 	program, err := os.Open(r.Path)
 	if err != nil {
-		return nil, mapped(fmt.Errorf("open the program of starters: %w: %w", errdefs.ErrInvalidArgument, err))
+		return nil, fmt.Errorf("open the program of starters: %w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	s.sup.runtime.Starters.Use(program)
+	s.starters.Use(program)
 	return done, nil
 }
 
-func (s *service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
-	if n := len(s.sup.all()); n > 0 {
-		return nil, mapped(fmt.Errorf("the supervisor has %d containers: %w", n, errdefs.ErrFailedPrecondition))
+func (s service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
+	if n := len(s.all()); n > 0 {
+		return nil, fmt.Errorf("the supervisor has %d containers: %w", n, errdefs.ErrFailedPrecondition)
 	}
-	s.sup.stop()
+	s.stop()
 	return done, nil
 }
 
@@ -209,7 +229,7 @@ func (b *broker) publish(kind api.EventKind, c *api.Container) {
 	b.last++
 	b.history = append(b.history, &api.Event{Seq: b.last, Kind: kind, At: time.Now().UnixNano(), Container: c})
 	if len(b.history) > eventHistory {
-		b.history = append([]*api.Event(nil), b.history[1:]...)
+		b.history = b.history[1:]
 	}
 	close(b.changed)
 	b.changed = make(chan struct{})
@@ -221,7 +241,7 @@ func (b *broker) since(seq uint64) ([]*api.Event, <-chan struct{}) {
 	defer b.mu.Unlock()
 	for i, e := range b.history {
 		if e.Seq > seq {
-			return append([]*api.Event(nil), b.history[i:]...), b.changed
+			return b.history[i:len(b.history):len(b.history)], b.changed
 		}
 	}
 	return nil, b.changed

@@ -82,14 +82,7 @@ func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
 // pipe, as a shell's reader would.
 func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
 	if stream == api.Stdin {
-		stdin := e.pipes.Stdin()
-		if stdin == nil {
-			return nil, fmt.Errorf("stdin: %w", errdefs.ErrNotFound)
-		}
-		return func() {
-			feed(stdin, conn)
-			e.pipes.CloseStdin()
-		}, nil
+		return feed(e.pipes.Stdin(), conn, e.pipes.CloseStdin)
 	}
 	var p *stdio.Pump
 	p, err = e.pipes.Take(stream, func(chunk []byte) {
@@ -106,49 +99,44 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 // attach connects a stream of the container itself.
 func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err error) {
 	streams := c.streams()
-	if streams == nil && c.follow != nil {
-		return nil, fmt.Errorf("attach to container %s: its log cannot be opened yet: try again: %w", c.record.ID, errdefs.ErrUnavailable)
-	}
 	if streams == nil {
 		return nil, fmt.Errorf("attach to container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
 	}
 	if stream == api.Stdin {
-		stdin := streams.Stdin()
-		if stdin == nil {
-			return nil, fmt.Errorf("attach to container %s: no stdin: %w", c.record.ID, errdefs.ErrNotFound)
+		over := func() {}
+		if c.stdinOnce {
+			over = streams.CloseStdin
 		}
-		return func() {
-			feed(stdin, conn)
-			if c.stdinOnce {
-				c.streams().CloseStdin()
-			}
-		}, nil
+		return feed(streams.Stdin(), conn, over)
 	}
 	fan := streams.Output(stream)
 	if fan == nil {
 		return nil, fmt.Errorf("attach to container %s: stream %s: %w", c.record.ID, stream, errdefs.ErrNotFound)
 	}
 	output := fan.Attach()
-	return func() { show(fan, output, conn) }, nil
-}
-
-// feed moves a client's input until either side ends. It hides that stdin is a file:
-// os would splice(2), by pipes that it keeps open for later inputs.
-func feed(stdin *os.File, conn *net.UnixConn) {
-	_, _ = io.Copy(struct{ io.Writer }{stdin}, conn)
-}
-
-// show writes output to a client until either ends.
-func show(fan *stdio.Fanout, output chan []byte, conn *net.UnixConn) {
-	go func() {
-		// The client sends nothing: the end of this read is the client's.
-		_, _ = io.Copy(io.Discard, conn)
-		fan.Detach(output)
-	}()
-	for chunk := range output {
-		if _, err := conn.Write(chunk); err != nil {
+	return func() {
+		go func() {
+			// The client sends nothing: the end of this read is the client's.
+			_, _ = io.Copy(io.Discard, conn)
 			fan.Detach(output)
-			return
+		}()
+		for chunk := range output {
+			if _, err := conn.Write(chunk); err != nil {
+				fan.Detach(output)
+				return
+			}
 		}
+	}, nil
+}
+
+// feed returns what moves a client's input until either side ends. It hides that stdin is a
+// file: os would splice(2), by pipes that it keeps open for later inputs.
+func feed(stdin *os.File, conn *net.UnixConn, over func()) (move func(), err error) {
+	if stdin == nil {
+		return nil, fmt.Errorf("stdin: %w", errdefs.ErrNotFound)
 	}
+	return func() {
+		_, _ = io.Copy(struct{ io.Writer }{stdin}, conn)
+		over()
+	}, nil
 }

@@ -33,15 +33,9 @@ const (
 
 // Request is what a starter is to do, for one container.
 type Request struct {
-	Verb          Verb              `json:"verb"`
-	ID            string            `json:"id"`
-	Bundle        string            `json:"bundle"`            // directory of config.json
-	Root          string            `json:"root"`              // of the engine's states
-	Program       []string          `json:"program,omitempty"` // with runc's command line, and its global flags; none for libcontainer
-	SystemdCgroup bool              `json:"systemd_cgroup,omitempty"`
-	CgroupsPath   string            `json:"cgroups_path"`       // the spec's linux.cgroupsPath
-	Cgroups       map[string]string `json:"cgroups,omitempty"`  // the container's, by controller, "" for version 2; not of Create
-	InitPID       int               `json:"init_pid,omitempty"` // of Start
+	Verb Verb `json:"verb"`
+	Container
+	InitPID int `json:"init_pid,omitempty"` // of Start
 
 	// Of Create and Exec: which of stdin, stdout and stderr are among the descriptors, or
 	// a terminal, whose master is sent over the descriptor.
@@ -71,8 +65,8 @@ const (
 
 // Answer is what a starter has done.
 type Answer struct {
-	PID     int               `json:"pid,omitempty"`
-	Cgroups map[string]string `json:"cgroups,omitempty"` // of Create
+	PID     int     `json:"pid,omitempty"`
+	Cgroups Cgroups `json:"cgroups,omitempty"` // of Create
 	// ExecCgroups, of Create, is how the program takes the cgroup of an exec; "" for not at all.
 	ExecCgroups string `json:"exec_cgroups,omitempty"`
 	Error       string `json:"error,omitempty"`

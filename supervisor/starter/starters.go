@@ -6,7 +6,7 @@
 // A starter waits ready, started ahead ([Starters]). It has its own end of a socket,
 // /dev/null as its streams and the descriptors of its request, and no other. It is the
 // sub-reaper of what it starts: the supervisor owns a process that it reports
-// ([children.Children.Own]) while the starter still lives, and inherits it when the starter
+// ([process.Parent.Own]) while the starter still lives, and inherits it when the starter
 // ends. Ended early, a starter is ended with all that it has started.
 //
 // The supervisor runs [Starters.Run]; package engine, in the starter, runs [Serve].
@@ -28,7 +28,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
-	"github.com/minicri/minicri/supervisor/children"
 )
 
 // Command is the command of minicri-shim that a starter is.
@@ -36,8 +35,8 @@ const Command = "start"
 
 // Starters are the supervisor's starters.
 type Starters struct {
-	children *children.Children
-	log      *slog.Logger
+	parent *process.Parent
+	log    *slog.Logger
 
 	mu      sync.Mutex
 	program *os.File // sealed; of the daemon's build, once it has said so
@@ -46,12 +45,12 @@ type Starters struct {
 }
 
 // New returns starters of the program that this process executes, a supervisor.
-func New(children *children.Children, log *slog.Logger) (*Starters, error) {
+func New(parent *process.Parent, log *slog.Logger) (*Starters, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return nil, fmt.Errorf("the program of starters: %w", err)
 	}
-	return &Starters{children: children, log: log, program: self}, nil
+	return &Starters{parent: parent, log: log, program: self}, nil
 }
 
 // Use has another program start from now on, and owns it.
@@ -110,7 +109,7 @@ func (s *Starters) get() (*starter, error) {
 
 // starter is one as the supervisor has it.
 type starter struct {
-	child *children.Child
+	child *process.Child
 	conn  *net.UnixConn
 }
 
@@ -132,7 +131,7 @@ func (s *Starters) start() (*starter, error) {
 	// the supervisor and a group of its own, which is orphaned then, and gets SIGHUP and SIGCONT from
 	// the kernel (credentials(7), exit_notify of kernel/exit.c).
 	group := &syscall.SysProcAttr{Setpgid: true}
-	child, err := s.children.Start(func() (int, error) {
+	child, err := s.parent.Start(func() (int, error) {
 		return syscall.ForkExec(program, []string{"minicri-shim", Command}, &syscall.ProcAttr{
 			Dir: "/", Env: os.Environ(), Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()}, Sys: group,
 		})

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
-	"github.com/minicri/minicri/supervisor/children"
 )
 
 // A supervisor that is killed while it ends a starter leaves that stopped: the kernel ends it.
@@ -47,7 +46,7 @@ func TestStarterStoppedByADeadSupervisor(t *testing.T) {
 
 // supervise starts and stops a starter, names it, and dies.
 func supervise(t *testing.T) {
-	family, err := children.New()
+	family, err := process.NewParent()
 	if err != nil {
 		t.Fatal(err)
 	}

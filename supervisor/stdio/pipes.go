@@ -4,7 +4,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/selinux/go-selinux/label"
@@ -25,27 +27,23 @@ type Pipes struct {
 // Stdin and SELinux.
 func OpenPipes(o Options) (*Pipes, Ends, error) {
 	p, ends := NewTerminalPipes(), Ends{}
-	err := p.open(o, &ends)
+	var err error
+	p.outputs[api.Stdout], ends[1], err = openPipe(o.Dir, o.SELinux)
+	if err == nil {
+		p.outputs[api.Stderr], ends[2], err = openPipe(o.Dir, o.SELinux)
+	}
+	if err == nil {
+		ends[0], p.stdin, err = openPipe(o.Dir, o.SELinux)
+	}
 	if err != nil {
 		p.Close()
 		ends.Close()
 		return nil, Ends{}, fmt.Errorf("open pipes: %w", err)
 	}
+	if !o.Stdin { // it is at its end
+		p.CloseStdin()
+	}
 	return p, ends, nil
-}
-
-func (p *Pipes) open(o Options, ends *Ends) (err error) {
-	if p.outputs[api.Stdout], ends.Stdout, err = openPipe(o.Dir, o.SELinux); err != nil {
-		return err
-	}
-	if p.outputs[api.Stderr], ends.Stderr, err = openPipe(o.Dir, o.SELinux); err != nil {
-		return err
-	}
-	ends.Stdin, p.stdin, err = openPipe(o.Dir, o.SELinux)
-	if err == nil && !o.Stdin { // it is at its end
-		err, p.stdin = p.stdin.Close(), nil
-	}
-	return err
 }
 
 // NewTerminalPipes are the streams of an exec with a terminal, which
@@ -71,7 +69,7 @@ func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 		return nil, fmt.Errorf("stream %s: %w", stream, errdefs.ErrNotFound)
 	}
 	delete(p.outputs, stream)
-	pump := newPump(source, chunk{}, emit)
+	pump := newPump(source, emit)
 	p.pumps = append(p.pumps, pump)
 	if p.ended {
 		pump.Finish()
@@ -104,9 +102,7 @@ func (p *Pipes) Close() {
 	p.CloseStdin()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, source := range p.outputs {
-		_ = source.Close()
-	}
+	closeAll(slices.Collect(maps.Values(p.outputs))...)
 	for _, pump := range p.pumps {
 		_ = pump.Close()
 	}
@@ -122,7 +118,7 @@ func openPipe(dir, selinux string) (r, w *os.File, err error) {
 	if selinux == "" {
 		return os.Pipe()
 	}
-	path := fifoPath(dir, "pipe-"+rand.Text(), api.Stdin)
+	path := fifoPath(dir, "pipe-"+rand.Text(), api.Stdout)
 	if err := makeFifo(path, selinux); err != nil {
 		return nil, nil, err
 	}

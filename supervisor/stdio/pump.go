@@ -20,22 +20,13 @@ const (
 // its owner starts by Run. It owns the source.
 type Pump struct {
 	source *os.File
-	memory memory
-	emit   func([]byte)
+	read   func(source *os.File) ([]byte, error) // waits for bytes
+	emit   func([]byte)                          // must not keep the slice
 	done   chan struct{}
 }
 
-// memory is what a pump reads into: take gives it, for as many bytes as wait,
-// have is called with how many came, and moved after they were moved.
-type memory interface {
-	take(pending int) []byte
-	have(n int)
-	moved()
-}
-
-// newPump moves what comes from source to emit, which must not keep the slice.
-func newPump(source *os.File, memory memory, emit func([]byte)) *Pump {
-	return &Pump{source: source, memory: memory, emit: emit, done: make(chan struct{})}
+func newPump(source *os.File, emit func([]byte)) *Pump {
+	return &Pump{source: source, read: readChunk, emit: emit, done: make(chan struct{})}
 }
 
 // Done is closed when all bytes are moved.
@@ -50,54 +41,46 @@ func (p *Pump) Run() {
 	defer close(p.done)
 	defer p.source.Close()
 	for {
-		err := p.pass()
-		if err == nil {
-			continue
+		data, err := p.read(p.source)
+		if len(data) > 0 {
+			p.emit(data)
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) && p.waiting() > 0 {
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && waiting(p.source) > 0:
 			p.Finish()
-			continue
+		default:
+			return // the end, EIO from a terminal without users included
 		}
-		return // the end, EIO from a terminal without users included
 	}
 }
 
-// pass waits for bytes and moves what one read gives.
-func (p *Pump) pass() error {
-	if err := p.await(); err != nil {
-		return err
-	}
-	buffer := p.memory.take(p.waiting())
-	defer p.memory.moved()
-	n, err := p.source.Read(buffer) // waits again where another reader was quicker
-	p.memory.have(n)
-	if n > 0 {
-		p.emit(buffer[:n])
-	}
-	return err
-}
-
-// await returns when the source has bytes or has ended.
-func (p *Pump) await() error {
-	raw, err := p.source.SyscallConn()
+// readChunk reads what waits into memory of its own: a stream that is silent holds none.
+func readChunk(source *os.File) ([]byte, error) {
+	raw, err := source.SyscallConn()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return raw.Read(func(fd uintptr) bool {
+	err = raw.Read(func(fd uintptr) bool {
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(poll, 0)
 		return n > 0 || err != nil
 	})
+	if err != nil {
+		return nil, err
+	}
+	chunk := make([]byte, min(max(waiting(source), 1), pumpBuffer))
+	n, err := source.Read(chunk) // waits again where another reader was quicker
+	return chunk[:n], err
 }
 
 // Finish says that the process has ended: what is in the pipe still counts.
 func (p *Pump) Finish() { _ = p.source.SetReadDeadline(time.Now().Add(drainPause)) }
 
 // waiting is how many bytes wait.
-func (p *Pump) waiting() int {
-	waiting := 0
-	if raw, err := p.source.SyscallConn(); err == nil { // else it is closed
-		_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+func waiting(source *os.File) (bytes int) {
+	if raw, err := source.SyscallConn(); err == nil { // else it is closed
+		_ = raw.Control(func(fd uintptr) { bytes, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
 	}
-	return waiting
+	return bytes
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
-	"github.com/minicri/minicri/supervisor/stdio/journal"
 )
 
 // Streams is the supervisor's side of a container's standard streams. Output
@@ -24,12 +23,17 @@ import (
 // and the next one continues to read.
 type Streams struct {
 	log     *crilog.Log // nil: output is not logged
-	journal *journal.Journal
-	id      string
-	pumps   []*Pump
-	flushes []func()           // one per pump: logs an unfinished last line
-	fans    map[string]*Fanout // by stream name
+	outputs []*output
 	input
+}
+
+// output is an output stream of a container.
+type output struct {
+	name    string
+	pump    *Pump
+	clients Fanout
+	entries *crilog.Stream // nil: it is not logged
+	spool   *spool         // nil for a terminal, which ends with its supervisor
 }
 
 // input is what a process reads.
@@ -68,26 +72,20 @@ type Options struct {
 	Stdin    bool   // it reads a stdin
 	SELinux  string // label of its files, which its streams get too; empty: none
 	Bare     bool   // it has no streams
-	Journal  *journal.Journal
 }
 
-// Ends are the container's ends of its streams; nil where there is none.
-type Ends struct{ Stdin, Stdout, Stderr *os.File }
+// Ends are the container's ends of stdin, stdout and stderr; nil where there is none.
+type Ends [3]*os.File
 
 // Close closes our copies of them, whether the container was started or not.
-func (e Ends) Close() { closeAll(e.Stdin, e.Stdout, e.Stderr) }
+func (e Ends) Close() { closeAll(e[:]...) }
 
 func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
 
-func newStreams(o Options) *Streams {
-	return &Streams{fans: map[string]*Fanout{}, journal: o.Journal, id: o.ID}
-}
-
 // Open makes the streams of a new container.
 func Open(o Options) (*Streams, Ends, error) {
-	s, ends := newStreams(o), Ends{}
-	err := s.open(o, &ends)
-	if err != nil {
+	s, ends := new(Streams), Ends{}
+	if err := s.open(o, &ends); err != nil {
 		s.Close()
 		ends.Close()
 		return nil, Ends{}, err
@@ -104,125 +102,151 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 	if o.Bare || o.Terminal {
 		return nil
 	}
-	if err := s.openOutputs(o, ends); err != nil {
-		return err
+	for i, stream := range map[int]string{1: api.Stdout, 2: api.Stderr} {
+		path := fifoPath(o.Dir, o.ID, stream)
+		if err := makeFifo(path, o.SELinux); err != nil {
+			return err
+		}
+		if err := s.readFifo(path, stream); err != nil {
+			return err
+		}
+		if ends[i], err = os.OpenFile(path, os.O_WRONLY, 0); err != nil {
+			return err
+		}
 	}
 	if o.Stdin {
-		if ends.Stdin, s.stdin, err = openPipe(o.Dir, o.SELinux); err != nil {
+		if ends[0], s.stdin, err = openPipe(o.Dir, o.SELinux); err != nil {
 			return fmt.Errorf("stdin: %w", err)
 		}
 	}
 	return nil
 }
 
-// openOutputs makes the fifos and their pumps, and opens the container's ends.
-func (s *Streams) openOutputs(o Options, ends *Ends) (err error) {
-	for _, stream := range []string{api.Stdout, api.Stderr} {
-		if err := s.openFifo(o, stream); err != nil {
-			return err
-		}
-	}
-	if ends.Stdout, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stdout), os.O_WRONLY, 0); err != nil {
-		return err
-	}
-	ends.Stderr, err = os.OpenFile(fifoPath(o.Dir, o.ID, api.Stderr), os.O_WRONLY, 0)
-	return err
-}
-
-// openFifo makes a fifo and its pump.
-func (s *Streams) openFifo(o Options, stream string) error {
-	// At execve SELinux closes what the container's domain may not use; the label
-	// of /run is not for it.
-	if err := makeFifo(fifoPath(o.Dir, o.ID, stream), o.SELinux); err != nil {
-		return err
-	}
-	return s.readFifo(o, stream)
-}
-
-func (s *Streams) readFifo(o Options, stream string) error {
-	source, err := os.OpenFile(fifoPath(o.Dir, o.ID, stream), os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return err
-	}
-	return s.addPump(stream, source)
-}
-
 // Adopt opens the streams of a container whose supervisor has died. Those that it
-// returns with an error can be used; the error says what is lost, or comes late. A
-// terminal and an input are lost with their supervisor.
+// returns with an error can be used. A terminal and an input are lost with their
+// supervisor.
 func Adopt(o Options) (*Streams, error) {
-	s := newStreams(o)
+	s := new(Streams)
 	if o.Terminal || o.Bare {
 		return s, nil
 	}
-	var errs []error
 	if o.LogPath != "" {
-		var err error
-		if s.log, err = crilog.Open(o.LogPath); err != nil {
-			s.log = crilog.Late(o.LogPath, err)
-			errs = append(errs, err)
-		}
+		s.log = crilog.Late(o.LogPath)
 	}
-	for _, stream := range []string{api.Stdout, api.Stderr} {
-		errs = append(errs, s.readFifo(o, stream))
-	}
-	return s, errors.Join(errs...)
+	return s, errors.Join(s.readFifo(fifoPath(o.Dir, o.ID, api.Stdout), api.Stdout), s.readFifo(fifoPath(o.Dir, o.ID, api.Stderr), api.Stderr))
 }
 
-// addPump moves a stream to the log and to attached clients. The error says what
-// a predecessor has left and is lost.
-func (s *Streams) addPump(stream string, source *os.File) (err error) {
-	fan := &Fanout{clients: map[chan []byte]bool{}}
-	s.fans[stream] = fan
+// readFifo adds the output that comes from a fifo.
+func (s *Streams) readFifo(path, stream string) error {
+	source, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	out := s.addOutput(stream, source)
 	if s.log == nil {
-		s.pumps, s.flushes = append(s.pumps, newPump(source, chunk{}, fan.emit)), append(s.flushes, func() {})
 		return nil
 	}
-	memory := &journaled{journal: s.journal, owner: s.id + "." + stream, whole: source != nil && source == s.terminal}
-	memory.entries = s.log.Stream(stream, memory)
-	err = memory.resume(s.log, stream)
-	s.pumps = append(s.pumps, newPump(source, memory, func(p []byte) {
-		_, _ = memory.entries.Write(p) // never fails
-		fan.emit(p)
-	}))
-	s.flushes = append(s.flushes, memory.flush)
+	out.spool, err = openSpool(path + spoolSuffix)
+	out.spool.entries = out.entries
+	out.entries.Progress = out.spool.logging
+	out.pump.read = out.spool.read
 	return err
+}
+
+// addOutput moves a stream to the log and to attached clients.
+func (s *Streams) addOutput(stream string, source *os.File) *output {
+	out := &output{name: stream, clients: Fanout{clients: make(map[chan []byte]bool)}}
+	if s.log != nil {
+		out.entries = s.log.Stream(stream)
+	}
+	out.pump = newPump(source, func(p []byte) {
+		if out.entries != nil {
+			_, _ = out.entries.Write(p) // never fails
+		}
+		if out.spool != nil {
+			out.spool.logged()
+		}
+		out.clients.emit(p)
+	})
+	s.outputs = append(s.outputs, out)
+	return out
 }
 
 // TakeTerminal makes the master the source of output, which moves from then on, and the
 // sink of input.
-func (s *Streams) TakeTerminal(master *os.File) error {
+func (s *Streams) TakeTerminal(master *os.File) {
 	s.terminal, s.stdin = master, master
-	err := s.addPump(api.Stdout, master)
-	go s.pumps[0].Run()
-	return err
+	go s.addOutput(api.Stdout, master).pump.Run()
 }
 
 // Run starts moving bytes.
 func (s *Streams) Run() {
-	for _, p := range s.pumps {
-		go p.Run()
+	for _, out := range s.outputs {
+		go out.pump.Run()
 	}
+}
+
+// shortagePause is between two attempts to open a log without descriptors or memory.
+const shortagePause = time.Second
+
+// Resume is Run of streams that were adopted: once the log is open, it begins with what
+// the predecessor has left. A log on a disk that hangs holds up that container's output
+// alone. report gets what is lost, or comes late.
+func (s *Streams) Resume(report func(error)) {
+	if s.log == nil {
+		s.Run()
+		return
+	}
+	go func() {
+		err := s.log.Reopen()
+		for ; IsShortage(err); err = s.log.Reopen() {
+			report(err)
+			time.Sleep(shortagePause)
+		}
+		for _, out := range s.outputs {
+			err = errors.Join(err, out.spool.resume(s.log, out.name))
+		}
+		if err != nil {
+			report(err)
+		}
+		s.Run()
+	}()
+}
+
+// IsShortage reports whether an error is want of descriptors or memory, which says nothing
+// of any container.
+func IsShortage(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 // Drain ends the streams after the process has ended, with all that it wrote.
 func (s *Streams) Drain() {
-	for _, p := range s.pumps {
-		p.Finish()
+	for _, out := range s.outputs {
+		out.pump.Finish()
 	}
-	for i, p := range s.pumps {
-		<-p.Done()
-		s.flushes[i]()
-	}
-	for _, fan := range s.fans {
-		fan.end()
+	for _, out := range s.outputs {
+		<-out.pump.Done()
+		if out.entries != nil {
+			out.entries.Flush()
+		}
+		if out.spool != nil {
+			out.spool.logged()
+		}
+		out.clients.end()
 	}
 	s.Close()
 }
 
 // Output is what copies a stream to attached clients; nil if there is no such
 // stream.
-func (s *Streams) Output(stream string) *Fanout { return s.fans[stream] }
+func (s *Streams) Output(stream string) *Fanout {
+	for _, out := range s.outputs {
+		if out.name == stream {
+			return &out.clients
+		}
+	}
+	return nil
+}
 
 // ReopenLog continues in a new file at the log's path.
 func (s *Streams) ReopenLog() error {
@@ -235,19 +259,25 @@ func (s *Streams) ReopenLog() error {
 // Close is for streams that do not run (any more).
 func (s *Streams) Close() {
 	s.CloseStdin()
-	for _, p := range s.pumps {
-		_ = p.Close()
+	for _, out := range s.outputs {
+		_ = out.pump.Close()
+		if out.spool != nil {
+			out.spool.close()
+		}
 	}
 	if s.log != nil {
 		_ = s.log.Close()
 	}
 }
 
+// spoolSuffix makes the name of a fifo that of its spool.
+const spoolSuffix = ".spool"
+
 // RemoveFifos removes what Open has made in dir, or openPipe.
 func RemoveFifos(dir, id string) error {
 	var errs []error
-	for _, stream := range []string{api.Stdin, api.Stdout, api.Stderr} {
-		if err := os.Remove(fifoPath(dir, id, stream)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for _, name := range []string{api.Stdout, api.Stderr, api.Stdout + spoolSuffix, api.Stderr + spoolSuffix} {
+		if err := os.Remove(fifoPath(dir, id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
@@ -322,13 +352,6 @@ func (f *Fanout) drop(client chan []byte) {
 		close(client)
 	}
 }
-
-// chunk is the memory of a pump for one move: a stream that is silent holds none.
-type chunk struct{}
-
-func (chunk) take(pending int) []byte { return make([]byte, min(max(pending, 1), pumpBuffer)) }
-func (chunk) have(int)                {}
-func (chunk) moved()                  {}
 
 // masterLimit is how long a terminal's master may take that is on its way.
 const masterLimit = time.Second

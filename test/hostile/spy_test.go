@@ -149,7 +149,7 @@ func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 // request, too, and what it has opened itself: while a hook of its container hangs.
 //
 // attack: what a container can see: what makes it, as long as a hook hangs, holds descriptors
-// held: three for its own output, its socket, the container's streams and what libcontainer opens; no lock, socket, log or journal of the supervisor
+// held: three for its own output, its socket, the container's streams and what libcontainer opens; no lock, socket, log or spool of the supervisor
 func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 	n := newAttackedNode(t)
 	p := newTenant(t, n, "starters")
@@ -211,7 +211,7 @@ func kindsOf(open map[string]string) (kinds []string) {
 // fifosOf are the outputs of the node's containers.
 func fifosOf(t *testing.T, n *harness.Node) []string {
 	t.Helper()
-	fifos, err := filepath.Glob(filepath.Join(n.Dir, "state", "shims", "*", "io", "*"))
+	fifos, err := filepath.Glob(filepath.Join(n.Dir, "state", "shims", "*", "io", "*.std???"))
 	check(t, err)
 	return fifos
 }

@@ -42,8 +42,8 @@ func TestKubeletReadsWhatWasWritten(t *testing.T) {
 		text.WriteString(strings.Repeat("y", n) + "\n")
 	}
 	text.WriteString("no newline at the end")
-	writeInPieces(log.Stream("stdout", nil), text.String())
-	writeInPieces(log.Stream("stderr", nil), "oops\n")
+	writeInPieces(log.Stream("stdout"), text.String())
+	writeInPieces(log.Stream("stderr"), "oops\n")
 	if err := log.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestReopenLosesNothing(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		stream := log.Stream("stdout", nil)
+		stream := log.Stream("stdout")
 		for i := range lines {
 			fmt.Fprintf(stream, "%d\n", i)
 		}
@@ -134,7 +134,7 @@ func TestDiskFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream := log.Stream("stdout", nil)
+	stream := log.Stream("stdout")
 	for i := range 5000 {
 		fmt.Fprintf(stream, "line %d\n", i)
 	}
@@ -179,7 +179,7 @@ func TestReopenFailureKeepsTheFile(t *testing.T) {
 	if err := log.Reopen(); err == nil {
 		t.Fatal("Reopen succeeded without the directory")
 	}
-	fmt.Fprintln(log.Stream("stdout", nil), "still here")
+	fmt.Fprintln(log.Stream("stdout"), "still here")
 	if lines := readLines(t, dir+".old/0.log"); len(lines) != 1 {
 		t.Errorf("log %q, want one line", lines)
 	}
@@ -220,7 +220,7 @@ func TestOnlyFilesAreLogs(t *testing.T) {
 			if err := log.Reopen(); err == nil {
 				t.Error("Reopen has opened it")
 			}
-			fmt.Fprintln(log.Stream("stdout", nil), "still here")
+			fmt.Fprintln(log.Stream("stdout"), "still here")
 			if lines := readLines(t, filepath.Join(dir, "of "+name)); len(lines) != 1 {
 				t.Errorf("log %q, want one line", lines)
 			}
@@ -256,7 +256,7 @@ func TestGuardedPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	fmt.Fprintln(log.Stream("stdout", nil), "here")
+	fmt.Fprintln(log.Stream("stdout"), "here")
 	if lines := readLines(t, filepath.Join(real, "pod/app/0.log")); len(lines) != 1 {
 		t.Errorf("log %q", lines)
 	}
@@ -290,16 +290,12 @@ func TestGuardedPath(t *testing.T) {
 // and says it there.
 func TestLateLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pod", "0.log")
-	_, err := Open(path)
-	if err == nil {
+	log := Late(path)
+	stream := log.Stream("stdout")
+	if err := log.Reopen(); err == nil {
 		t.Fatal("opened without a directory")
 	}
-	log := Late(path, err)
-	stream := log.Stream("stdout", nil)
 	fmt.Fprintln(stream, "lost")
-	if err := log.Reopen(); err == nil {
-		t.Fatal("opened again without a directory")
-	}
 	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +318,7 @@ func BenchmarkWrite(b *testing.B) {
 	}
 	defer os.Remove(log.path)
 	chunk := []byte(strings.Repeat(strings.Repeat("x", 99)+"\n", 655))
-	stream := log.Stream("stdout", nil)
+	stream := log.Stream("stdout")
 	b.SetBytes(int64(len(chunk)))
 	for i := 0; b.Loop(); i++ {
 		if i%1000 == 0 {

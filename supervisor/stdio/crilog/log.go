@@ -47,11 +47,9 @@ func Open(path string) (*Log, error) {
 	return &Log{path: path, file: file}, nil
 }
 
-// Late is a log whose file could not be opened because of cause. What is written
-// counts as lost until Reopen has opened it.
-func Late(path string, cause error) *Log {
-	return &Log{path: path, lost: lost{cause: cause}}
-}
+// Late is a log whose file is not open yet. What is written counts as lost until Reopen has
+// opened it.
+func Late(path string) *Log { return &Log{path: path} }
 
 // Reopen continues in a new file at the same path, after the old one was renamed
 // away. Each entry is in exactly one of them. With an error the old file stays
@@ -64,6 +62,9 @@ func (l *Log) Reopen() error {
 	}
 	file, err := openFile(l.path)
 	if err != nil {
+		if l.file == nil {
+			l.lost.cause = err
+		}
 		return fmt.Errorf("reopen log: %w", err)
 	}
 	if l.file != nil {
@@ -89,7 +90,7 @@ func (l *Log) Close() error {
 
 // write appends the whole entries that next returns, until it returns none, or counts
 // those that the disk did not take.
-func (l *Log) write(next func() []byte, progress Progress) {
+func (l *Log) write(next func() []byte, progress func(inode uint64, offset int64)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	begun := false
@@ -103,8 +104,7 @@ func (l *Log) write(next func() []byte, progress Progress) {
 		}
 		if progress != nil && !begun {
 			begun = true
-			defer progress.Written()
-			progress.Writing(l.place())
+			progress(l.place())
 		}
 		if rest, err := l.append(entries); err != nil {
 			l.count(entries[len(entries)-rest:], err)
@@ -277,17 +277,8 @@ func held(entry []byte, stream string) int {
 	return len(fields[3])
 }
 
-// Rest is what is left of bytes when all entries that they make are written: the
-// beginning of a line.
-func Rest(line, data []byte) []byte {
-	s := (&Log{closed: true}).Stream("", nil)
-	s.Restore(line)
-	_, _ = s.Write(data) // never fails
-	return s.line
-}
-
 // Say writes a line of minicri's own.
 func (l *Log) Say(words string) {
-	s := l.Stream("stderr", nil)
+	s := l.Stream("stderr")
 	_, _ = s.Write([]byte("minicri: " + words + "\n")) // never fails
 }

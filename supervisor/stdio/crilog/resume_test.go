@@ -12,9 +12,6 @@ type noted struct {
 	offset int64
 }
 
-func (n *noted) Writing(inode uint64, offset int64) { n.inode, n.offset = inode, offset }
-func (*noted) Written()                             {}
-
 // What a write that was cut off at any byte has brought to the log is told by
 // the log itself, and its successor writes the rest.
 func TestResume(t *testing.T) {
@@ -35,7 +32,7 @@ func TestResume(t *testing.T) {
 		if err != nil || !known {
 			t.Fatalf("cut at %d: %d, %t, %v", cut, payload, known, err)
 		}
-		stream := log.Stream("stdout", nil)
+		stream := log.Stream("stdout")
 		_, _ = stream.Write([]byte((before + data)[payload:]))
 		stream.Flush()
 		if err := log.Close(); err != nil {
@@ -56,9 +53,10 @@ func logOnce(t *testing.T, path, before, data string) ([]byte, noted) {
 		t.Fatal(err)
 	}
 	var at noted
-	stream := log.Stream("stdout", &at)
+	stream := log.Stream("stdout")
+	stream.Progress = func(inode uint64, offset int64) { at = noted{inode, offset} }
 	_, _ = stream.Write([]byte("first\n" + before))
-	_, _ = log.Stream("stderr", nil).Write([]byte("oops\n"))
+	_, _ = log.Stream("stderr").Write([]byte("oops\n"))
 	_, _ = stream.Write([]byte(data))
 	if err := log.Close(); err != nil {
 		t.Fatal(err)
@@ -84,11 +82,5 @@ func TestResumeAfterRotation(t *testing.T) {
 	defer log.Close()
 	if _, known, err := log.Resume(at.inode, at.offset, "stdout"); known || err != nil {
 		t.Errorf("known %t, %v", known, err)
-	}
-}
-
-func TestRest(t *testing.T) {
-	if rest := Rest([]byte("a"), []byte("b\ncd")); string(rest) != "cd" {
-		t.Errorf("rest %q", rest)
 	}
 }

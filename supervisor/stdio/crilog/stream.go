@@ -11,31 +11,21 @@ const MaxLine = 16 << 10
 
 // Stream cuts one stream of a container into entries.
 type Stream struct {
-	log      *Log
-	progress Progress // nil: not reported
-	name     string   // "stdout" or "stderr"
-	line     []byte   // the beginning of a line whose end is not here yet, at most MaxLine
-	out      []byte   // entries that are written at once
+	// Progress is called, while no other stream writes to the log, when entries are about to
+	// be written to the file of an inode, from an offset on; nil: nobody asks.
+	Progress func(inode uint64, offset int64)
+
+	log  *Log
+	name string // "stdout" or "stderr"
+	line []byte // the beginning of a line whose end is not here yet, at most MaxLine
+	out  []byte // entries that are written at once
 }
 
-// Progress is called, while no other stream writes to the log, when entries of a
-// stream are about to be written to the file of an inode, from an offset on, and
-// that they are there, or are counted as lost.
-type Progress interface {
-	Writing(inode uint64, offset int64)
-	Written()
-}
-
-// Stream returns a writer for "stdout" or "stderr", whose progress may be nil.
-func (l *Log) Stream(name string, progress Progress) *Stream {
-	return &Stream{log: l, name: name, progress: progress}
-}
+// Stream returns a writer for "stdout" or "stderr".
+func (l *Log) Stream(name string) *Stream { return &Stream{log: l, name: name} }
 
 // Line is the beginning of a line whose end is not here yet.
 func (s *Stream) Line() []byte { return s.line }
-
-// Restore continues with the beginning of a line.
-func (s *Stream) Restore(line []byte) { s.line = append(s.line[:0], line...) }
 
 // mostEntries is about the most that is written to the file at a time, and with it the
 // largest buffer of a stream: 64 KiB of newlines are entries of 2.7 MiB.
@@ -50,7 +40,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 			rest = s.take(stamp, rest)
 		}
 		return s.out
-	}, s.progress)
+	}, s.Progress)
 	return len(p), nil
 }
 
@@ -93,7 +83,7 @@ func (s *Stream) Flush() {
 			s.entry(s.stamp(), 'P', nil)
 		}
 		return s.out
-	}, s.progress)
+	}, s.Progress)
 }
 
 // stamp is the beginning of an entry: time, stream and a space each.

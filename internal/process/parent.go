@@ -1,4 +1,4 @@
-package children
+package process
 
 import (
 	"context"
@@ -13,41 +13,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Children are the children of this process.
-type Children struct {
+// Parent is the one place where a process waits for its children: the supervisor for
+// starters, launched processes, and what these leave to it as their sub-reaper, which are
+// containers and the processes in them.
+//
+// A child has an owner before it can be reaped: [Parent.Start] holds the lock while it
+// forks, and a process that a child of ours has made is owned ([Parent.Own]) while its
+// parent still lives. What has no owner is an orphan of a container; it is reaped and
+// forgotten. No other part of the process may wait for a child, os/exec included.
+type Parent struct {
 	signals chan os.Signal
 
-	mu    sync.Mutex // held while a child is made, and while children are reaped
+	mu    sync.Mutex // held while a child is forked, which nothing can stop, and while it is reaped
 	owned map[int]*Child
 }
 
-// New makes this process the sub-reaper of what its descendants orphan
-// (PR_SET_CHILD_SUBREAPER(2const)).
-func New() (*Children, error) {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("become a sub-reaper: %w", os.NewSyscallError("prctl", err))
+// NewParent makes this process the sub-reaper of what its descendants orphan.
+func NewParent() (*Parent, error) {
+	if err := Adopt(); err != nil {
+		return nil, err
 	}
-	c := &Children{signals: make(chan os.Signal, 1), owned: make(map[int]*Child)}
-	signal.Notify(c.signals, syscall.SIGCHLD)
-	return c, nil
+	p := &Parent{signals: make(chan os.Signal, 1), owned: make(map[int]*Child)}
+	signal.Notify(p.signals, syscall.SIGCHLD)
+	return p, nil
 }
 
 // Run reaps until ctx ends.
-func (c *Children) Run(ctx context.Context) {
-	defer signal.Stop(c.signals)
+func (p *Parent) Run(ctx context.Context) {
+	defer signal.Stop(p.signals)
 	for {
-		c.reap()
+		p.reap()
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.signals:
+		case <-p.signals:
 		}
 	}
 }
 
 // reap waits for all children that have ended (wait(2)), the owned ones once what
 // is to happen before that is done.
-func (c *Children) reap() {
+func (p *Parent) reap() {
 	for {
 		var info unix.Siginfo
 		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
@@ -58,26 +64,26 @@ func (c *Children) reap() {
 		if err != nil || pid == 0 {
 			return
 		}
-		c.reapOne(pid)
+		p.reapOne(pid)
 	}
 }
 
-func (c *Children) reapOne(pid int) {
-	c.mu.Lock()
-	child := c.owned[pid]
-	c.mu.Unlock()
+func (p *Parent) reapOne(pid int) {
+	p.mu.Lock()
+	child := p.owned[pid]
+	p.mu.Unlock()
 	if child != nil && child.before != nil {
 		child.before(pid)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var status syscall.WaitStatus
 	_, err := syscall.Wait4(pid, &status, 0, nil)
 	for errors.Is(err, syscall.EINTR) {
 		_, err = syscall.Wait4(pid, &status, 0, nil)
 	}
-	if child := c.owned[pid]; child != nil {
-		delete(c.owned, pid)
+	if child := p.owned[pid]; child != nil {
+		delete(p.owned, pid)
 		child.status = status
 		close(child.exited)
 	}
@@ -98,14 +104,14 @@ func sigchldPID(info *unix.Siginfo) int32 {
 
 // Start owns the child that fork makes, or finds: nobody can reap it before. fork must
 // not wait for the child.
-func (c *Children) Start(fork func() (pid int, err error)) (*Child, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (p *Parent) Start(fork func() (pid int, err error)) (*Child, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	pid, err := fork()
 	if err != nil {
 		return nil, err
 	}
-	return c.own(pid, nil)
+	return p.own(pid, nil)
 }
 
 // Own makes pid a child with an owner: a child of ours, or one of a child of ours
@@ -113,18 +119,18 @@ func (c *Children) Start(fork func() (pid int, err error)) (*Child, error) {
 //
 // before, if any, is called when the child has ended and can still be looked at in
 // /proc, before it is reaped. All other children wait for it.
-func (c *Children) Own(pid int, before func(pid int)) (*Child, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.own(pid, before)
+func (p *Parent) Own(pid int, before func(pid int)) (*Child, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.own(pid, before)
 }
 
-func (c *Children) own(pid int, before func(pid int)) (*Child, error) {
-	if c.owned[pid] != nil {
+func (p *Parent) own(pid int, before func(pid int)) (*Child, error) {
+	if p.owned[pid] != nil {
 		return nil, fmt.Errorf("process %d has an owner already", pid)
 	}
 	child := &Child{PID: pid, before: before, exited: make(chan struct{})}
-	c.owned[pid] = child
+	p.owned[pid] = child
 	return child, nil
 }
 

@@ -1,4 +1,4 @@
-package children
+package process
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-func run(t *testing.T) *Children {
+func run(t *testing.T) *Parent {
 	t.Helper()
-	c, err := New()
+	c, err := NewParent()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func run(t *testing.T) *Children {
 }
 
 // shell starts a shell with its output in a pipe.
-func shell(t *testing.T, c *Children, script string) (*Child, *os.File) {
+func shell(t *testing.T, c *Parent, script string) (*Child, *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {

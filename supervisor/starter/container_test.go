@@ -1,11 +1,13 @@
-package cgroup
+package starter
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,7 +20,7 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 		if content, err := os.ReadFile(filepath.Join(path, "cgroup.procs")); err != nil || string(content) != "0\n" {
 			t.Errorf("the kernel lists %q, %v", content, err)
 		}
-		if err := (Paths{"": path}).Signal(syscall.SIGTERM); err != nil {
+		if err := (Cgroups{"": path}).Signal("", syscall.SIGTERM); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(200 * time.Millisecond) // it would end us
@@ -51,5 +53,31 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setpgid: true}
 	if said, err := inside.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, said)
+	}
+}
+
+// Containers of a program that are removed at the same moment leave none of its
+// directories: whichever is the last removes them.
+func TestRemoveOfContainersAtOnce(t *testing.T) {
+	for range 200 {
+		root := filepath.Join(t.TempDir(), "runc")
+		var removals sync.WaitGroup
+		ids := []string{"one", "two", "three"}
+		for _, id := range ids {
+			if err := errors.Join(os.MkdirAll(filepath.Join(root, id), 0o700), os.MkdirAll(filepath.Join(root, ProgramStates, id), 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, id := range ids {
+			removals.Go(func() {
+				if err := (Container{ID: id, Root: root, Program: []string{"runc"}}).Remove(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		removals.Wait()
+		if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("the program's directory is left: %v", err)
+		}
 	}
 }

@@ -1,0 +1,186 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/supervisor/starter"
+	"github.com/minicri/minicri/supervisor/stdio"
+)
+
+// proc is a process of a container: our child, or one that was made for an earlier
+// supervisor.
+type proc struct {
+	process.Facts
+	terminal *os.File // the terminal's master; nil without one
+
+	found *process.Process // nil for one that had ended before it was found
+	child *process.Child   // nil: it is not ours
+}
+
+// findProc returns the process with that pid and start time, which is no child of ours. The
+// start time tells it from another one that was given its pid. An error says nothing of it.
+func findProc(facts process.Facts) (*proc, error) {
+	found, err := process.Find(facts.PID)
+	if err == nil && found.Facts == facts {
+		return &proc{Facts: facts, found: found}, nil
+	}
+	if err == nil {
+		err = found.Close()
+	} else if errors.Is(err, process.ErrGone) {
+		err = nil
+	}
+	return &proc{Facts: facts}, err
+}
+
+func procOf(l *launch.Launched) *proc {
+	return &proc{Facts: l.Process.Facts, found: l.Process, child: l.Child}
+}
+
+// startByStarter has a starter make a process, and takes it over. ended, if any, is called when the
+// process has ended, before it is reaped.
+func (c *container) startByStarter(ctx context.Context, request starter.Request, ends stdio.Ends, ended func(pid int)) (p *proc, answer starter.Answer, err error) {
+	var files []*os.File
+	for i, file := range ends {
+		if file != nil {
+			request.Streams[i] = true
+			files = append(files, file)
+		}
+	}
+	var console *net.UnixConn
+	if request.Terminal {
+		ours, theirs, err := socket.Pair()
+		if err != nil {
+			return nil, answer, err
+		}
+		defer ours.Close()
+		defer theirs.Close()
+		console, files = ours, append(files, theirs)
+	}
+	err = c.sup.starters.Run(ctx, request, files, func(given starter.Answer) error {
+		found, err := process.Find(given.PID)
+		if err != nil {
+			return err
+		}
+		answer, p = given, &proc{Facts: found.Facts, found: found}
+		if p.child, err = c.sup.parent.Own(given.PID, ended); err == nil && console != nil {
+			p.terminal, err = stdio.ReceiveMaster(console)
+		}
+		return err
+	})
+	if err != nil && p != nil {
+		return nil, answer, errors.Join(err, p.close())
+	}
+	return p, answer, err
+}
+
+// gone reports whether the process had ended before it was found.
+func (p *proc) gone() bool { return p.found == nil }
+
+// signal sends a signal to the process; os.ErrProcessDone if it has ended.
+func (p *proc) signal(sig syscall.Signal) error {
+	if p.gone() {
+		return os.ErrProcessDone
+	}
+	return p.found.Signal(sig)
+}
+
+// awaitEnd returns when the process has ended; it is not reaped by that.
+func (p *proc) awaitEnd() {
+	if !p.gone() {
+		_ = p.found.Wait()
+	}
+}
+
+// wait waits until a process of ours is reaped, and returns its exit status.
+func (p *proc) wait() (status syscall.WaitStatus, known bool) {
+	if p.child == nil {
+		return 0, false
+	}
+	return p.child.Wait(), true
+}
+
+// exiting reports whether the process ends or has ended: its namespaces may be gone. reaped
+// says that its parent has waited for it.
+func (p *proc) exiting() (exiting, reaped bool) {
+	stat, err := process.ReadStat(p.PID)
+	reaped = errors.Is(err, process.ErrGone) || err == nil && stat.StartTime != p.StartTime
+	return reaped || err == nil && stat.Exiting, reaped
+}
+
+// kernelExit is the exit status of an ended process that is not our child, as
+// far as the kernel keeps it: on Linux 6.15, once the parent has reaped it.
+func (p *proc) kernelExit() (status syscall.WaitStatus, known bool) {
+	if p.gone() {
+		return 0, false
+	}
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	_ = p.found.Control(func(pidfd int) {
+		known = unix.IoctlPidfdInfo(pidfd, &info) == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
+	})
+	return syscall.WaitStatus(info.Exit_code), known
+}
+
+// close releases what is held for the process, which lives on if it has not ended.
+func (p *proc) close() error {
+	if p.gone() {
+		return nil
+	}
+	return p.found.Close()
+}
+
+// openBarrier lets init through, which waits until somebody reads from the fifo. It
+// returns when init has said that it goes on; running ends with init.
+func openBarrier(ctx, running context.Context, dir string) error {
+	path := filepath.Join(dir, launch.FIFOFile)
+	// For both, so that what has not opened it yet is no end.
+	fifo, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("it was started before: %w", errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		return fmt.Errorf("open the exec barrier: %w", err)
+	}
+	defer fifo.Close()
+	giveUp := func() { _ = fifo.SetReadDeadline(time.Now()) }
+	defer context.AfterFunc(ctx, giveUp)()
+	defer context.AfterFunc(running, giveUp)()
+	if err := readBarrier(fifo); err != nil {
+		if cause := errors.Join(context.Cause(ctx), context.Cause(running)); cause != nil {
+			err = cause
+		}
+		return fmt.Errorf("wait at the exec barrier: %w", err)
+	}
+	return os.Remove(path)
+}
+
+var errInitEnded = fmt.Errorf("the container's first process has ended: %w", errdefs.ErrFailedPrecondition)
+
+// readBarrier reads the byte that init writes. A program that ends at once may be seen to
+// have ended before that.
+func readBarrier(fifo *os.File) error {
+	_, err := fifo.Read(make([]byte, 1))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		raw, rawErr := fifo.SyscallConn()
+		if rawErr != nil {
+			return rawErr
+		}
+		n := 0
+		if rawErr := raw.Control(func(fd uintptr) { n, _ = unix.Read(int(fd), make([]byte, 1)) }); rawErr == nil && n > 0 {
+			return nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,218 @@
+package starter
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/manager"
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Container is what has to be known of a container to do something to it.
+type Container struct {
+	ID            string   `json:"id"`
+	Bundle        string   `json:"bundle"`            // directory of config.json
+	Root          string   `json:"root"`              // of the engine's states
+	Program       []string `json:"program,omitempty"` // with runc's command line, and its global flags; none for libcontainer
+	SystemdCgroup bool     `json:"systemd_cgroup,omitempty"`
+	CgroupsPath   string   `json:"cgroups_path"`      // the spec's linux.cgroupsPath: slice:prefix:name with SystemdCgroup
+	Cgroups       Cgroups  `json:"cgroups,omitempty"` // once it is created
+}
+
+// Dir has the container's state.
+func (c Container) Dir() string { return filepath.Join(c.Root, c.ID) }
+
+// ProgramStates is the directory of a program's own states, below Root.
+const ProgramStates = "states"
+
+// Remove ends what runs in the container's cgroups, removes them, and then what is kept of
+// the container: its directory, and what a program has. A create that was killed leaves a
+// state that the program itself does not take for one, and runsc locks, in files that
+// begin with the id. With the last container go the directories of the program. It may be
+// called again after an error.
+func (c Container) Remove() error {
+	if err := c.removeCgroups(); err != nil {
+		return fmt.Errorf("remove the cgroups %s: %w", c.CgroupsPath, err)
+	}
+	states := filepath.Join(c.Root, ProgramStates)
+	left, err := filepath.Glob(filepath.Join(states, c.ID+"*"))
+	for _, path := range append(left, c.Dir()) {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if err != nil || len(c.Program) == 0 {
+		return err
+	}
+	// Another container that goes at the same moment may have removed states, and left the
+	// rest for this one.
+	if err := os.Remove(states); err == nil || errors.Is(err, os.ErrNotExist) {
+		_ = os.Remove(c.Root) // unless it has other containers
+	}
+	return nil
+}
+
+// removeCgroups ends what is left in the container's cgroups, those that are known and
+// those that the spec names, and removes the latter: the unit, where systemd has made one.
+func (c Container) removeCgroups() error {
+	config := c.CgroupConfig()
+	if config == nil {
+		return nil
+	}
+	m, err := manager.New(config)
+	if err != nil {
+		return err
+	}
+	repeat(func() bool {
+		_ = c.Cgroups.Signal("", syscall.SIGKILL)
+		_ = Cgroups(m.GetPaths()).Signal("", syscall.SIGKILL)
+		err = m.Destroy()
+		return err == nil
+	})
+	return err
+}
+
+// CgroupConfig names the cgroups of the spec. It is nil for a container without cgroups of
+// its own: no path may ever lead to those of others.
+func (c Container) CgroupConfig() *cgroups.Cgroup {
+	config := &cgroups.Cgroup{Systemd: c.SystemdCgroup, Resources: &cgroups.Resources{}}
+	switch parts := strings.Split(c.CgroupsPath, ":"); {
+	case c.SystemdCgroup && len(parts) == 3 && parts[2] != "":
+		config.Parent, config.ScopePrefix, config.Name = parts[0], parts[1], parts[2]
+	case !c.SystemdCgroup && filepath.Clean("/"+c.CgroupsPath) != "/":
+		config.Path = filepath.Clean("/" + c.CgroupsPath)
+	default:
+		return nil
+	}
+	return config
+}
+
+// ReadSpec reads the OCI runtime specification of a bundle. Its root is
+// made absolute: nothing here depends on the working directory.
+func ReadSpec(bundle string) (*specs.Spec, error) {
+	path := filepath.Join(bundle, "config.json")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the bundle: %w", err)
+	}
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(content, spec); err != nil {
+		return nil, fmt.Errorf("parse %s: %w", path, err)
+	}
+	if spec.Root == nil || spec.Process == nil || spec.Linux == nil {
+		return nil, fmt.Errorf("parse %s: root, process and linux are needed", path)
+	}
+	if !filepath.IsAbs(spec.Root.Path) {
+		spec.Root.Path = filepath.Join(bundle, spec.Root.Path)
+	}
+	return spec, nil
+}
+
+// Cgroups are the cgroups of a container by controller, "" for version 2.
+type Cgroups map[string]string
+
+// Tracker is the hierarchy whose cgroup stands for "all processes" of a
+// container: the unified one of v2, else a v1 controller's. (On a hybrid
+// machine "" is there too, but libcontainer does not put execs apart in it.)
+func (g Cgroups) Tracker() (controller, path string, ok bool) {
+	for _, controller := range [...]string{"pids", "freezer", "devices", "memory", "cpu", ""} {
+		if path, ok := g[controller]; ok {
+			return controller, path, true
+		}
+	}
+	return "", "", false
+}
+
+// Processes lists the processes of a container, those of its execs included.
+func (g Cgroups) Processes() ([]int, error) {
+	_, path, ok := g.Tracker()
+	if !ok {
+		return nil, nil
+	}
+	return cgroups.GetAllPids(path)
+}
+
+// Frozen reports whether the container's processes do not run until they are thawed, or
+// are about to stop, and with them whatever is started among them.
+func (g Cgroups) Frozen() bool {
+	says := func(path, file, text string) bool {
+		state, err := os.ReadFile(filepath.Join(path, file))
+		return path != "" && err == nil && strings.Contains(string(state), text)
+	}
+	if freezer := g["freezer"]; freezer != "" {
+		return says(freezer, "freezer.state", "FR") // FREEZING, FROZEN
+	}
+	return says(g[""], "cgroup.freeze", "1") || says(g[""], "cgroup.events", "frozen 1") // by those above it, too
+}
+
+// killLimit is how long processes that were killed may take to be gone. Longer takes only
+// an uninterruptible sleep.
+const killLimit = 2 * time.Second
+
+// repeat calls do until it is done, within the limit.
+func repeat(do func() (done bool)) {
+	for deadline := time.Now().Add(killLimit); !do() && time.Now().Before(deadline); {
+		time.Sleep(500 * time.Microsecond)
+	}
+}
+
+// Signal signals all processes in the child sub of the container's cgroup, "" for the
+// cgroup itself, until no new ones appear; SIGKILL until there are none.
+func (g Cgroups) Signal(sub string, sig syscall.Signal) error {
+	_, path, ok := g.Tracker()
+	if !ok {
+		return nil
+	}
+	path = filepath.Join(path, sub)
+	if sig == syscall.SIGKILL {
+		if err := os.WriteFile(filepath.Join(path, "cgroup.kill"), []byte("1"), 0); err == nil { // v2, Linux 5.14
+			return nil
+		}
+	}
+	if freezer := g["freezer"]; freezer != "" { // of v1; processes frozen by v2 take their signals
+		_ = os.WriteFile(filepath.Join(freezer, "freezer.state"), []byte("THAWED"), 0)
+	}
+	// A process that is being forked is not in the list of its cgroup yet, but its
+	// parent is, which ends after it: one look at the list, or two, can miss it.
+	signalled := map[int]bool{}
+	var failed error
+	repeat(func() (done bool) {
+		pids, err := cgroups.GetAllPids(path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENODEV) { // it is removed
+			failed = fmt.Errorf("signal %s: %w", path, err)
+			return true
+		}
+		done = true
+		for _, pid := range pids {
+			if pid < 1 { // of another pid namespace; 0 would be our own process group
+				continue
+			}
+			if sig == syscall.SIGKILL || !signalled[pid] {
+				signalled[pid], done = true, false
+				_ = syscall.Kill(pid, sig) // ESRCH: it ended meanwhile
+			}
+		}
+		return done
+	})
+	return failed
+}
+
+// RemoveSub removes a child of the container's cgroup. One with processes is left, unless
+// they were killed: then they are waited for.
+func (g Cgroups) RemoveSub(sub string, killed bool) {
+	_, path, _ := g.Tracker()
+	path = filepath.Join(path, sub)
+	repeat(func() bool {
+		err := os.Remove(path)
+		if err == nil || errors.Is(err, os.ErrNotExist) {
+			return true
+		}
+		content, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		return !killed && err == nil && len(content) > 0
+	})
+}
