@@ -115,10 +115,10 @@ func (s *Set) Connect(ctx context.Context, name string) (*Client, error) {
 
 // connect is Connect; mu is held.
 func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
-	if g.client != nil && !g.client.broken() {
-		return g.client, nil
-	}
 	if g.client != nil {
+		if !g.client.broken() {
+			return g.client, nil
+		}
 		_ = g.client.Close()
 		g.client = nil
 	}
@@ -217,35 +217,29 @@ func (s *Set) follow(name string, supervisor *Client) {
 		if s.base.Err() != nil {
 			return
 		}
-		s.drop(name, supervisor)
+		g := s.of(name)
+		g.mu.Lock()
+		if g.client == supervisor { // nothing comes over it any more
+			_ = supervisor.Close()
+			g.client = nil
+		}
+		g.mu.Unlock()
 		follower.Lost(name, err)
 	})
-}
-
-// drop closes a connection over which nothing comes any more.
-func (s *Set) drop(name string, supervisor *Client) {
-	g := s.of(name)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.client == supervisor {
-		_ = supervisor.Close()
-		g.client = nil
-	}
 }
 
 // Groups lists those that have a directory.
 func (s *Set) Groups() ([]string, error) { return groupsIn(s.options.Dir) }
 
-func groupsIn(dir string) ([]string, error) {
+func groupsIn(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	names := make([]string, 0, len(entries))
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
-	return names, nil
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return names, err
 }
 
 // ExitOf reads what a supervisor wrote of a container's end, nil if nothing that
@@ -258,8 +252,8 @@ func (s *Set) ExitOf(name, id string) (*api.ExitRecord, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read how container %s has ended: %w", id, err)
 	}
-	exit := &api.ExitRecord{}
-	if err := json.Unmarshal(data, exit); err != nil {
+	exit := new(api.ExitRecord)
+	if json.Unmarshal(data, exit) != nil {
 		return nil, nil
 	}
 	return exit, nil

@@ -1,18 +1,15 @@
 package client_test
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
@@ -137,52 +134,4 @@ func TestStartIsOnDiskBeforeTheProgramRuns(t *testing.T) {
 		t.Error(err)
 	}
 	p.awaitInLog("c", " ran\n")
-}
-
-// The cgroups of execs have few names, used again and again, and go with them.
-func TestNamesOfExecCgroups(t *testing.T) {
-	p := startPod(t)
-	var root string
-	p.run("c", "sleep 1000", func(s *specs.Spec, _ *api.CreateRequest) { root = s.Root.Path })
-	names := func() (found []string) {
-		for _, pattern := range []string{"/sys/fs/cgroup/*" + cgroupParent, "/sys/fs/cgroup" + cgroupParent} {
-			paths, _ := filepath.Glob(pattern + "/c/*exec*")
-			for _, path := range paths {
-				found = append(found, filepath.Base(path))
-			}
-		}
-		slices.Sort(found)
-		return slices.Compact(found)
-	}
-	// Of the round before two may still be about to go.
-	few := []string{"minicri-exec-0", "minicri-exec-1", "minicri-exec-2", "minicri-exec-3"}
-	for round := range 5 {
-		end := filepath.Join("/tmp", fmt.Sprint("end", round))
-		done := make(chan error, 2)
-		for range 2 {
-			go func() {
-				_, err := p.ExecSync(t.Context(), "c", sh("until [ -e "+end+" ]; do sleep 0.01; done"), 0, 100)
-				done <- err
-			}()
-		}
-		for deadline := time.Now().Add(time.Minute); len(names()) != 2; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("two execs at a time, after %d others, have the cgroups %v", 2*round, names())
-			}
-		}
-		for _, name := range names() {
-			if !slices.Contains(few, name) {
-				t.Errorf("two execs at a time, after %d others, have a cgroup %s", 2*round, name)
-			}
-		}
-		err := os.WriteFile(filepath.Join(root, end), nil, 0o600)
-		if err = errors.Join(err, <-done, <-done); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for deadline := time.Now().Add(time.Minute); len(names()) != 0; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("left: %v", names())
-		}
-	}
 }

@@ -349,38 +349,6 @@ func TestKillAndDelete(t *testing.T) {
 	}
 }
 
-func TestExecSync(t *testing.T) {
-	p := startPod(t)
-	p.run("c", "sleep 1000")
-	ctx := t.Context()
-	r, err := p.ExecSync(ctx, "c", sh("echo out; echo err >&2; exit 3"), 0, 1<<20)
-	if err != nil || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" || r.Code != 3 || r.Truncated {
-		t.Fatalf("%+v, %v", r, err)
-	}
-	r, err = p.ExecSync(ctx, "c", sh("head -c 20000000 /dev/zero"), 0, 16<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(r.Stdout) != 16<<20 || !r.Truncated || r.Code != 0 {
-		t.Fatalf("big output: %d bytes, truncated %v, code %d, %v", len(r.Stdout), r.Truncated, r.Code, err)
-	}
-	r, err = p.ExecSync(ctx, "c", sh("head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2"), 0, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(r.Stdout)+len(r.Stderr) != 1<<20 || !r.Truncated || r.Code != 0 {
-		t.Fatalf("two big outputs: %d and %d bytes, truncated %v, code %d, %v", len(r.Stdout), len(r.Stderr), r.Truncated, r.Code, err)
-	}
-	if _, err = p.ExecSync(ctx, "c", &specs.Process{Args: []string{"/absent"}, Cwd: "/"}, 0, 10); err == nil || !strings.Contains(err.Error(), "/absent") {
-		t.Errorf("exec of /absent: %v", err)
-	}
-	begin := time.Now()
-	r, err = p.ExecSync(ctx, "c", sh("echo hi; sleep 300 & exit 0"), 0, 100)
-	if err != nil || string(r.Stdout) != "hi\n" || time.Since(begin) > time.Minute {
-		t.Errorf("exec with a child that keeps the pipe: %+v, %v after %v", r, err, time.Since(begin))
-	}
-}
-
 // TestExecTimeoutEndsTheTree is properties 36 and 58.
 func TestExecTimeoutEndsTheTree(t *testing.T) {
 	p := startPod(t)
@@ -530,21 +498,6 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-func TestAttach(t *testing.T) {
-	p := startPod(t)
-	p.run("c", "cat; echo end", func(_ *specs.Spec, r *api.CreateRequest) { r.Stdin, r.StdinOnce = true, true })
-	out, in := p.stream("c", "", api.Stdout), p.stream("c", "", api.Stdin)
-	fmt.Fprint(in, "line\n")
-	_ = in.CloseWrite()
-	if text, _ := io.ReadAll(out); string(text) != "line\nend\n" {
-		t.Errorf("attached to %q", text)
-	}
-	p.awaitExit(t.Context(), "c")
-	if got := p.log("c"); got != "line\nend\n" {
-		t.Errorf("log %q", got)
-	}
-}
-
 // TestOOM is property 33.
 func TestOOM(t *testing.T) {
 	limit := func(s *specs.Spec, _ *api.CreateRequest) {
@@ -590,31 +543,6 @@ func TestUpdateIsAllOrNothing(t *testing.T) {
 	}
 	if r, err := p.ExecSync(t.Context(), "c", sh("true"), 0, 10); err != nil || r.Code != 0 {
 		t.Errorf("exec after updates: %+v, %v", r, err)
-	}
-}
-
-// Without a pid namespace of its own, what a container leaves behind comes to the
-// supervisor, which reaps it.
-func TestOrphansAreReaped(t *testing.T) {
-	p := startPod(t)
-	p.run("c", "exec sleep 1000", func(spec *specs.Spec, _ *api.CreateRequest) {
-		spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.IPCNamespace}, {Type: specs.MountNamespace}}
-	})
-	r, err := p.ExecSync(t.Context(), "c", sh("sleep 0.3 & echo $!"), 0, 100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	orphan := "/proc/" + strings.TrimSpace(string(r.Stdout))
-	if _, err := os.Stat(orphan + "/stat"); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(orphan); os.IsNotExist(err) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is not reaped", orphan)
-		}
 	}
 }
 
@@ -845,46 +773,5 @@ func TestLogRotation(t *testing.T) {
 	}
 	if next != lines+1 || len(files) < 3 {
 		t.Errorf("%d lines in %d files, want %d", next-1, len(files), lines)
-	}
-}
-
-func BenchmarkContainer(b *testing.B) {
-	p := startPod(b)
-	ctx := b.Context()
-	var create, start, execs, remove []time.Duration
-	for b.Loop() {
-		request := p.bundle("bench", "exec sleep 1000")
-		begin := time.Now()
-		if _, err := p.Create(ctx, request); err != nil {
-			b.Fatal(err)
-		}
-		create = append(create, time.Since(begin))
-		begin = time.Now()
-		if err := p.Start(ctx, "bench"); err != nil {
-			b.Fatal(err)
-		}
-		start = append(start, time.Since(begin))
-		time.Sleep(5 * time.Millisecond)
-		begin = time.Now()
-		if _, err := p.ExecSync(ctx, "bench", &specs.Process{Args: []string{"/bin/true"}, Cwd: "/"}, 0, 100); err != nil {
-			b.Fatal(err)
-		}
-		execs = append(execs, time.Since(begin))
-		begin = time.Now()
-		_ = p.Kill(ctx, "bench", 9, false)
-		for {
-			if s, _ := p.state(ctx, "bench"); s.GetExit() != nil {
-				break
-			}
-		}
-		if err := p.Delete(ctx, "bench", false); err != nil {
-			b.Fatal(err)
-		}
-		remove = append(remove, time.Since(begin))
-	}
-	for name, list := range map[string][]time.Duration{"create": create, "start": start, "exec": execs, "kill+delete": remove} {
-		slices.Sort(list)
-		b.ReportMetric(list[len(list)/2].Seconds()*1e3, name+"-p50-ms")
-		b.ReportMetric(list[0].Seconds()*1e3, name+"-min-ms")
 	}
 }

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,13 +38,18 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		Code: exitCode(status, known), CodeKnown: known, FinishedAt: ended.UnixNano(), PID: c.snapshot().PID,
 		OOMKilled: known && c.killedByOOM(status),
 	}
-	c.endRest()
+	time.AfterFunc(startGrace, c.abandon)
+	// In a pid namespace that it shares, what init leaves behind would run on, with its
+	// ports and locks. In one of its own nothing is left (pid_namespaces(7)).
+	if err := c.record.Cgroups.Signal("", syscall.SIGKILL); err != nil {
+		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.record.ID, "error", err)
+	}
 	c.mu.Lock()
 	triedToStart := c.neverRan && c.record.StartedAt != 0
 	c.mu.Unlock()
 	if triedToStart && known && status.Exited() {
 		c.drain() // init has said there why it could not
-		exit.StartError = c.startError()
+		exit.StartError = cmp.Or(string(bytes.TrimSpace(c.ignoreInit())), "init ended and did not execute the program")
 	}
 	if !c.record.Bare {
 		if err := writeJSON(c.sup.exitPath(c.record.ID), exit); err != nil {
@@ -65,17 +71,6 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 // startGrace is how long the start of a container may take that has ended meanwhile: a
 // hook that hangs would keep it from being deleted.
 const startGrace = 5 * time.Second
-
-// endRest kills what init leaves behind. With a pid namespace of the container's
-// own nothing is left: the kernel ends all processes with the first one
-// (pid_namespaces(7)). In one that it shares they would run on, with its ports
-// and locks.
-func (c *container) endRest() {
-	time.AfterFunc(startGrace, c.abandon)
-	if err := c.record.Cgroups.Signal("", syscall.SIGKILL); err != nil {
-		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.record.ID, "error", err)
-	}
-}
 
 // drainTimeout is how long the event of a container's end waits for its output to
 // be in the log: people look there when they hear of it.
@@ -201,44 +196,33 @@ func (s *Supervisor) removeUnreadable(id string) error {
 // listenToInit keeps what init says until its program runs. Behind the barrier
 // it has no other way than its standard error, which is the container's.
 func (c *container) listenToInit() {
-	if said := c.initSays(); said != nil {
+	stream := api.Stderr
+	if c.record.Terminal {
+		stream = api.Stdout
+	}
+	if said := c.streams().Output(stream); said != nil {
 		words := said.Attach()
 		c.mu.Lock()
-		c.initWords = words
+		c.initSays, c.initWords = said, words
 		c.mu.Unlock()
 	}
-}
-
-func (c *container) initSays() *stdio.Fanout {
-	if c.record.Terminal {
-		return c.streams().Output(api.Stdout)
-	}
-	return c.streams().Output(api.Stderr)
 }
 
 // ignoreInit returns what init has said, and keeps nothing from then on: a loud program
 // would fill it with megabytes.
 func (c *container) ignoreInit() (said []byte) {
 	c.mu.Lock()
-	words := c.initWords
+	says, words := c.initSays, c.initWords
 	c.initWords = nil
 	c.mu.Unlock()
 	if words == nil {
 		return nil
 	}
-	c.initSays().Detach(words)
+	says.Detach(words)
 	for chunk := range words {
 		said = append(said, chunk...)
 	}
 	return said
-}
-
-// startError is why a container that was started never ran its program.
-func (c *container) startError() string {
-	if words := bytes.TrimSpace(c.ignoreInit()); len(words) > 0 {
-		return string(words)
-	}
-	return "init ended and did not execute the program"
 }
 
 // execPoll is how often awaitProgram looks whether init has become the program.
@@ -321,9 +305,7 @@ func (c *container) countOOM() (gone bool) {
 	more := max(0, kills-c.oom.kills)
 	c.oom.kills += more
 	c.mu.Unlock()
-	if more > 0 {
-		c.sup.claimOOMKills(c.oomParent(), more)
-	}
+	c.sup.claimOOMKills(c.oomParent(), more)
 	return gone
 }
 
@@ -341,9 +323,11 @@ func (c *container) oomParent() string {
 // claimOOMKills notes that kills which a cgroup has counted were found to be
 // those of one container below it.
 func (s *Supervisor) claimOOMKills(parent string, kills int) {
-	s.mu.Lock()
-	s.oomClaims[parent] += kills
-	s.mu.Unlock()
+	if kills > 0 {
+		s.mu.Lock()
+		s.oomClaims[parent] += kills
+		s.mu.Unlock()
+	}
 }
 
 // unclaimedOOMKills are those that a cgroup has counted and no container has

@@ -311,23 +311,6 @@ func TestLateLog(t *testing.T) {
 	}
 }
 
-func BenchmarkWrite(b *testing.B) {
-	log, err := Open(filepath.Join("/dev/shm", fmt.Sprintf("minicri-crilog-%d", os.Getpid())))
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer os.Remove(log.path)
-	chunk := []byte(strings.Repeat(strings.Repeat("x", 99)+"\n", 655))
-	stream := log.Stream("stdout")
-	b.SetBytes(int64(len(chunk)))
-	for i := 0; b.Loop(); i++ {
-		if i%1000 == 0 {
-			_ = log.file.Truncate(0)
-		}
-		_, _ = stream.Write(chunk)
-	}
-}
-
 func writeInPieces(s *Stream, text string) {
 	for len(text) > 0 {
 		n := min(1+rand.IntN(40_000), len(text))

@@ -170,12 +170,7 @@ func split(path string) (base, name string) {
 	return filepath.Split(path)
 }
 
-// openTries is how often a file may come or go while it is opened.
-const openTries = 10
-
-// openFile makes the file, or opens the one that is there: by O_PATH, which
-// opens no fifo and no device, and then by its descriptor, so that what was
-// looked at is what is opened (open(2), proc_pid_fd(5)).
+// openFile makes the file, or opens the one that is there. It may come or go meanwhile.
 func openFile(path string) (file *os.File, err error) {
 	base, name := split(path)
 	directory, err := os.OpenFile(filepath.Clean(base), unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -183,17 +178,16 @@ func openFile(path string) (file *os.File, err error) {
 		return nil, err
 	}
 	defer directory.Close()
-	for range openTries {
+	for range 10 {
 		file, err = openBelow(directory, name, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_EXCL, 0o640)
-		if !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.EAGAIN) {
-			return file, err
+		if errors.Is(err, fs.ErrExist) {
+			file, err = openExisting(directory, name)
 		}
-		file, err = openExisting(directory, name)
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EAGAIN) {
-			return file, err
+			break
 		}
 	}
-	return nil, err
+	return file, err
 }
 
 // openBelow opens a file of a directory, behind no symbolic link (openat2(2)).
@@ -211,6 +205,8 @@ func openBelow(directory *os.File, name string, flags, mode uint64) (*os.File, e
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+// openExisting opens a file by O_PATH, which opens no fifo and no device, and then by its
+// descriptor, so that what was looked at is what is opened (open(2), proc_pid_fd(5)).
 func openExisting(directory *os.File, name string) (*os.File, error) {
 	place, err := openBelow(directory, name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err != nil {
