@@ -47,7 +47,7 @@ type container struct {
 	record    record
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory
 	oom       oomCount
-	neverRan  bool        // init has ended and never executed the program
+	neverRan  bool // init has ended and never executed the program
 	initSays  *stdio.Fanout
 	initWords chan []byte // what init says behind the barrier; nil before
 	exit      *api.ExitRecord
