@@ -5,13 +5,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -97,116 +94,6 @@ func (p *pod) awaitInLog(id, words string) {
 		}
 		if time.Now().After(deadline) {
 			p.t.Fatalf("no %q in the log: %s, %v", words, log, err)
-		}
-	}
-}
-
-// A record that cannot be read costs no container its life, whatever made it: it is left
-// alone, the others are served, and it can be deleted.
-func TestAdoptionOfUnreadableRecords(t *testing.T) {
-	p := startPod(t)
-	p.run("served", "sleep 1000")
-	pids := map[string]uint32{}
-	for kind, change := range byRuntime(t) {
-		id := strings.ReplaceAll(kind, "-", "") + "unreadable"
-		pids[id] = uint32(p.run(id, "while true; do echo hi; sleep 0.01; done", change).Pid)
-	}
-	p.killShim()
-	reapOrphans()
-	for id := range pids {
-		p.garble("records/" + id + ".json")
-	}
-	p.restart()
-	for id, pid := range pids {
-		if !lives(pid) {
-			t.Errorf("%s was ended", id)
-		}
-		if s, err := p.state(t.Context(), id); !errdefs.IsNotFound(err) {
-			t.Errorf("%s is known: %v, %v", id, s, err)
-		}
-	}
-	if r, err := p.ExecSync(t.Context(), "served", sh("echo hi"), 0, 10); err != nil || string(r.Stdout) != "hi\n" {
-		t.Errorf("exec in the other container: %+v, %v", r, err)
-	}
-	if err := p.Delete(t.Context(), "served", true); err != nil {
-		t.Error(err)
-	}
-	for id, pid := range pids {
-		if err := syscall.Kill(int(pid), syscall.SIGKILL); err != nil { // the daemon ends it by its cgroup
-			t.Error(err)
-		}
-		if err := p.Delete(t.Context(), id, true); err != nil {
-			t.Errorf("delete %s: %v", id, err)
-		}
-	}
-	for _, dir := range []string{"records", "containers", api.StreamDir, api.ExitDir} {
-		if left, err := os.ReadDir(filepath.Join(p.dir, dir)); err != nil || len(left) != 0 {
-			t.Errorf("left in %s: %v, %v", dir, left, err)
-		}
-	}
-	left, err := filepath.Glob("/sys/fs/cgroup/*" + cgroupParent + "/*unreadable")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range left { // the daemon's, once its processes have ended
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			err := os.Remove(path)
-			if err == nil || os.IsNotExist(err) {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Error(err)
-				break
-			}
-		}
-	}
-}
-
-// garble makes a file of the supervisor's one that cannot be decoded, if it is there.
-func (p *pod) garble(name string) {
-	p.t.Helper()
-	path := filepath.Join(p.dir, name)
-	if _, err := os.Stat(path); err != nil {
-		return
-	}
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// What a runtime has of a container need not be readable to stop and delete it: the
-// supervisor's record is enough.
-func TestAdoptionWithoutItsState(t *testing.T) {
-	p := startPod(t)
-	files := map[string]string{"builtin": "containers/%s/state.json", "runc": "oci/runc/states/%s/state.json"}
-	pids := map[string]uint32{}
-	for kind, change := range byRuntime(t) {
-		pids[kind] = uint32(p.run(strings.ReplaceAll(kind, "-", ""), "while true; do sleep 1; done", change).Pid)
-	}
-	p.killShim()
-	reapOrphans()
-	for kind, file := range files {
-		path := fmt.Sprintf(file, strings.ReplaceAll(kind, "-", ""))
-		if _, err := os.Stat(filepath.Join(p.dir, path)); err != nil {
-			t.Fatal(err)
-		}
-		p.garble(path)
-	}
-	p.restart()
-	for kind, pid := range pids {
-		id := strings.ReplaceAll(kind, "-", "")
-		if s, err := p.state(t.Context(), id); err != nil || s.GetStatus() != api.Status_STATUS_RUNNING || !lives(pid) {
-			t.Errorf("%s: %v, %v, lives: %v", kind, s, err, lives(pid))
-			continue
-		}
-		if err := p.Delete(t.Context(), id, true); err != nil {
-			t.Errorf("%s: delete: %v", kind, err)
-		}
-		if lives(pid) {
-			t.Errorf("%s: its process lives on", kind)
-		}
-		if left, _ := filepath.Glob("/sys/fs/cgroup/*" + cgroupParent + "/" + id); len(left) > 0 {
-			t.Errorf("%s: left are %v", kind, left)
 		}
 	}
 }

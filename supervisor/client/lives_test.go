@@ -2,12 +2,15 @@ package client_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/api"
 )
 
 // One supervisor that has had many containers, each with a command, is as it was
@@ -113,4 +116,102 @@ func TestCreateThatWasCutOff(t *testing.T) {
 			t.Fatalf("%d fifos and spools, %d states and %d files of records for one container", fifos, states, records)
 		}
 	}
+}
+
+// Whatever an exec has started ends with it, at whatever moment it is ended.
+func TestExecsAreEndedWithAllTheyStart(t *testing.T) {
+	p := startPod(t)
+	p.run("c", "sleep 1000")
+	ctx := t.Context()
+	for i := range 300 {
+		id := fmt.Sprint("e", i)
+		if err := p.ExecStart(ctx, "c", id, sh("sleep 1000 & sleep 1000"), true); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(rand.N(3 * time.Millisecond))
+		if err := p.ExecKill(ctx, "c", id, 9, true); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.ExecWait(ctx, "c", id); err != nil {
+			t.Error(err)
+		}
+	}
+	var left []string
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		if left = p.processes("c"); len(left) == 1 {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Errorf("left: %d processes of 300 execs", len(left)-1)
+}
+
+// A command that is run as soon as the successor serves is none of those that it ends,
+// whose callers have gone with its predecessor.
+func TestExecsBesideTheirAdoption(t *testing.T) {
+	p := startPod(t)
+	const count, waits = 5, "while :; do sleep 1; done" // a shell, which reapOrphans reaps
+	for i := range count {
+		p.run(fmt.Sprint("c", i), waits)
+	}
+	for range 3 {
+		for i := range count {
+			if err := p.ExecStart(t.Context(), fmt.Sprint("c", i), "left", sh(waits), false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.killShim()
+		reapOrphans()
+		p.restart()
+		for i := range count {
+			id := fmt.Sprint("c", count-1-i)
+			r, err := p.ExecSync(t.Context(), id, sh("sleep 0.2; echo done"), time.Minute, 100)
+			if err != nil || r.Code != 0 || string(r.Stdout) != "done\n" {
+				t.Errorf("a command of %s: %+v, %v", id, r, err)
+			}
+			for deadline := time.Now().Add(time.Minute); p.shells(id) != 1; time.Sleep(10 * time.Millisecond) { // the container's own
+				if time.Now().After(deadline) {
+					t.Fatalf("a command of before still runs in %s: %d shells", id, p.shells(id))
+				}
+			}
+		}
+	}
+}
+
+// shells counts the shells in a container's cgroups.
+func (p *pod) shells(id string) (count int) {
+	for _, pid := range p.processes(id) {
+		if name, _ := os.ReadFile("/proc/" + pid + "/comm"); string(name) == "sh\n" {
+			count++
+		}
+	}
+	return count
+}
+
+// The start of a container is on disk before its program runs: where it cannot be
+// written, the program does not run.
+func TestStartIsOnDiskBeforeTheProgramRuns(t *testing.T) {
+	p := startPod(t)
+	p.create("c", "echo ran; sleep 1000")
+	inTheWay := filepath.Join(p.dir, "records", "c.json.new")
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(t.Context(), "c"); err == nil {
+		t.Error("a start that is not on disk succeeded")
+	}
+	time.Sleep(200 * time.Millisecond)
+	if s, err := p.state(t.Context(), "c"); err != nil || s.Status != api.Status_STATUS_CREATED || s.StartedAt != 0 {
+		t.Errorf("after a start that failed: %v, %v", s, err)
+	}
+	if said := p.log("c"); said != "" {
+		t.Errorf("its program ran: %q", said)
+	}
+	if err := os.RemoveAll(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(t.Context(), "c"); err != nil {
+		t.Error(err)
+	}
+	p.awaitInLog("c", " ran\n")
 }

@@ -103,32 +103,6 @@ func awaitLost(t *testing.T, died *client.Client) {
 	}
 }
 
-// So has a stream that was asked for, and is not answered.
-func TestStreamOfADeadSupervisorBesideACopyOfEachDescriptor(t *testing.T) {
-	p := startPod(t)
-	p.run("c", "while :; do sleep 1; done")
-	if err := unix.Kill(p.pid(), unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	copyDescriptors(t, p.pid())
-	opened := make(chan error, 1)
-	go func() {
-		_, err := p.Stream(t.Context(), "c", "", api.Stdout)
-		opened <- err
-	}()
-	p.killShim()
-	reapOrphans()
-	select {
-	case err := <-opened:
-		if !errdefs.IsUnavailable(err) {
-			t.Errorf("a stream: %v", err)
-		}
-	case <-time.After(time.Minute):
-		t.Error("a stream that was asked for has no end")
-	}
-	p.restart()
-}
-
 // lines is a log that counts.
 type lines struct {
 	mu sync.Mutex

@@ -63,19 +63,6 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 	p.wantExit(lives, 10, "Error")
 }
 
-// A pod whose containers had all ended when the daemon came has a shim too: the
-// end of its next container has to be seen.
-func TestContainerAfterARestart(t *testing.T) {
-	p := newPod(t)
-	p.wantExit(p.run("app", "exit 1"), 1, "Error")
-	p.Kill()
-	p.Start()
-	p.wantExit(p.run("app", "sleep 0.1; exit 2", attempt(1)), 2, "Error")
-	if pids := shims(p.Node); len(pids) != 1 {
-		t.Errorf("shims: %v", pids)
-	}
-}
-
 func (p *pod) killShim() {
 	p.t.Helper()
 	pids := shims(p.Node)

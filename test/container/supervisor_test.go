@@ -4,12 +4,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/supervisor/client"
@@ -38,23 +36,6 @@ func TestHungSupervisor(t *testing.T) {
 	if now := shims(p.Node); len(now) != 1 || now[0] == pid {
 		t.Errorf("supervisors: %v, the one that hung is %d", now, pid)
 	}
-}
-
-// A command without a time-out ends, too, when its supervisor hangs while it runs.
-func TestExecBesideASupervisorThatHangs(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", forever)
-	failed := make(chan error, 1)
-	go func() {
-		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", "touch /runs; " + forever}})
-		failed <- err
-	}()
-	eventually(t, "the command runs", func() bool { return strings.Contains(p.exec(id, "ls /"), "runs") })
-	pid := shims(p.Node)[0]
-	check(t, unix.Kill(pid, unix.SIGSTOP))
-	defer func() { _ = unix.Kill(pid, unix.SIGCONT) }()
-	wantCode(t, <-failed, codes.Unavailable)
-	p.awaitExecs(id)
 }
 
 // A supervisor that hangs keeps neither a pod from being removed, by the first
