@@ -16,7 +16,6 @@ var skips = map[string]string{
 	"network/runner/runner_test.go":      "where no hierarchy of cgroup v1 has the controller of pids: with version 2 it is not in a cgroup of its own",
 	"supervisor/launch/apparmor_test.go": "this machine may have no AppArmor: make test-um has",
 	"supervisor/launch/attack_test.go":   "a machine has one version of cgroups, or both",
-	"test/container/fire_test.go":        "it takes minutes: make test-supervisor",
 	"test/hostile/stopper_test.go":       "freezer.state is of cgroup v1, memory.high of v2",
 	"test/crash/ping_test.go":            "it takes minutes: make test-crash",
 	"test/crash/reboot_test.go":          "the same",
