@@ -237,6 +237,7 @@ func (s *Store) resolver(ctx context.Context, ref reference.Named, auth Auth) (r
 		Credentials: func(host string) (string, string, error) { return shown.login(ctx, host) },
 		UpdateClient: func(client *http.Client) error {
 			if _, wrapped := client.Transport.(link); !wrapped {
+				way := way
 				way.base = client.Transport
 				client.Transport = way
 			}
