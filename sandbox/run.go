@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
@@ -49,12 +50,38 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 	case other == nil:
 		s.Go(func() { s.create(ctx, sb) })
 		return sb.await(ctx)
-	case other.RuntimeHandler != handler || !proto.Equal(other.config, config):
-		return "", fmt.Errorf("sandbox %s already has this name and attempt, and its config or its runtime_handler, %q, differs: remove it, or ask with a higher attempt: %w",
-			other.ID, other.RuntimeHandler, errdefs.ErrAlreadyExists)
+	case other.RuntimeHandler != handler:
+		return "", other.isAnother(fmt.Sprintf("its runtime_handler is %q, and %q is asked for", other.RuntimeHandler, handler))
+	case !proto.Equal(other.config, config):
+		return "", other.isAnother(difference(other.config.ProtoReflect(), config.ProtoReflect(), "config") + " differs")
 	default:
 		return other.await(ctx)
 	}
+}
+
+// isAnother is the answer to a request for a name whose sandbox is another one: whoever asks
+// for another runtime, or for other namespaces, must not take it for what it asked for.
+func (sb *Sandbox) isAnother(what string) error {
+	return fmt.Errorf("sandbox %s already has this name and attempt, and %s: remove it, or ask with a higher attempt: %w", sb.ID, what, errdefs.ErrAlreadyExists)
+}
+
+// difference is the path of the first field in which two messages differ, "" if none.
+func difference(a, b protoreflect.Message, path string) string {
+	fields := a.Descriptor().Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		x, y, at := a.Get(field), b.Get(field), path+"."+string(field.Name())
+		if x.Equal(y) && a.Has(field) == b.Has(field) {
+			continue
+		}
+		if field.Message() == nil || field.IsList() || field.IsMap() {
+			return at
+		}
+		if inside := difference(x.Message(), y.Message(), at); inside != "" {
+			return inside
+		}
+	}
+	return ""
 }
 
 // reserve gives the name to a new sandbox, or returns the one that has it. Two sandboxes
