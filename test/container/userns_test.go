@@ -117,11 +117,3 @@ func owner(info os.FileInfo) (uid, gid uint32) {
 	stat := info.Sys().(*syscall.Stat_t)
 	return stat.Uid, stat.Gid
 }
-
-func many(count uint32) []*runtimeapi.IDMapping {
-	var numbers []uint32
-	for i := range count {
-		numbers = append(numbers, i, 300000+2*i, 1)
-	}
-	return ids(numbers...)
-}

@@ -164,13 +164,6 @@ func (p *tenant) facts(id string) (f facts) {
 	return f
 }
 
-func (p *tenant) status(id string) *runtimeapi.ContainerStatus {
-	p.t.Helper()
-	answer, err := p.Runtime.ContainerStatus(limited(p.t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
-	check(p.t, err)
-	return answer.GetStatus()
-}
-
 // log is what a container has written to its log, as it is in the file.
 func (p *tenant) log(name string) string {
 	content, _ := os.ReadFile(filepath.Join(p.pod.GetLogDirectory(), name+".log"))
