@@ -3,10 +3,9 @@
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0
 
-// Command minicri-shim is the parent of the processes of pods. It is one binary in
-// several roles: the resident supervisor (serve), which has no libcontainer; the process
-// that makes one container, or one process in it (start), with libcontainer, whose init
-// (re-executed inside the new namespaces) it is, too.
+// Command minicri-shim is the parent of the processes of pods: the resident supervisor (serve), which does not
+// use libcontainer; a starter (start), which makes one container, or one process in it; and libcontainer's
+// init, re-executed inside the new namespaces.
 package main
 
 import (
@@ -26,9 +25,6 @@ import (
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // joins namespaces in C, before the Go runtime starts
 )
 
-// name is what ps and top show (proc_pid_comm(5)).
-const name = "minicri-shim"
-
 const usage = `usage: minicri-shim COMMAND [flags]
   serve        supervise the processes of pods until asked to shut down
   version      print the version of its protocol
@@ -36,8 +32,7 @@ and, for itself only:
   start        make a container or a process in one, as asked over a socket
   init         libcontainer's init`
 
-// libcontainer's init must run on the process's main thread, which Go promises
-// only before main. It never returns.
+// libcontainer's init must run on the main thread, which Go promises only before main. It never returns.
 func init() {
 	if len(os.Args) > 1 && os.Args[1] == "init" {
 		libcontainer.Init()
@@ -48,8 +43,8 @@ func main() {
 	if len(os.Args) < 2 {
 		fail(usage)
 	}
-	// Executed from memory, its name would be the number of a descriptor.
-	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
+	// Executed from memory, it would be named by the number of a descriptor (proc_pid_comm(5)).
+	_ = os.WriteFile("/proc/self/comm", []byte("minicri-shim"), 0)
 	switch command, args := os.Args[1], os.Args[2:]; command {
 	case "serve":
 		os.Exit(serveNode(args))
@@ -58,7 +53,7 @@ func main() {
 			fail(fmt.Sprintf("minicri-shim %s: %v", command, err))
 		}
 	case "version":
-		fmt.Println("minicri-shim, protocol", api.Protocol) // two builds of the same sources are the same: minicri says the version
+		fmt.Println("minicri-shim, protocol", api.Protocol) // no version: two builds of the same sources are the same
 	default:
 		fail(fmt.Sprintf("minicri-shim: unknown command %q\n%s", command, usage))
 	}
@@ -66,19 +61,17 @@ func main() {
 
 func serveNode(args []string) int {
 	var s serve.Serve
-	readyFD := 0
 	flags := flag.NewFlagSet("minicri-shim serve", flag.ExitOnError)
 	flags.StringVar(&s.Dir, "dir", "", "the group's directory, absolute")
 	flags.BoolVar(&s.SystemdCgroup, "systemd-cgroup", false, "let systemd make the cgroups: cgroupsPath is slice:prefix:name")
-	flags.IntVar(&readyFD, "ready-fd", 0, "descriptor that gets \"ready\" once the sockets serve")
+	readyFD := flags.Int("ready-fd", 0, "descriptor that gets \"ready\" once the sockets serve")
 	flags.StringVar(&s.Build, "build", "", "what names this build")
 	flags.StringVar(&s.Version, "daemon-version", "", "version of the daemon that starts it")
 	_ = flags.Parse(args) // ExitOnError
-	if readyFD > 0 {
-		syscall.CloseOnExec(readyFD)
-		s.Ready = os.NewFile(uintptr(readyFD), "ready")
+	if *readyFD > 0 {
+		syscall.CloseOnExec(*readyFD)
+		s.Ready = os.NewFile(uintptr(*readyFD), "ready")
 	}
-
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := s.Run(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil))); err != nil {

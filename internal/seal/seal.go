@@ -1,5 +1,4 @@
-// Package seal keeps programs in memory that nobody can change. It has no state and no
-// lock.
+// Package seal keeps programs in memory that nobody can change. It has no state and no lock.
 package seal
 
 import (
@@ -12,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Program copies a program into memory that can be executed, and closes it to all writers,
-// with the seals that libcontainer asks for. It fails where the machine does not execute
-// memory (vm.memfd_noexec is 2).
+// Program copies a program into executable memory, and closes it to all writers with the seals that
+// libcontainer asks for. It fails if the machine forbids executable memory (vm.memfd_noexec is 2).
 func Program(name string, program io.Reader) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
@@ -34,9 +32,8 @@ func Program(name string, program io.Reader) (*os.File, error) {
 	return file, nil
 }
 
-// add adds seals (fcntl(2), F_ADD_SEALS). F_SEAL_WRITE is refused, EBUSY, while anything
-// holds a page of the file, and that may be the kernel's own reclaim or compaction of
-// memory: it lets go of it. The kernel waits by itself in each try, for 150 ms.
+// add adds seals (fcntl(2), F_ADD_SEALS). F_SEAL_WRITE fails with EBUSY while anything holds a page of the
+// file, such as the kernel's own reclaim or compaction, for a moment. Each try waits 150 ms in the kernel.
 func add(file *os.File, seals int) (err error) {
 	for range 20 {
 		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, seals)

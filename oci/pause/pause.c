@@ -1,10 +1,9 @@
 //go:build ignore
 
 /*
- * pause holds a pod's namespaces open: it reaps orphans, ends at SIGTERM or
- * SIGINT, and does nothing else. No libc, no handlers: every signal is blocked
- * and taken synchronously. A blocked signal is queued even for pid 1, whose
- * unhandled signals the kernel drops otherwise (pid_namespaces(7)).
+ * pause holds a pod's namespaces open: it reaps orphans, and ends at SIGTERM or SIGINT. It has no libc and
+ * blocks every signal: the kernel queues blocked signals for pid 1, but drops unhandled ones
+ * (pid_namespaces(7)).
  */
 #if defined(__x86_64__)
 enum { WAIT4 = 61, RT_SIGPROCMASK = 14, RT_SIGTIMEDWAIT = 128, EXIT_GROUP = 231 };
@@ -50,13 +49,10 @@ static void reap(void)
 void _start(void)
 {
 	unsigned long all = ~0UL;
-
 	call(RT_SIGPROCMASK, SIG_BLOCK, (long)&all, 0, sizeof all);
-	/* Children that ended before the mask was set have sent their SIGCHLD. */
-	reap();
+	reap(); /* children whose SIGCHLD came before the mask was set */
 	for (;;) {
 		long sig = call(RT_SIGTIMEDWAIT, (long)&all, 0, 0, sizeof all);
-
 		if (sig == SIGCHLD)
 			reap();
 		if (sig == SIGTERM || sig == SIGINT)

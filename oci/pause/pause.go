@@ -1,6 +1,5 @@
-// Package pause owns the pause program: the one process of a bare pod. Its
-// source is pause.c; build.sh compiles it to pause.elf, which is embedded here
-// and written by the daemon into the root file system that all pods share.
+// Package pause owns the pause program, the one process of a bare pod. build.sh compiles pause.c to
+// pause.elf, which the daemon writes into the root file system that all pods share.
 package pause
 
 import (
@@ -8,15 +7,13 @@ import (
 	"fmt"
 )
 
-// The pattern also matches pause.c, so that the package compiles before
-// pause.elf is built.
+// The pattern also matches pause.c: the package compiles without pause.elf.
 //
 //go:embed pause.*
 var files embed.FS
 
-// Binary returns the pause program, a static ELF executable of this machine's
-// architecture. It fails when the daemon was compiled before pause.elf was
-// built.
+// Binary returns the pause program, a static ELF executable of this machine's architecture. It fails if the
+// daemon was compiled without pause.elf.
 func Binary() ([]byte, error) {
 	elf, err := files.ReadFile("pause.elf")
 	if err != nil {

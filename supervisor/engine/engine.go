@@ -1,15 +1,11 @@
-// Package engine is what a starter does: it makes a container, or a process in one,
-// with libcontainer, or by a program with runc's command line, and what else only
-// these can do: updates, hooks, removals. It is the only package that imports
-// libcontainer; [Main] runs in `minicri-shim start` alone, never in the supervisor.
+// Package engine does a starter's work: it creates (up to the exec barrier), starts, updates and deletes
+// a container, or starts a process in one, with libcontainer or by a program with runc's command line.
+// Only it and the shim's main import libcontainer; [Main] runs in `minicri-shim start`, never in the supervisor.
 //
-// A container is created (init waits at the exec barrier), started and deleted, as
-// runtime-spec has it. Each call is one process's only one, so nothing here has a
-// lock, a limit or a way to be aborted: the supervisor ends a starter with all that it
-// has started (package starter).
+// A process makes one call only, so nothing here has a lock, a limit or a way to be aborted: the supervisor
+// ends a starter with all that it has started (package starter).
 //
-// What another program says of its processes and cgroups is not believed: both are
-// checked before the supervisor gets to kill by them (program.go).
+// Processes and cgroups of a program are checked before the supervisor may kill by them (program.go).
 package engine
 
 import (
@@ -24,7 +20,7 @@ import (
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
-// Main is a starter's life.
+// Main serves a starter's one request.
 func Main() error { return starter.Serve(do) }
 
 func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func() error, err error) {
@@ -62,8 +58,8 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 	return answer, nil, fmt.Errorf("verb %q: %w", r.Verb, errdefs.ErrInvalidArgument)
 }
 
-// container is a container of libcontainer's, or of a program. After an error of exec
-// nothing is left of what it has made; after one of create the supervisor removes it.
+// container is a container of libcontainer or of a program. After an error exec leaves nothing; what create
+// leaves, the supervisor removes.
 type container interface {
 	create(spec *specs.Spec, given streams) (starter.Answer, error)
 	exec(given streams) (pid int, err error)
@@ -73,15 +69,14 @@ type container interface {
 	delete() error
 }
 
-// streams are the standard streams of a process; those that are nil are /dev/null, which
-// for an init is the container's own; an exec has all three, for the node's would be its to
-// change. With a terminal all of them are nil, and its master is sent over console.
+// streams are a process's standard streams. Nil ones are /dev/null, for an init the container's; an exec would
+// get the node's, so it has all three. With a terminal all are nil, and its master is sent over console.
 type streams struct {
 	stdio   [3]*os.File
 	console *os.File
 }
 
-// setOn sets those that are given.
+// setOn sets the streams that are not nil.
 func (s *streams) setOn(stdin *io.Reader, stdout, stderr *io.Writer) {
 	if file := s.stdio[0]; file != nil {
 		*stdin = file
@@ -94,10 +89,9 @@ func (s *streams) setOn(stdin *io.Reader, stdout, stderr *io.Writer) {
 	}
 }
 
-// killProcess ends a process that was made for nobody.
 func killProcess(pid int) error {
 	if pid > 0 {
-		_ = unix.Kill(pid, unix.SIGKILL) // it is our child, and cannot be another one
+		_ = unix.Kill(pid, unix.SIGKILL) // not reaped yet, so the pid is not reused
 	}
 	return nil
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
-// libContainer is a container of libcontainer's.
 type libContainer struct{ starter.Request }
 
 func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
@@ -26,7 +25,7 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 		return answer, err
 	}
 	process.Init = true
-	// libcontainer takes its working directory for the bundle, of which it tells hooks.
+	// libcontainer tells hooks that its working directory is the bundle.
 	if err := os.Chdir(c.Bundle); err != nil {
 		return answer, err
 	}
@@ -36,13 +35,23 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 	if err != nil {
 		return answer, fmt.Errorf("translate the specification: %w", err)
 	}
-	takeHooks(config)
+	// libcontainer runs these against the specification: poststart while init waits at the barrier, and poststop
+	// where errors make Destroy fail. runHooks does.
+	delete(config.Hooks, configs.Poststart)
+	delete(config.Hooks, configs.Poststop)
+	for _, list := range config.Hooks {
+		for _, hook := range list {
+			if command, ok := hook.(configs.CommandHook); ok && command.Timeout == nil {
+				command.Timeout = new(hookLimit)
+			}
+		}
+	}
 	lib, err := libcontainer.Create(c.Root, c.ID, config)
 	if err != nil {
 		return answer, err
 	}
 	if answer.PID, err = startIn(lib, process, given); err != nil {
-		if _, pidErr := process.Pid(); pidErr == nil { // it ran, and asks for what the container does not have: a program, a directory, memory
+		if _, pidErr := process.Pid(); pidErr == nil { // it ran: the container lacks what it asks for
 			err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 		}
 		return answer, err
@@ -68,9 +77,8 @@ func startIn(lib *libcontainer.Container, process *libcontainer.Process, given s
 	return process.Pid()
 }
 
-// giveStreams lets the process open its streams again by their names in
-// /proc/self/fd, as /dev/stdout is one: in a user namespace their owner has to
-// be an id of it. (libcontainer sees to all others.)
+// giveStreams makes the user of a user namespace the streams' owner, so that it can open them again by
+// their names in /proc/self/fd, as /dev/stdout is one. libcontainer does this for other users.
 func giveStreams(lib *libcontainer.Container, process *libcontainer.Process, stdio [3]*os.File) error {
 	config := lib.Config()
 	if !config.Namespaces.Contains(configs.NEWUSER) {
@@ -105,7 +113,7 @@ func (c *libContainer) exec(given streams) (int, error) {
 	return startIn(lib, process, given)
 }
 
-// start runs the hooks that wait for the program.
+// start runs the poststart hooks.
 func (c *libContainer) start() error {
 	spec, err := starter.ReadSpec(c.Bundle)
 	if err != nil || spec.Hooks == nil {
@@ -114,9 +122,8 @@ func (c *libContainer) start() error {
 	return c.runHooks("poststart", spec.Hooks.Poststart, specs.State{Status: specs.StateRunning, Pid: c.InitPID, Annotations: spec.Annotations})
 }
 
-// delete removes a container, which was made whole or not, and then runs the hooks that
-// wait for its end. What fails there is a warning of the supervisor's, and no reason to
-// keep the container (runtime-spec, Lifecycle).
+// delete removes a container, even one that was made in part, and then runs the poststop hooks. The
+// supervisor warns of their errors, which do not keep the container (runtime-spec, Lifecycle).
 func (c *libContainer) delete() error {
 	spec, err := starter.ReadSpec(c.Bundle)
 	if err := c.Remove(); err != nil {
@@ -128,28 +135,18 @@ func (c *libContainer) delete() error {
 	return c.runHooks("poststop", spec.Hooks.Poststop, specs.State{Status: specs.StateStopped, Annotations: spec.Annotations})
 }
 
-// newProcess translates a process of a specification to libcontainer's terms.
-// Standard streams and Init are the caller's to set; streams left nil are
-// /dev/null.
+// newProcess translates a process for libcontainer. The caller sets its streams and Init.
 func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 	affinity, err := configs.ConvertCPUAffinity(p.ExecCPUAffinity)
 	if err != nil {
 		return nil, fmt.Errorf("cpu affinity: %w", err)
 	}
 	process := &libcontainer.Process{
-		Args:            p.Args,
-		Env:             p.Env,
-		UID:             int(p.User.UID),
-		GID:             int(p.User.GID),
-		Cwd:             p.Cwd,
-		Capabilities:    (*configs.Capabilities)(p.Capabilities),
-		AppArmorProfile: p.ApparmorProfile,
-		Label:           p.SelinuxLabel,
-		NoNewPrivileges: &p.NoNewPrivileges,
-		Scheduler:       p.Scheduler,
-		IOPriority:      p.IOPriority,
-		CPUAffinity:     affinity,
-		LogLevel:        "3", // without the debug lines that init pipes to us: logrus.WarnLevel
+		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID),
+		Capabilities: (*configs.Capabilities)(p.Capabilities), NoNewPrivileges: &p.NoNewPrivileges,
+		AppArmorProfile: p.ApparmorProfile, Label: p.SelinuxLabel,
+		Scheduler: p.Scheduler, IOPriority: p.IOPriority, CPUAffinity: affinity,
+		LogLevel: "3", // without the debug lines that init pipes to us: logrus.WarnLevel
 	}
 	for _, gid := range p.User.AdditionalGids {
 		process.AdditionalGroups = append(process.AdditionalGroups, int(gid))
@@ -168,27 +165,10 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 	return process, nil
 }
 
-// hookLimit is how long a hook may take that has no limit of its own. What it leaves,
-// and holds its output, ends with the starter.
+// hookLimit limits hooks that set no limit. Processes that they leave end with the starter.
 const hookLimit = 30 * time.Second
 
-// takeHooks limits the hooks of the configuration, and takes those out which
-// libcontainer runs at another time than the specification wants: poststart when init
-// waits at the barrier, and poststop when errors of it make Destroy fail.
-func takeHooks(config *configs.Config) {
-	delete(config.Hooks, configs.Poststart)
-	delete(config.Hooks, configs.Poststop)
-	for _, list := range config.Hooks {
-		for _, hook := range list {
-			if command, ok := hook.(configs.CommandHook); ok && command.Timeout == nil {
-				command.Timeout = new(hookLimit)
-			}
-		}
-	}
-}
-
-// runHooks runs hooks that were taken from libcontainer, all of them whatever becomes of the others.
-// They are in the bundle: the container may be gone by then.
+// runHooks runs all hooks, in spite of errors.
 func (c *libContainer) runHooks(name string, hooks []specs.Hook, state specs.State) (err error) {
 	state.Version, state.ID, state.Bundle = specs.Version, c.ID, c.Bundle
 	for _, hook := range hooks {

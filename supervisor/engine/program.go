@@ -26,18 +26,26 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// programContainer is a container of a program with runc's command line, such as runc,
-// crun and youki:
+// programContainer is a container of a program with runc's command line, such as runc, crun and youki:
 // https://github.com/opencontainers/runtime-tools/blob/master/docs/command-line-interface.md
-// and the flags that runc has beyond it. Each verb is a run of the program. Root/ID is
-// the container's directory, and has the bundle that the program gets; Root/states has
-// the program's states.
+// and runc's flags beyond it. Each verb runs the program. Root/ID is the container's directory and the
+// program's bundle; Root/states has the program's states.
 type programContainer struct{ starter.Request }
 
 func (c *programContainer) states() string { return filepath.Join(c.Root, starter.ProgramStates) }
 
 func (c *programContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
-	if err := c.writeBundle(*spec); err != nil {
+	// Runtimes refuse versions newer than theirs (crun before 1.9 any but 1.0.x), but read newer fields.
+	spec.Version = "1.0.2"
+	for range 10 { // the removal of the last other container may remove the directories meanwhile
+		if err = errors.Join(os.MkdirAll(c.Dir(), 0o700), os.MkdirAll(c.states(), 0o711)); !errors.Is(err, os.ErrNotExist) {
+			break
+		}
+	}
+	if err == nil {
+		err = writeJSON(filepath.Join(c.Dir(), "config.json"), spec)
+	}
+	if err != nil {
 		return answer, errors.Join(fmt.Errorf("write the bundle of container %s: %w", c.ID, err), os.RemoveAll(c.Dir()))
 	}
 	if answer.PID, err = c.makeProcess(given, c.Dir(), "create", "--bundle", c.Dir()); err == nil {
@@ -46,26 +54,14 @@ func (c *programContainer) create(spec *specs.Spec, given streams) (answer start
 	if err != nil {
 		return answer, errors.Join(err, c.delete())
 	}
-	answer.ExecCgroups = c.askExecCgroups()
-	return answer, nil
-}
-
-// oldestVersion is the version of the runtime-spec that bundles name. Runtimes
-// refuse versions that are newer than they are (crun before 1.9 any but 1.0.x)
-// and read what they know of fields that came later all the same.
-const oldestVersion = "1.0.2"
-
-func (c *programContainer) writeBundle(spec specs.Spec) (err error) {
-	spec.Version = oldestVersion
-	for range 10 { // the removal of the last other container may remove them at the same moment
-		if err = errors.Join(os.MkdirAll(c.Dir(), 0o700), os.MkdirAll(c.states(), 0o711)); !errors.Is(err, os.ErrNotExist) {
-			break
+	help, _ := exec.Command(c.Program[0], "exec", "--help").CombinedOutput() // without help there is no such flag
+	if text := string(help); strings.Contains(text, "--cgroup") {
+		answer.ExecCgroups = starter.ExecCgroupByPath
+		if strings.Contains(text, "controller") {
+			answer.ExecCgroups = starter.ExecCgroupByName
 		}
 	}
-	if err != nil {
-		return err
-	}
-	return writeJSON(filepath.Join(c.Dir(), "config.json"), &spec)
+	return answer, nil
 }
 
 func writeJSON(path string, value any) error {
@@ -76,9 +72,8 @@ func writeJSON(path string, value any) error {
 	return os.WriteFile(path, encoded, 0o600)
 }
 
-// findCgroups returns init's cgroups by controller, "" for version 2: those that were made for
-// the container, whose name was asked for. The others may hold other processes, the supervisor
-// above all.
+// findCgroups returns init's cgroups by controller, "" for version 2: only those with the container's name,
+// as others may hold other processes, such as the supervisor.
 func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 	own, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -97,7 +92,7 @@ func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 		mount := "/sys/fs/cgroup"
 		if !cgroups.IsCgroup2UnifiedMode() {
 			if mount, err = cgroups.FindCgroupMountpoint("", controller); controller == "" || cgroups.IsNotFound(err) {
-				continue // the hybrid hierarchy has no controllers, and named ones are mounted nowhere
+				continue // the hybrid hierarchy has no controllers, and named ones are not mounted
 			}
 			if err != nil {
 				return nil, fmt.Errorf("cgroups of container %s: %w", c.ID, err)
@@ -109,19 +104,6 @@ func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 		return nil, fmt.Errorf("%s has put process %d of container %s into %v, not into %q", c.Program[0], pid, c.ID, own, c.CgroupsPath)
 	}
 	return found, nil
-}
-
-// askExecCgroups asks the program itself, by the help of its verb, how it takes the cgroup of an exec.
-func (c *programContainer) askExecCgroups() string {
-	help, _ := exec.Command(c.Program[0], "exec", "--help").CombinedOutput() // one without help has no such flag
-	switch text := string(help); {
-	case !strings.Contains(text, "--cgroup"):
-		return ""
-	case strings.Contains(text, "controller"):
-		return starter.ExecCgroupByName
-	default:
-		return starter.ExecCgroupByPath
-	}
 }
 
 func (c *programContainer) exec(given streams) (int, error) {
@@ -142,8 +124,8 @@ func (c *programContainer) exec(given streams) (int, error) {
 		}
 		arguments = append(arguments, "--cgroup", path)
 	}
-	if adjust := c.Process.OOMScoreAdj; adjust != nil { // crun leaves a command what it has inherited; one that may not be set stays
-		_ = writeOOMScoreAdj(os.Getpid(), strconv.Itoa(*adjust))
+	if adjust := c.Process.OOMScoreAdj; adjust != nil {
+		_ = writeOOMScoreAdj(os.Getpid(), strconv.Itoa(*adjust)) // crun's commands inherit it; it may be forbidden
 	}
 	return c.makeProcess(given, scratch, "exec", arguments...)
 }
@@ -169,16 +151,14 @@ func (c *programContainer) delete() error {
 	return c.Remove()
 }
 
-// makeProcess runs a verb that makes a process of the container, and returns its pid. What the
-// program says of it comes by way of the directory scratch.
+// makeProcess runs a verb that makes a process, and returns its pid, which the program writes into scratch.
 func (c *programContainer) makeProcess(given streams, scratch, verb string, arguments ...string) (pid int, err error) {
 	pidFile := filepath.Join(scratch, "pid")
 	arguments = append([]string{"--pid-file", pidFile}, arguments...)
 	var passed []*os.File
 	var terminal *net.UnixListener
 	if given.console != nil {
-		// The socket is reached through a descriptor of its directory, the program's first after the
-		// standard ones: its path would be longer than 107 characters (unix(7)).
+		// The program gets the directory as descriptor 3: the socket's path may not exceed 107 characters (unix(7)).
 		directory, err := os.Open(scratch)
 		if err != nil {
 			return 0, err
@@ -216,7 +196,7 @@ func (c *programContainer) makeProcess(given streams, scratch, verb string, argu
 	return pid, nil
 }
 
-// forward sends on the master of a terminal, which the program has sent before it ended.
+// forward sends on the master of a terminal, which the program sent before it ended.
 func forward(terminal *net.UnixListener, to *os.File) error {
 	if err := terminal.SetDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
@@ -234,9 +214,8 @@ func forward(terminal *net.UnixListener, to *os.File) error {
 	return os.NewSyscallError("sendmsg", unix.Sendmsg(int(to.Fd()), []byte("terminal"), unix.UnixRights(int(master.Fd())), nil, 0))
 }
 
-// run runs the program with global flags and the arguments, and gives it the
-// files after its standard streams. Its error is the last one that the program
-// has logged.
+// run runs the program with global flags, the arguments, and the files after its standard streams. It
+// returns the last error that the program logged.
 func (c *programContainer) run(given streams, passed []*os.File, verb string, arguments ...string) error {
 	log, err := os.CreateTemp(c.Dir(), "log-")
 	if err != nil {
@@ -249,14 +228,11 @@ func (c *programContainer) run(given streams, passed []*os.File, verb string, ar
 		flags = append(flags, "--systemd-cgroup")
 	}
 	command := exec.Command(c.Program[0], slices.Concat(c.Program[1:], flags, []string{verb}, arguments)...)
-	// The streams become those of init: files, so that nothing is copied. What
-	// the program itself writes goes to its log.
+	// Init inherits the streams. The program itself writes to its log.
 	given.setOn(&command.Stdin, &command.Stdout, &command.Stderr)
 	command.ExtraFiles = passed
-	// Without the supervisor's environment but for PATH: runtimes look for their helpers
-	// there.
 	command.Dir = "/"
-	command.Env = []string{"PATH=" + os.Getenv("PATH"), "XDG_RUNTIME_DIR=" + c.states()}
+	command.Env = []string{"PATH=" + os.Getenv("PATH"), "XDG_RUNTIME_DIR=" + c.states()} // PATH has runtimes' helpers
 	if bus := os.Getenv("DBUS_SYSTEM_BUS_ADDRESS"); bus != "" {
 		command.Env = append(command.Env, "DBUS_SYSTEM_BUS_ADDRESS="+bus)
 	}
@@ -265,18 +241,20 @@ func (c *programContainer) run(given streams, passed []*os.File, verb string, ar
 	}
 	said := lastError(log)
 	err = fmt.Errorf("%s %s: %s", filepath.Base(c.Program[0]), verb, cmp.Or(said, err.Error()))
-	if isContainersFault(said) {
+	// The words of runc (init_linux.go) and crun (execvp and find_executable in its linux.c) for a program, a
+	// directory or a user that the container lacks.
+	lacks := []string{
+		"unable to start container process", "executable file", "open executable", "exec failed", "chdir to", "cannot find",
+	}
+	if slices.ContainsFunc(lacks, func(words string) bool { return strings.Contains(said, words) }) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	return err
 }
 
-// maxLog is how much of a log's end is looked at.
-const maxLog = 32 << 10
-
-// lastError is the message of the last error in a log of the runtime's, "" if
-// there is none.
+// lastError returns the last error at the end of a program's log, "" if there is none.
 func lastError(log *os.File) (message string) {
+	const maxLog = 32 << 10
 	size, _ := log.Seek(0, io.SeekEnd)
 	for lines := bufio.NewScanner(io.NewSectionReader(log, max(0, size-maxLog), maxLog)); lines.Scan(); {
 		var line struct{ Level, Msg string }
@@ -285,17 +263,4 @@ func lastError(log *os.File) (message string) {
 		}
 	}
 	return message
-}
-
-// isContainersFault reports whether a runtime's message says that the
-// container asks for what it does not have: a program, a directory, a user.
-// The words are those of runc (init_linux.go, "unable to start container
-// process") and crun (execvp and find_executable in its linux.c).
-func isContainersFault(message string) bool {
-	for _, words := range [...]string{"unable to start container process", "executable file", "open executable", "exec failed", "chdir to", "cannot find"} {
-		if strings.Contains(message, words) {
-			return true
-		}
-	}
-	return false
 }

@@ -20,8 +20,7 @@ import (
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
-// update sets resources, those that are named, and oom_score_adj unless it is nil, of
-// all processes: all or with an error none.
+// update sets the named resources, and all processes' oom_score_adj unless it is nil, or restores all.
 func update(r starter.Request, c container) error {
 	wanted := new(specs.LinuxResources)
 	if err := json.Unmarshal(r.Resources, wanted); err != nil {
@@ -66,22 +65,21 @@ func (c *libContainer) setResources(wanted *specs.LinuxResources, oomScoreAdj *i
 	return err
 }
 
-// resourcesOf are the resources that are named, in libcontainer's terms. Others stay as they are.
+// resourcesOf translates the named resources for libcontainer. Others stay as they are.
 func resourcesOf(wanted *specs.LinuxResources) (*cgroups.Resources, error) {
 	config, err := specconv.CreateCgroupConfig(&specconv.CreateOpts{Spec: &specs.Spec{Linux: &specs.Linux{Resources: wanted}}}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
-	// Version 2 takes a limit below what is in use, and kills for it.
+	// Version 2 accepts a limit below the usage, and kills for it.
 	config.Resources.SkipDevices, config.Resources.MemoryCheckBeforeUpdate = true, true
 	return config.Resources, nil
 }
 
-// limits are the files of a container's cgroups that an update may write, by
-// path, with what they held.
+// limits are the contents of the cgroup files that an update may write, by path.
 type limits map[string]string
 
-// limitFiles are their names, of both versions.
+// limitFiles are the files' names, of both versions.
 var limitFiles = [...]string{
 	"cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.weight", "cpu.max",
 	"cpuset.cpus", "cpuset.mems", "cpuset.*" + effective,
@@ -89,16 +87,15 @@ var limitFiles = [...]string{
 	"hugetlb.*.limit_in_bytes", "hugetlb.*.max",
 }
 
-// effective ends the name of a file that says what is in force of another, which may be
-// empty.
+// effective ends the names of files that hold what is in force of others, which may be empty.
 const effective = ".effective"
 
-// readLimits reads them, and the files of version 2 that are named.
+// readLimits reads limitFiles, and the named files of version 2.
 func readLimits(paths starter.Cgroups, unified map[string]string) limits {
 	var files []string
 	for _, dir := range paths {
 		for _, pattern := range limitFiles {
-			found, _ := filepath.Glob(filepath.Join(dir, pattern)) // a good pattern
+			found, _ := filepath.Glob(filepath.Join(dir, pattern))
 			files = append(files, found...)
 		}
 	}
@@ -114,10 +111,9 @@ func readLimits(paths starter.Cgroups, unified map[string]string) limits {
 	return read
 }
 
-// tryLimits sets resources in the files of version 2, before systemd is told of them,
-// which keeps what the kernel refuses as properties of the unit, and writes it again
-// when it likes: no undo would hold. On version 1 it does nothing, nor for a container
-// without a cgroup of its own: fs2 would take that of this process for it.
+// tryLimits sets resources of version 2 before systemd gets them: systemd would keep what the kernel
+// refuses, and write it again. It does nothing on version 1, nor for a container without its own cgroup,
+// for which fs2 would use that of this process.
 func tryLimits(paths starter.Cgroups, wanted *specs.LinuxResources) error {
 	if !cgroups.IsCgroup2UnifiedMode() || paths[""] == "" {
 		return nil
@@ -130,7 +126,7 @@ func tryLimits(paths starter.Cgroups, wanted *specs.LinuxResources) error {
 	if err != nil {
 		return err
 	}
-	// The cpuset last, as it cannot be undone: see restore.
+	// The cpuset is last, as it cannot be undone: see restore.
 	last := cgroups.Resources{SkipDevices: true, CpusetCpus: r.CpusetCpus, CpusetMems: r.CpusetMems}
 	r.CpusetCpus, r.CpusetMems = "", ""
 	if err := m.Set(r); err != nil {
@@ -139,17 +135,16 @@ func tryLimits(paths starter.Cgroups, wanted *specs.LinuxResources) error {
 	return m.Set(&last)
 }
 
-// restore writes back what has changed. It goes over the files more than once:
-// a limit of memory alone and one of memory and swap bound each other.
+// restore writes back what has changed. It repeats, as limits of memory and of memory and swap bound each other.
 func (l limits) restore() (failed error) {
 	for range 3 {
 		failed = nil
 		for path, content := range l {
 			now, err := os.ReadFile(path)
 			if err != nil || strings.TrimSpace(string(now)) == content || strings.HasSuffix(path, effective) {
-				continue // its cgroup is gone, or it is as it was
+				continue // the cgroup is gone, or the limit is unchanged
 			}
-			if content == "" { // a cpuset that has processes is not made empty again
+			if content == "" { // a cpuset with processes cannot be made empty again
 				content = l[path+effective]
 			}
 			if err := os.WriteFile(path, []byte(content+"\n"), 0); err != nil {
@@ -160,7 +155,7 @@ func (l limits) restore() (failed error) {
 	return failed
 }
 
-// setOOMScoreAdj sets it for all processes of the container, and returns what they had.
+// setOOMScoreAdj sets oom_score_adj of all processes of the container, and returns their old values.
 func setOOMScoreAdj(paths starter.Cgroups, adjust *int) (old map[int]string, err error) {
 	old = make(map[int]string)
 	for again := adjust != nil; again; {
@@ -173,7 +168,7 @@ func setOOMScoreAdj(paths starter.Cgroups, adjust *int) (old map[int]string, err
 			if _, seen := old[pid]; seen {
 				continue
 			}
-			again = true // it may have started another one meanwhile
+			again = true // it may have started another meanwhile
 			value, _ := os.ReadFile(oomScoreAdjFile(pid))
 			old[pid] = strings.TrimSpace(string(value))
 			if err := writeOOMScoreAdj(pid, strconv.Itoa(*adjust)); err != nil {

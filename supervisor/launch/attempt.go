@@ -19,14 +19,14 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 )
 
-// The descriptors of the first process besides its streams; more follow.
+// The first process's descriptors after its streams; more follow.
 const (
 	socketFD  = 3 // gets the list, and answers
 	lifeFD    = 4 // ends when the supervisor has ended
 	programFD = 5
 )
 
-// attempt is one launch: its list, and what is made for it.
+// attempt is one launch: its list, and what was made for it.
 type attempt struct {
 	calls
 	launcher *Launcher
@@ -38,11 +38,10 @@ type attempt struct {
 	parent  int        // the pid of the last of them
 	made    *Launched  // the process; nil before its pid is known
 	barrier bool       // there is an exec barrier
-	waiting string     // for what
+	waiting string     // for what, in errors
 }
 
-// newAttempt opens what each first process gets. The caller calls end. A stream that is nil
-// is at its end once the attempt is.
+// newAttempt opens what each first process gets. The caller calls end; then a nil stream is at its end.
 func (l *Launcher) newAttempt(streams [3]*os.File) (_ *attempt, err error) {
 	a := &attempt{launcher: l, waiting: "its first process"}
 	defer func() {
@@ -71,7 +70,7 @@ func (l *Launcher) newAttempt(streams [3]*os.File) (_ *attempt, err error) {
 	return a, err
 }
 
-// give opens a further descriptor of the first process, and returns its number.
+// give adds a descriptor to the first process, and returns its number.
 func (a *attempt) give(file *os.File, err error) (number uint64, _ error) {
 	if err != nil {
 		return 0, err
@@ -87,8 +86,7 @@ func (a *attempt) closeAll() {
 	}
 }
 
-// fork starts the first process, which waits for its list. Nothing can stop it before
-// it has executed the program: it is nobody's but the supervisor's.
+// fork starts the first process. No container can stop it before it has executed the program.
 func (a *attempt) fork() (*process.Child, error) {
 	var pidfd int
 	attributes := &syscall.ProcAttr{Env: []string{}, Sys: &syscall.SysProcAttr{PidFD: &pidfd}}
@@ -105,15 +103,14 @@ func (a *attempt) fork() (*process.Child, error) {
 	return first, nil
 }
 
-// run sends the list and follows what becomes of it: until the process is at the exec
-// barrier, or has executed its program.
+// run sends the list, and returns when the process is at the exec barrier or has executed its program.
 func (a *attempt) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { _ = a.ours.SetDeadline(time.Unix(1, 0)) })()
 	_, err := a.WriteTo(a.ours)
 	if err != nil {
 		err = fmt.Errorf("send the list of calls to the program launch: %w", err)
 	} else {
-		err = a.files[socketFD].Close() // its end is to be seen
+		err = a.files[socketFD].Close() // or reads would not end with the process
 	}
 	for done := false; err == nil && !done; {
 		done, err = a.step()
@@ -124,10 +121,9 @@ func (a *attempt) run(ctx context.Context) error {
 	return err
 }
 
-// end ends what the attempt has started but, without an error, the process that is launched,
-// which it leaves to the supervisor. What cannot end yet ends when it can.
+// end kills all processes of the attempt, which end when they can; without an error it spares the launched one.
 func (a *attempt) end(err error) {
-	_ = a.ours.Close() // what waits to be told to go on, ends
+	_ = a.ours.Close() // ends what waits to be told to go on
 	if made := a.made; err != nil && made != nil && made.Process != nil {
 		_ = made.Process.Signal(unix.SIGKILL) // it may have ended
 		_ = made.Process.Close()
@@ -135,8 +131,7 @@ func (a *attempt) end(err error) {
 	for _, pidfd := range slices.Backward(a.parents) {
 		_ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
 	}
-	// They are in the container's cgroup, which nobody could remove before. In a frozen cgroup of
-	// version 1 they end when that is thawed.
+	// The container's cgroup cannot be removed before. In a frozen cgroup of version 1 they end at the thaw.
 	for deadline := time.Now().Add(time.Second); slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); {
 		time.Sleep(50 * time.Microsecond)
 	}
@@ -148,8 +143,8 @@ func (a *attempt) end(err error) {
 
 func lives(pidfd *os.File) bool { return !process.HasEnded(int(pidfd.Fd())) }
 
-// step waits for one thing that is said. The process has the socket, too, in reach of a
-// container that traces it: over it nothing may be said but that it has failed.
+// step handles one message. Once the process is made, it may only say that it has failed: a container that
+// traces it can write to the socket.
 func (a *attempt) step() (done bool, err error) {
 	said := make([]byte, 8)
 	_, err = io.ReadFull(a.ours, said)
@@ -166,16 +161,20 @@ func (a *attempt) step() (done bool, err error) {
 		return false, a.openHelper(value)
 	case what == pidMade && a.made == nil:
 		return false, a.own(value)
+	case what >= 0 && what < len(a.what):
+		err = fmt.Errorf("%s: %w", a.what[what], syscall.Errno(value))
+	case what == len(a.what):
+		err = errors.New(a.missing)
+	default:
+		err = fmt.Errorf("read the list of calls: %w", syscall.Errno(value))
 	}
-	err = a.failure(what, syscall.Errno(value))
 	if a.made != nil {
-		err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) // what it asks for is not there
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) // the container lacks what it asks for
 	}
 	return false, err
 }
 
-// openHelper opens the helper, whose pid is its own as long as its parent lives, and lets
-// it go on.
+// openHelper opens the helper and lets it go on. Its pid is not reused while its parent lives.
 func (a *attempt) openHelper(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -189,10 +188,10 @@ func (a *attempt) openHelper(pid int) error {
 	return a.goOn()
 }
 
-// isChild is nil if a process is a child of the last parent, which does not reap it.
+// isChild returns nil if the process is a child of the last parent, which does not reap it.
 func (a *attempt) isChild(pid int) error {
 	stat, err := process.ReadStat(pid)
-	if !lives(a.parents[len(a.parents)-1]) { // the pid may be another's
+	if !lives(a.parents[len(a.parents)-1]) { // the pid may be reused
 		return errKilled
 	}
 	if err == nil && stat.Parent != a.parent {
@@ -201,7 +200,7 @@ func (a *attempt) isChild(pid int) error {
 	return err
 }
 
-// own makes the process a child with an owner, and lets it go on.
+// own makes the process a child that we own, and lets it go on.
 func (a *attempt) own(pid int) error {
 	child, err := a.launcher.parent.Start(func() (int, error) { return pid, a.isChild(pid) })
 	if err != nil {
@@ -229,8 +228,8 @@ func (a *attempt) goOn() error {
 
 var errKilled = errors.New("it was killed before it executed its program")
 
-// closed is what it means that nothing more is to be heard: the socket is closed at the exec
-// barrier, by the execution of the program, or by the end of the process.
+// closed returns what the end of the socket means: the process is at the exec barrier, has executed its
+// program (both nil), or was killed.
 func (a *attempt) closed() error {
 	if a.made == nil {
 		return errKilled

@@ -16,17 +16,15 @@ import (
 	"github.com/minicri/minicri/internal/process"
 )
 
-// CanExec reports whether a launch can start a process of a container; else
-// libcontainer does, in a starter. A terminal is made in the container, and where nothing
-// says HOME its /etc/passwd is read there.
+// CanExec reports whether a launch can start a process of a container; otherwise libcontainer does, in a
+// starter, such as what takes code in the container: a terminal, and HOME from /etc/passwd.
 func CanExec(spec *specs.Spec, p *specs.Process) bool {
 	return len(p.Args) > 0 && !p.Terminal && p.Capabilities != nil && p.Scheduler == nil && p.IOPriority == nil && p.ExecCPUAffinity == nil &&
 		spec.Linux.Personality == nil && spec.Linux.MemoryPolicy == nil && spec.Linux.IntelRdt == nil &&
 		hasOwnMounts(spec.Linux.Namespaces) && valueOf(p.Env, "HOME") != "" && !asksAnother(spec.Linux.Seccomp)
 }
 
-// hasOwnMounts reports whether there is a mount namespace, and none of a kind that a
-// launch does not know.
+// hasOwnMounts reports whether there is a mount namespace, and no namespace of an unknown kind.
 func hasOwnMounts(namespaces []specs.LinuxNamespace) (mounts bool) {
 	for _, n := range namespaces {
 		if namespaceFlags[n.Type] == 0 {
@@ -37,8 +35,7 @@ func hasOwnMounts(namespaces []specs.LinuxNamespace) (mounts bool) {
 	return mounts
 }
 
-// asksAnother reports whether another process decides on calls, which needs a descriptor
-// of the filter.
+// asksAnother reports whether another process decides on calls, and so needs a descriptor of the filter.
 func asksAnother(profile *specs.LinuxSeccomp) bool {
 	return profile != nil && (profile.DefaultAction == specs.ActNotify || profile.ListenerPath != "" ||
 		slices.ContainsFunc(profile.Syscalls, func(call specs.LinuxSyscall) bool { return call.Action == specs.ActNotify }))
@@ -50,46 +47,34 @@ type Exec struct {
 	Init    *process.Process  // the container's first
 	Spec    *specs.Spec       // the container's
 	Process *specs.Process    // what to execute: the container's own, but for its arguments
-	Streams [3]*os.File       // nobody else's: they become the user's of the process
-	Cgroups map[string]string // in which the process is born, by controller, "" for version 2
+	Streams [3]*os.File       // nobody else's: the process's user becomes their owner
+	Cgroups map[string]string // of the process, by controller, "" for version 2
 }
 
-// Exec returns when the program is executed. After an error nothing of it runs, or what
-// does ends when it can. errdefs.ErrFailedPrecondition says that the process asks for what
-// the container does not have; where ctx has ended, its cause is in the chain.
-func (l *Launcher) Exec(ctx context.Context, e Exec) (made *Launched, err error) {
-	a, err := l.newAttempt(e.Streams)
-	if err == nil {
-		err = a.exec(ctx, e)
-		made = a.made
-		a.end(err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("launch a command in container %s: %w", e.ID, err)
-	}
-	return made, nil
-}
-
-func (a *attempt) exec(ctx context.Context, e Exec) error {
-	for _, stream := range e.Streams {
-		// So that the user can open it again, by its name in /proc/self/fd.
-		if err := stream.Chown(int(e.Process.User.UID), -1); err != nil {
-			return fmt.Errorf("owner of the streams: %w", err)
+// Exec returns when the program is executed. After an error all processes are killed, and end when they
+// can. errdefs.ErrFailedPrecondition says that the container lacks what the process asks for. If ctx has
+// ended, its cause is in the chain.
+func (l *Launcher) Exec(ctx context.Context, e Exec) (*Launched, error) {
+	return l.launch("a command in container "+e.ID, e.Streams, func(a *attempt) error {
+		for _, stream := range e.Streams {
+			// So that the user can open it again, by its name in /proc/self/fd.
+			if err := stream.Chown(int(e.Process.User.UID), -1); err != nil {
+				return fmt.Errorf("owner of the streams: %w", err)
+			}
 		}
-	}
-	if err := a.fillExec(e); err != nil {
-		return err
-	}
-	if _, err := a.fork(); err != nil {
-		return err
-	}
-	return a.run(ctx)
+		if err := a.fillExec(e); err != nil {
+			return err
+		}
+		if _, err := a.fork(); err != nil {
+			return err
+		}
+		return a.run(ctx)
+	})
 }
 
-// fillExec adds all calls: the same that libcontainer's init makes for an exec
-// (setns_init_linux.go). What needs the node is done first, then all is joined, and all
-// that is the node's closed: the process that is forked then, which the container sees,
-// has nothing of it.
+// fillExec adds the calls that libcontainer's init makes for an exec (setns_init_linux.go). First comes what
+// needs the node. Then all namespaces are joined and the node's descriptors closed, so that the process that
+// the container sees has none of them.
 func (a *attempt) fillExec(e Exec) error {
 	filter, err := a.launcher.filters.of(e.Spec.Linux.Seccomp)
 	if err != nil {
@@ -101,13 +86,20 @@ func (a *attempt) fillExec(e Exec) error {
 	}
 	a.add("close the program", unix.SYS_CLOSE, programFD)
 	a.setOOMScoreAdj(e.Process.OOMScoreAdj)
-	a.confine(e.Process)
-	// What runs in the container must not trace this process (CVE-2016-9962).
-	a.add("refuse to be traced", unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0)
+	// Children inherit the labels. They are set in the node's /proc, as a container may have mounted something
+	// over its own (CVE-2019-16884, CVE-2025-52881).
+	if label := e.Process.SelinuxLabel; label != "" && selinux.GetEnabled() {
+		a.write("label the session keyring", "/proc/self/attr/keycreate", label, mayFail)
+		a.write("set the SELinux label "+label, "/proc/self/attr/exec", label, 0)
+	}
+	if profile := e.Process.ApparmorProfile; profile != "" {
+		a.write("set the AppArmor profile "+profile, "/proc/self/attr/apparmor/exec", "exec "+profile, 0)
+	}
+	a.add("refuse to be traced", unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0) // by the container (CVE-2016-9962)
 	if err := a.enterCgroups(e.Cgroups); err != nil {
 		return err
 	}
-	var all uint64 // the namespaces that the container does not share with the node
+	var all uint64 // namespaces
 	for _, n := range e.Spec.Linux.Namespaces {
 		all |= namespaceFlags[n.Type]
 	}
@@ -119,15 +111,14 @@ func (a *attempt) fillExec(e Exec) error {
 	return a.become(e.Process, filter)
 }
 
-// enterCgroups brings what goes on with the list into cgroups, by controller. The whole
-// kernel has a lock for processes that are moved (cgroup_procs_write_start of
-// kernel/cgroup/cgroup.c), for which others wait some milliseconds; on version 1 a
-// single thread that moves itself needs none of it, on version 2 a process that is born
-// in its cgroup does not.
+// enterCgroups puts the process that goes on with the list into cgroups, by controller. It avoids the
+// kernel's global lock for moves (cgroup_procs_write_start of kernel/cgroup/cgroup.c), which costs
+// milliseconds: a thread that moves itself (version 1) and a process born in its cgroup (version 2) do not
+// take it.
 func (a *attempt) enterCgroups(cgroups map[string]string) error {
 	for _, controller := range slices.Sorted(maps.Keys(cgroups)) {
 		if controller != "" {
-			a.write("enter the cgroup "+cgroups[controller], cgroups[controller]+"/tasks", "0")
+			a.write("enter the cgroup "+cgroups[controller], cgroups[controller]+"/tasks", "0", 0)
 		}
 	}
 	unified, ok := cgroups[""]
@@ -145,28 +136,14 @@ func (a *attempt) enterCgroups(cgroups map[string]string) error {
 	return nil
 }
 
-// confine says under which labels the program is to be executed, in the node's /proc: a
-// container can have put something else over its own (CVE-2019-16884, CVE-2025-52881).
-// What is forked inherits it.
-func (a *attempt) confine(p *specs.Process) {
-	if p.SelinuxLabel != "" && selinux.GetEnabled() {
-		a.tryWrite("label the session keyring", "/proc/self/attr/keycreate", p.SelinuxLabel)
-		a.write("set the SELinux label "+p.SelinuxLabel, "/proc/self/attr/exec", p.SelinuxLabel)
-	}
-	if p.ApparmorProfile != "" {
-		a.write("set the AppArmor profile "+p.ApparmorProfile, "/proc/self/attr/apparmor/exec", "exec "+p.ApparmorProfile)
-	}
-}
-
 // namespaceFlags are those of setns(2) and clone(2).
 var namespaceFlags = map[specs.LinuxNamespaceType]uint64{
 	specs.MountNamespace: unix.CLONE_NEWNS, specs.UTSNamespace: unix.CLONE_NEWUTS, specs.IPCNamespace: unix.CLONE_NEWIPC,
 	specs.NetworkNamespace: unix.CLONE_NEWNET, specs.PIDNamespace: unix.CLONE_NEWPID, specs.CgroupNamespace: unix.CLONE_NEWCGROUP,
 }
 
-// become makes the process what it is to be, in the container. Without no_new_privs a
-// filter can only be loaded by who may do so, before the privileges are dropped, and has
-// to allow what drops them; else it is loaded last.
+// become sets the process's attributes in the container. Without no_new_privs only a privileged process may
+// load a filter, so it is loaded before the privileges are dropped, and has to allow that; else it is last.
 func (a *attempt) become(p *specs.Process, f filter) error {
 	if p.NoNewPrivileges {
 		a.add("set no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
@@ -181,15 +158,13 @@ func (a *attempt) become(p *specs.Process, f filter) error {
 		}
 		a.add("set "+limit.Type, unix.SYS_PRLIMIT64, 0, kind, a.numbers(limit.Soft, limit.Hard))
 	}
-	// The working directory is entered before the process is the user's, who may not be able to, and
-	// after that if only the user can: the server of a mount may not know the root of this node. No
-	// link of /proc/PID is followed, which can lead out of the container (CVE-2024-21626):
-	// libcontainer's init does, and checks where it is then.
+	// The working directory is entered as root, or as the user if the server of a mount refuses root.
+	// No link of /proc/PID is followed, as it can lead out of the container (CVE-2024-21626).
 	chdir := fmt.Sprintf("chdir to cwd (%q) set in config.json failed", p.Cwd)
 	how := a.numbers(unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0, unix.RESOLVE_NO_MAGICLINKS)
 	open := []uint64{here, a.text(p.Cwd), how, 3 * 8}
 	a.put(chdir, mayFail|keep, unix.SYS_OPENAT2, open...)
-	a.put(chdir, mayFail|keep|firstKept, unix.SYS_FCHDIR) // keeps 0, which is a descriptor that is open, or the error
+	a.put(chdir, mayFail|keep|firstKept, unix.SYS_FCHDIR) // keeps 0, an open descriptor, or the error
 	if !p.NoNewPrivileges {
 		a.loadFilter(f)
 		f = filter{}
@@ -199,8 +174,8 @@ func (a *attempt) become(p *specs.Process, f filter) error {
 	}
 	const otherwise = 2 // calls
 	a.put(chdir, mayFail|firstKept|otherwise<<skipShift, unix.SYS_FCNTL, 0, unix.F_GETFD)
-	a.keep(chdir, unix.SYS_OPENAT2, open...)
-	a.use(chdir, unix.SYS_FCHDIR)
+	a.put(chdir, keep, unix.SYS_OPENAT2, open...)
+	a.put(chdir, firstKept, unix.SYS_FCHDIR)
 	a.execute(p.Args, p.Env, f)
 	return nil
 }
@@ -214,10 +189,9 @@ var Rlimits = map[string]uint64{
 	"RLIMIT_RTTIME": unix.RLIMIT_RTTIME, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING, "RLIMIT_STACK": unix.RLIMIT_STACK,
 }
 
-// execute executes the program, which it looks for as execvp(3) does, but not in the working
-// directory. Where nothing is found, the list ends.
+// execute finds the program as execvp(3) does, but not in the working directory, and executes it.
 func (a *attempt) execute(args, env []string, f filter) {
-	// The user's home is in another entry: see CanExec.
+	// Another entry has the home: see CanExec.
 	env = slices.DeleteFunc(slices.Clone(env), func(variable string) bool { return variable == "HOME=" })
 	argv, envp := a.texts(args), a.texts(env)
 	program := fmt.Sprintf("exec: %q", args[0])
@@ -234,7 +208,7 @@ func (a *attempt) execute(args, env []string, f filter) {
 	a.missing = program + ": executable file not found in $PATH"
 }
 
-// valueOf is the value of a variable, the last one of its name.
+// valueOf returns the value of the last variable with a name.
 func valueOf(env []string, name string) string {
 	for _, variable := range slices.Backward(env) {
 		if value, ok := strings.CutPrefix(variable, name+"="); ok {

@@ -1,12 +1,9 @@
 //go:build ignore
 
 /*
- * launch makes the system calls of a list, in order, and ends at the first one
- * that fails. The last one is execve(2). It decides nothing: what a process
- * needs is in the list (calls.go), which comes from descriptor 3 and is laid out
- * for the address at which it is put, so that pointers in it are right as they
- * are. No libc, a single thread, a few pages: nothing has to be started before
- * the first call, and the kernel copies next to nothing.
+ * launch makes the system calls of a list, up to execve(2), and ends at the first failure. It reads the
+ * list (calls.go) from descriptor 3 and maps it at the address for which its pointers are made. It has no
+ * libc, one thread and a few pages, so that it starts at once and the kernel copies next to nothing.
  */
 #if defined(__x86_64__)
 enum { READ = 0, WRITE = 1, CLOSE = 3, MMAP = 9, PRCTL = 157, EXIT_GROUP = 231 };
@@ -63,10 +60,8 @@ enum {
 };
 static char *const BASE = (char *)0x10000000;
 
-struct list { long size, calls, count; };
 struct step { long number, args[6], flags; };
-
-static struct list list;
+static struct { long size, calls, count; } list;
 
 static long call3(long number, long a, long b, long c)
 {
@@ -86,7 +81,6 @@ static void say(long what, long value)
 	call3(WRITE, SOCKET, (long)words, sizeof words);
 }
 
-/* says which call failed, and why, if anybody still listens */
 __attribute__((noreturn)) static void fail(long which, long error)
 {
 	say(which, error);
@@ -100,22 +94,19 @@ static void read_all(char *to, long n)
 		if (got == -EINTR)
 			continue;
 		if (got <= 0)
-			fail(NO_LIST, got ? -got : EPIPE); /* who started us is gone */
+			fail(NO_LIST, got ? -got : EPIPE); /* the supervisor is gone */
 		to += got;
 		n -= got;
 	}
 }
 
 /*
- * The child goes on with the list when it is told to, which is when who started
- * us knows its pid: who started us gave up, if not. The parent lives until it is
- * killed, so that nothing but it can reap the child; or until who started us has
- * ended.
+ * The child goes on once the supervisor knows its pid and says so. The parent, which alone could reap the
+ * child, lives until the supervisor kills it or ends.
  */
 static void forked(long pid, long is_last)
 {
 	char byte;
-
 	if (pid > 0) {
 		say(is_last ? PROCESS : HELPER, pid);
 		call3(CLOSE, SOCKET, 0, 0);
@@ -131,7 +122,6 @@ __attribute__((noreturn, used)) void start(void)
 {
 	static const char name[] = "minicri-launch";
 	long kept = 0;
-
 	call3(PRCTL, PR_SET_NAME, (long)name, 0);
 	read_all((char *)&list, sizeof list);
 	long map[6] = { (long)BASE, list.size, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0 };

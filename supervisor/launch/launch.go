@@ -37,28 +37,36 @@ func New(parent *process.Parent) *Launcher {
 	}
 }
 
-// Launched is a process that was launched. Its owner waits for Child, and closes Process,
-// which was found while the pid could be no other's.
+// Launched is a launched process. Its owner waits for Child, and closes Process, which was found before the
+// pid could be reused.
 type Launched struct {
 	Child   *process.Child
 	Process *process.Process
-	// Cgroups are those of a pause, by controller, "" for version 2; nil for an exec.
-	Cgroups map[string]string
+	Cgroups map[string]string // of a pause, by controller, "" for version 2; nil for an exec
 }
 
-// CanJoinSessionKeyring tries whether processes may have a session keyring of
-// their own. Where they may not (no keyrings, seccomp of an outer container, a
-// used-up quota), to join one would fail the whole process.
-//
-// The try leaves the calling thread in a new, empty, anonymous keyring.
+// launch makes an attempt, and ends it.
+func (l *Launcher) launch(what string, streams [3]*os.File, do func(a *attempt) error) (made *Launched, err error) {
+	a, err := l.newAttempt(streams)
+	if err == nil {
+		err = do(a)
+		made = a.made
+		a.end(err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("launch %s: %w", what, err)
+	}
+	return made, nil
+}
+
+// CanJoinSessionKeyring tries whether processes may join session keyrings: a kernel without any, an outer
+// seccomp filter or a used-up quota forbid it. The try leaves the calling thread in a new anonymous one.
 func CanJoinSessionKeyring() bool {
-	const anonymous = 0
-	_, _, errno := unix.RawSyscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, anonymous, 0)
+	_, _, errno := unix.RawSyscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0) // an anonymous one
 	return errno == 0
 }
 
-// joinKeyring joins the session keyring of a container, or makes it for its first process, and
-// reports whether there are keyrings.
+// joinKeyring joins, or makes, the session keyring of a container, and reports whether there are keyrings.
 func (a *attempt) joinKeyring(id string) bool {
 	if !a.launcher.keyrings() {
 		return false
@@ -67,42 +75,29 @@ func (a *attempt) joinKeyring(id string) bool {
 	return true
 }
 
-// write writes a file of the kernel's with one write(2).
-func (a *attempt) write(what, path, content string) {
-	a.keep(what, unix.SYS_OPENAT, here, a.text(path), unix.O_WRONLY|unix.O_CLOEXEC)
-	a.use(what, unix.SYS_WRITE, a.bytes([]byte(content)), uint64(len(content)))
-	a.use(what, unix.SYS_CLOSE)
+// write writes a file of the kernel with one write(2). The flags are 0 or mayFail.
+func (a *attempt) write(what, path, content string, flags uint64) {
+	a.put(what, flags|keep, unix.SYS_OPENAT, here, a.text(path), unix.O_WRONLY|unix.O_CLOEXEC)
+	a.put(what, flags|firstKept, unix.SYS_WRITE, 0, a.bytes([]byte(content)), uint64(len(content)))
+	a.put(what, flags|firstKept, unix.SYS_CLOSE)
 }
 
-// tryWrite is write of what may be refused, or not be there: it is then written nowhere.
-func (a *attempt) tryWrite(what, path, content string) {
-	a.put(what, mayFail|keep, unix.SYS_OPENAT, here, a.text(path), unix.O_WRONLY|unix.O_CLOEXEC)
-	a.put(what, mayFail|firstKept, unix.SYS_WRITE, 0, a.bytes([]byte(content)), uint64(len(content)))
-	a.put(what, mayFail|firstKept, unix.SYS_CLOSE)
-}
-
-// setOOMScoreAdj: without CAP_SYS_RESOURCE it cannot be lower than the supervisor's,
-// and stays as that is (proc_pid_oom_score_adj(5)).
+// setOOMScoreAdj ignores errors: a low value needs CAP_SYS_RESOURCE (proc_pid_oom_score_adj(5)).
 func (a *attempt) setOOMScoreAdj(adjust *int) {
 	if adjust != nil {
-		a.tryWrite("set oom_score_adj", "/proc/self/oom_score_adj", fmt.Sprint(*adjust))
+		a.write("set oom_score_adj", "/proc/self/oom_score_adj", fmt.Sprint(*adjust), mayFail)
 	}
 }
 
-// name is the name of a process that is launched until it executes its program
-// (proc_pid_comm(5)), and of the memory that its program is in. Nothing may rely on the
-// former: others can have it.
+// name is the comm of a process before it executes its program (proc_pid_comm(5)). Others can have it, too.
 const name = "minicri-launch"
 
-// The pattern also matches launch.c, so that the package compiles before
-// launch.elf is built.
+// The pattern also matches launch.c: the package compiles without launch.elf.
 //
 //go:embed launch.*
 var files embed.FS
 
-// openProgram puts the program, a static ELF executable of this machine's
-// architecture, into memory that cannot be changed any more. It fails when this
-// program was compiled before launch.elf was built.
+// openProgram puts the program launch into sealed memory.
 func openProgram() (*os.File, error) {
 	elf, err := files.ReadFile("launch.elf")
 	if err != nil {
@@ -117,15 +112,11 @@ type filter struct {
 	flags   uint64
 }
 
-// filters are what seccomp profiles were compiled to: nearly all containers of a node
-// have one of a few.
+// filters caches compiled seccomp profiles: most containers of a node share a few.
 type filters struct {
 	mu       sync.Mutex
 	compiled map[string]filter // by profile
 }
-
-// maxFilters is how many are kept.
-const maxFilters = 16
 
 // of returns the filter of a profile.
 func (f *filters) of(profile *specs.LinuxSeccomp) (filter, error) {
@@ -145,6 +136,7 @@ func (f *filters) of(profile *specs.LinuxSeccomp) (filter, error) {
 	if err != nil {
 		return filter{}, err
 	}
+	const maxFilters = 16
 	if f.compiled == nil || len(f.compiled) == maxFilters {
 		f.compiled = make(map[string]filter)
 	}
@@ -152,7 +144,7 @@ func (f *filters) of(profile *specs.LinuxSeccomp) (filter, error) {
 	return made, nil
 }
 
-// becomeUser makes the process the user's, with the capabilities that it is to have.
+// becomeUser switches to the user, with these capabilities.
 func (a *attempt) becomeUser(u specs.User, caps *specs.LinuxCapabilities) error {
 	last, err := capability.LastCap()
 	if err != nil {
@@ -165,19 +157,11 @@ func (a *attempt) becomeUser(u specs.User, caps *specs.LinuxCapabilities) error 
 		}
 	}
 	a.add("keep capabilities", unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1)
-	var groups []byte
-	for _, group := range u.AdditionalGids {
-		groups = binary.NativeEndian.AppendUint32(groups, group)
-	}
+	groups, _ := binary.Append(nil, binary.NativeEndian, u.AdditionalGids) // fixed size
 	a.add("set the groups", unix.SYS_SETGROUPS, uint64(len(u.AdditionalGids)), a.bytes(groups))
 	a.add("set the group", unix.SYS_SETGID, uint64(u.GID))
 	a.add("set the user", unix.SYS_SETUID, uint64(u.UID))
 	a.add("keep capabilities no longer", unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 0)
-	a.setCapabilities(caps, last)
-	return nil
-}
-
-func (a *attempt) setCapabilities(caps *specs.LinuxCapabilities, last capability.Cap) {
 	sets := []uint64{capSet(caps.Effective, last), capSet(caps.Permitted, last), capSet(caps.Inheritable, last)}
 	var data []byte // struct __user_cap_data_struct, low halves first (capset(2))
 	for _, shift := range []int{0, 32} {
@@ -194,10 +178,10 @@ func (a *attempt) setCapabilities(caps *specs.LinuxCapabilities, last capability
 			a.put("raise "+c.String(), mayFail, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, uint64(c))
 		}
 	}
+	return nil
 }
 
-// capSet is a set of capabilities by their names; those that this kernel does not
-// have are left out.
+// capSet returns a set of named capabilities, without those that this kernel does not have.
 func capSet(names []string, last capability.Cap) (set uint64) {
 	for c := range last + 1 {
 		if slices.Contains(names, "CAP_"+strings.ToUpper(c.String())) {
@@ -207,11 +191,9 @@ func capSet(names []string, last capability.Cap) (set uint64) {
 	return set
 }
 
-// loadFilter loads a seccomp filter, if there is one.
 func (a *attempt) loadFilter(f filter) {
-	if f.program == nil {
-		return
+	if f.program != nil {
+		program := a.numbers(uint64(len(f.program)/unix.SizeofSockFilter), a.bytes(f.program))
+		a.add("load the seccomp filter", unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, f.flags, program)
 	}
-	program := a.numbers(uint64(len(f.program)/unix.SizeofSockFilter), a.bytes(f.program))
-	a.add("load the seccomp filter", unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, f.flags, program)
 }

@@ -22,10 +22,8 @@ import (
 	"github.com/minicri/minicri/namespace"
 )
 
-// CanPause is CanExec of a pause, as oci.ForSandbox makes them: labels, and user namespaces,
-// are left to libcontainer. (In a user namespace options of the node's mounts cannot
-// be removed (mount_namespaces(7), "Restrictions on mount namespaces"), which
-// libcontainer finds out mount by mount.)
+// CanPause reports whether a launch can start a pause, as oci.ForSandbox makes them, without labels. In a user
+// namespace some options of mounts must stay (mount_namespaces(7), "Restrictions on mount namespaces").
 func CanPause(spec *specs.Spec) bool {
 	for _, m := range spec.Mounts {
 		if options, known := pauseMounts[m.Type]; !known || !slices.Equal(m.Options, options) {
@@ -37,7 +35,7 @@ func CanPause(spec *specs.Spec) bool {
 		p.ApparmorProfile == "" && p.SelinuxLabel == "" && spec.Linux.MountLabel == "" && !asksAnother(spec.Linux.Seccomp)
 }
 
-// pauseMounts are the options of its mounts, by type, and mountFlags those that both have.
+// pauseMounts are the options of a pause's mounts, by type; mountFlags are those that both have.
 var pauseMounts = map[string][]string{
 	"proc": {"nosuid", "noexec", "nodev"},
 	"bind": {"bind", "ro", "nosuid", "noexec", "nodev"},
@@ -53,27 +51,17 @@ type Pause struct {
 	Cgroup *cgroups.Cgroup // nil if the spec names none of its own, which is refused
 }
 
-// FIFOFile is the name of the exec barrier, libcontainer's too: whoever reads from it starts
-// the program.
+// FIFOFile is the name of the exec barrier, as in libcontainer: to read from it starts the program.
 const FIFOFile = "exec.fifo"
 
-// Pause brings a pause to the exec barrier. After an error nothing of it runs, or what does ends
-// when it can; its cgroups, and what is in Dir, are the caller's to remove.
-func (l *Launcher) Pause(ctx context.Context, p Pause) (made *Launched, err error) {
-	a, err := l.newAttempt([3]*os.File{}) // it has none
-	if err == nil {
-		err = a.pause(ctx, p)
-		made = a.made
-		a.end(err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("launch %s: %w", p.Spec.Process.Args[0], err)
-	}
-	return made, nil
+// Pause brings a pause to the exec barrier. After an error all processes are killed, and end when they can.
+// The caller removes the cgroups, and what is in Dir.
+func (l *Launcher) Pause(ctx context.Context, p Pause) (*Launched, error) {
+	return l.launch(p.Spec.Process.Args[0], [3]*os.File{}, func(a *attempt) error { return a.pause(ctx, p) })
 }
 
-// pause makes the cgroups and the process. systemd makes none without a process: it gets
-// the first one, whose children are then there too.
+// pause makes the cgroups and the process. systemd makes cgroups for processes only: it gets the first one,
+// and its children are born there.
 func (a *attempt) pause(ctx context.Context, p Pause) error {
 	m, r, err := pauseCgroups(p)
 	if err != nil {
@@ -81,8 +69,7 @@ func (a *attempt) pause(ctx context.Context, p Pause) error {
 	}
 	var enter map[string]string
 	if !p.Cgroup.Systemd {
-		const noProcess = -1
-		if err := errors.Join(m.Apply(noProcess), m.Set(r)); err != nil {
+		if err := errors.Join(m.Apply(-1), m.Set(r)); err != nil { // without a process
 			return fmt.Errorf("make the cgroups: %w", err)
 		}
 		enter = m.GetPaths()
@@ -106,13 +93,21 @@ func (a *attempt) pause(ctx context.Context, p Pause) error {
 	return nil
 }
 
-// pauseCgroups are the cgroups of a pause, which are not made by that.
+// pauseCgroups returns the cgroups of a pause, and does not make them.
 func pauseCgroups(p Pause) (cgroups.Manager, *cgroups.Resources, error) {
 	c := p.Cgroup
 	if c == nil {
 		return nil, nil, fmt.Errorf("the cgroup %q is none of its own", p.Spec.Linux.CgroupsPath)
 	}
-	c.Resources.Devices = pauseDevices()
+	// As in libcontainer: all may be made; null, random, full, tty, zero, urandom, terminals, ptmx, tun used.
+	var rules []*devices.Rule
+	for _, kind := range []devices.Type{devices.CharDevice, devices.BlockDevice} {
+		rules = append(rules, &devices.Rule{Type: kind, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "m", Allow: true})
+	}
+	for _, number := range [][2]int64{{1, 3}, {1, 8}, {1, 7}, {5, 0}, {1, 5}, {1, 9}, {136, devices.Wildcard}, {5, 2}, {10, 200}} {
+		rules = append(rules, &devices.Rule{Type: devices.CharDevice, Major: number[0], Minor: number[1], Permissions: "rwm", Allow: true})
+	}
+	c.Resources.Devices = rules
 	if asked := p.Spec.Linux.Resources; asked != nil && asked.CPU != nil && asked.CPU.Shares != nil {
 		c.Resources.CpuShares = *asked.CPU.Shares
 		c.Resources.CpuWeight = cgroups.ConvertCPUSharesToCgroupV2Value(*asked.CPU.Shares)
@@ -121,20 +116,7 @@ func pauseCgroups(p Pause) (cgroups.Manager, *cgroups.Resources, error) {
 	return m, c.Resources, err
 }
 
-// pauseDevices are what libcontainer allows each container: to make any node, and to use
-// null, zero, full, random, urandom, tty, ptmx, terminals and tun.
-func pauseDevices() (rules []*devices.Rule) {
-	for _, kind := range []devices.Type{devices.CharDevice, devices.BlockDevice} {
-		rules = append(rules, &devices.Rule{Type: kind, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "m", Allow: true})
-	}
-	for _, number := range [][2]int64{{1, 3}, {1, 8}, {1, 7}, {5, 0}, {1, 5}, {1, 9}, {136, devices.Wildcard}, {5, 2}, {10, 200}} {
-		rules = append(rules, &devices.Rule{Type: devices.CharDevice, Major: number[0], Minor: number[1], Permissions: "rwm", Allow: true})
-	}
-	return rules
-}
-
-// fillPause opens what the process needs, and adds all calls up to the exec: what
-// libcontainer's init makes of such a container (standard_init_linux.go).
+// fillPause adds the calls that libcontainer's init makes for such a container (standard_init_linux.go).
 func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	spec := p.Spec
 	filter, err := a.launcher.filters.of(spec.Linux.Seccomp)
@@ -166,7 +148,8 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	a.forkLast(made)
 	if a.joinKeyring(p.ID) {
 		session := int64(unix.KEY_SPEC_SESSION_KEYRING)
-		a.add("set the permissions of the session keyring", unix.SYS_KEYCTL, unix.KEYCTL_SETPERM, uint64(session), sessionKeyringPerm)
+		const perm = 0x3f130000 | 0x80000 // a new one's, and search by its user: libcontainer's (keyctl_setperm(3))
+		a.add("set the permissions of the session keyring", unix.SYS_KEYCTL, unix.KEYCTL_SETPERM, uint64(session), perm)
 	}
 	a.add("close the mounts", unix.SYS_CLOSE_RANGE, fifo+1, ^uint64(0)>>32, 0)
 	for _, m := range spec.Mounts {
@@ -179,7 +162,7 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.Linux.Sysctl)) {
 		value := spec.Linux.Sysctl[name]
-		a.write("set "+name+" to "+value, "/proc/sys/"+strings.ReplaceAll(name, ".", "/"), value)
+		a.write("set "+name+" to "+value, "/proc/sys/"+strings.ReplaceAll(name, ".", "/"), value, 0)
 	}
 	a.add("set no_new_privs", unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
 	if err := a.becomeUser(spec.Process.User, spec.Process.Capabilities); err != nil {
@@ -189,38 +172,30 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	return nil
 }
 
-// sessionKeyringPerm is what a new session keyring may be used for (all by its
-// possessor but to set attributes; view, read and link by its user), and search by
-// its user, as libcontainer sets it (keyctl_setperm(3)).
-const sessionKeyringPerm = 0x3f130000 | 0x80000
-
 func (a *attempt) joinNetwork(namespaces []specs.LinuxNamespace) {
 	for _, n := range namespaces {
 		if n.Type != specs.NetworkNamespace {
 			continue
 		}
 		what := "join the network namespace " + n.Path
-		a.keep(what, unix.SYS_OPENAT, here, a.text(n.Path), unix.O_RDONLY|unix.O_CLOEXEC)
-		a.use(what, unix.SYS_SETNS, unix.CLONE_NEWNET)
-		a.use(what, unix.SYS_CLOSE)
+		a.put(what, keep, unix.SYS_OPENAT, here, a.text(n.Path), unix.O_RDONLY|unix.O_CLOEXEC)
+		a.put(what, firstKept, unix.SYS_SETNS, 0, unix.CLONE_NEWNET)
+		a.put(what, firstKept, unix.SYS_CLOSE)
 	}
 }
 
-// forkLast forks the process that is launched, in new namespaces, which leads a session
-// of its own.
+// forkLast forks the launched process, in new namespaces and a new session.
 func (a *attempt) forkLast(namespaces uint64) {
 	a.put("fork", forks|isLast, unix.SYS_CLONE, namespaces|uint64(unix.SIGCHLD))
 	a.add("lead a session", unix.SYS_SETSID)
-	const maxCPUs = 8192 // CONFIG_NR_CPUS
-	all := slices.Repeat([]byte{0xff}, maxCPUs/8)
-	// It is then what the cpuset of the cgroup allows, whatever that of the supervisor is.
+	all := slices.Repeat([]byte{0xff}, 8192/8) // CONFIG_NR_CPUS
+	// From here on the cgroup's cpuset decides, not the supervisor's affinity.
 	a.put("reset the CPU affinity", mayFail, unix.SYS_SCHED_SETAFFINITY, 0, uint64(len(all)), a.bytes(all))
 	a.add("set the umask", unix.SYS_UMASK, 0o022)
 }
 
-// executePause closes the socket, by which the process is at the exec barrier, and executes the
-// program when that is opened. The filter is loaded as late as can be, so that it need
-// not allow what is above.
+// executePause closes the socket, which reports the exec barrier, and executes the program once somebody
+// reads from the barrier. The filter is loaded late, so that it need not allow the calls above.
 func (a *attempt) executePause(args []string, f filter, fifo uint64) {
 	program := a.text(args[0])
 	a.add("find "+args[0], unix.SYS_FACCESSAT, here, program, unix.X_OK)
@@ -228,15 +203,15 @@ func (a *attempt) executePause(args []string, f filter, fifo uint64) {
 	a.barrier = true
 	a.add("close the socket", unix.SYS_CLOSE, socketFD)
 	const what = "wait at the exec barrier"
-	a.keep(what, unix.SYS_OPENAT, here, a.text(fmt.Sprintf("/proc/self/fd/%d", fifo)), unix.O_WRONLY|unix.O_CLOEXEC)
-	a.use(what, unix.SYS_WRITE, a.text("0"), 1)
-	a.use(what, unix.SYS_CLOSE)
+	a.put(what, keep, unix.SYS_OPENAT, here, a.text(fmt.Sprintf("/proc/self/fd/%d", fifo)), unix.O_WRONLY|unix.O_CLOEXEC)
+	a.put(what, firstKept, unix.SYS_WRITE, 0, a.text("0"), 1)
+	a.put(what, firstKept, unix.SYS_CLOSE)
 	a.add(what, unix.SYS_CLOSE, fifo)
-	environment := []string{"HOME=/"} // libcontainer's, where no /etc/passwd says more
+	environment := []string{"HOME=/"} // as libcontainer's without an /etc/passwd
 	a.add("execute "+args[0], unix.SYS_EXECVE, program, a.texts(args), a.texts(environment))
 }
 
-// makeFIFO makes the exec barrier: the user that the process runs as may write to it.
+// makeFIFO makes the exec barrier, to which the process's user may write.
 func makeFIFO(path string) (*os.File, error) {
 	const mode = 0o622
 	if err := unix.Mkfifo(path, mode); err != nil {
@@ -248,9 +223,8 @@ func makeFIFO(path string) (*os.File, error) {
 	return os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 }
 
-// mounts is a mount namespace that launches copy: the root of pauses, which all share, and what is
-// bound in it. A process that is cloned with a mount namespace of its own would otherwise get a copy
-// of all mounts of the node, of which each pod has some, and have to unmount them again.
+// mounts is a mount namespace with the pauses' common root alone. Each pause gets a copy of it: a copy of the
+// node's would have mounts of all pods, which the pause had to unmount again.
 type mounts struct {
 	mu        sync.Mutex
 	namespace *os.File
@@ -258,7 +232,7 @@ type mounts struct {
 	root      os.FileInfo
 }
 
-// get returns the namespace for a pause, for all of a node the same.
+// get returns the namespace for a pause, which is the same for all pauses of a node.
 func (m *mounts) get(spec *specs.Spec) (*os.File, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -285,7 +259,7 @@ func (m *mounts) get(spec *specs.Spec) (*os.File, error) {
 	return made, nil
 }
 
-// mountRoot changes the root of this thread, and leaves no other mount.
+// mountRoot changes the root of this thread's mount namespace, and removes all other mounts.
 func mountRoot(spec *specs.Spec) (err error) {
 	do := func(what string, f func() error) {
 		if err == nil {

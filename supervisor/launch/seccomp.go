@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compile makes of a profile what libcontainer makes of it: a prologue by which calls that are
-// newer than the profile fail with ENOSYS, and libseccomp's program.
+// compile compiles a profile as libcontainer does: a prologue has calls that are newer than the profile fail
+// with ENOSYS, and libseccomp's program follows.
 func compile(profile *specs.LinuxSeccomp) (filter, error) {
 	action, err := actionOf(profile.DefaultAction, profile.DefaultErrnoRet)
 	if err != nil {
@@ -61,15 +61,14 @@ func compile(profile *specs.LinuxSeccomp) (filter, error) {
 	return filter{program: append(before, compiled...), flags: flags}, err
 }
 
-// addRules adds what the profile says of its calls.
+// addRules adds the rules of a profile's calls.
 func addRules(program *seccomp.ScmpFilter, profile *specs.LinuxSeccomp, otherwise seccomp.ScmpAction) error {
 	names := 0
 	for _, call := range profile.Syscalls {
 		names += len(call.Names)
 	}
-	const many = 32 // from here on libcontainer asks for a binary tree; older libraries have none
-	if names > many {
-		_ = program.SetOptimize(2)
+	if names > 32 {
+		_ = program.SetOptimize(2) // a binary tree, as in libcontainer; old libraries have none
 	}
 	for _, call := range profile.Syscalls {
 		action, err := actionOf(call.Action, call.ErrnoRet)
@@ -88,8 +87,8 @@ func addRules(program *seccomp.ScmpFilter, profile *specs.LinuxSeccomp, otherwis
 	return nil
 }
 
-// addRule adds the rule of a call, none for a call that this machine does not have. All
-// conditions have to hold, but of several on one argument each is enough.
+// addRule adds the rule of a call, unless this machine does not have the call. All conditions have to hold,
+// but of several on one argument each is enough.
 func addRule(program *seccomp.ScmpFilter, name string, action seccomp.ScmpAction, args []specs.LinuxSeccompArg) error {
 	number, err := seccomp.GetSyscallFromName(name)
 	if err != nil {
@@ -149,12 +148,10 @@ var filterFlags = map[specs.LinuxSeccompFlag]uint64{
 	specs.LinuxSeccompFlagWaitKillableRecv: unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, "SECCOMP_FILTER_FLAG_TSYNC": 0, // there is one thread
 }
 
-// flagsOf are the flags of seccomp(2). As with libcontainer, a profile without a list of flags does
-// not make speculation slower.
+// flagsOf returns the flags of seccomp(2). As in libcontainer, a profile without flags keeps speculation fast.
 func flagsOf(profile *specs.LinuxSeccomp) (flags uint64, err error) {
-	const withSpecAllow = 4      // of libseccomp's API
-	level, _ := seccomp.GetAPI() // 0 of old ones
-	if profile.Flags == nil && level >= withSpecAllow {
+	level, _ := seccomp.GetAPI() // 0 if libseccomp is old, 4 if it has SPEC_ALLOW
+	if profile.Flags == nil && level >= 4 {
 		return unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW, nil
 	}
 	for _, name := range profile.Flags {
@@ -183,8 +180,7 @@ func export(filter *seccomp.ScmpFilter) ([]byte, error) {
 	return io.ReadAll(file)
 }
 
-// auditArchs are what a filter sees of calls of an architecture. x32 is seen as x86_64,
-// with a bit set in the number of the call.
+// auditArchs are the architectures as a filter sees them: x32 as x86_64, with a bit set in the call's number.
 var auditArchs = map[seccomp.ScmpArch]uint32{
 	seccomp.ArchX86: unix.AUDIT_ARCH_I386, seccomp.ArchAMD64: unix.AUDIT_ARCH_X86_64, seccomp.ArchX32: unix.AUDIT_ARCH_X86_64,
 	seccomp.ArchARM: unix.AUDIT_ARCH_ARM, seccomp.ArchARM64: unix.AUDIT_ARCH_AARCH64,
@@ -192,18 +188,15 @@ var auditArchs = map[seccomp.ScmpArch]uint32{
 	seccomp.ArchPPC64LE: unix.AUDIT_ARCH_PPC64LE, seccomp.ArchRISCV64: unix.AUDIT_ARCH_RISCV64, seccomp.ArchLOONGARCH64: unix.AUDIT_ARCH_LOONGARCH64,
 }
 
-// prologue has calls fail with ENOSYS whose numbers are larger than any in the profile, so
-// that programs fall back to older ones, instead of with the error of what is refused. A
-// profile that allows the others, or leaves them to a tracer, needs none.
+// prologue has calls with larger numbers than any in the profile fail with ENOSYS instead of the profile's
+// error, so that programs fall back to older calls. A profile that allows or traces such calls needs none.
 func prologue(profile *specs.LinuxSeccomp, archs []seccomp.ScmpArch) ([]byte, error) {
 	switch profile.DefaultAction {
 	case specs.ActAllow, specs.ActLog, specs.ActTrace:
 		return nil, nil
 	}
-	const (
-		numberOffset, archOffset, wordSize = 0, 4, 4 // of struct seccomp_data
-		x32Bit                             = 1 << 30
-	)
+	const numberOffset, archOffset, wordSize = 0, 4, 4 // of struct seccomp_data
+	const x32Bit = 1 << 30
 	var code []bpf.Instruction
 	for _, arch := range archs {
 		seen, ok := auditArchs[arch]

@@ -19,61 +19,54 @@ import (
 	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
-// Verb is what a starter does.
+// Verb is what a starter does. The answer of Create and Exec has the pid.
 type Verb string
 
-// The verbs. Those that make a process answer its pid.
+// The verbs.
 const (
 	Create Verb = "create" // makes a container whose init waits at the exec barrier
 	Exec   Verb = "exec"   // starts a further process
-	Start  Verb = "start"  // a program opens the barrier; libcontainer's containers have their poststart hooks run
+	Start  Verb = "start"  // opens the barrier of a program's container; runs the poststart hooks of libcontainer's
 	Update Verb = "update" // sets resources, all or none
-	Delete Verb = "delete" // ends what is left and removes it, then runs poststop hooks
+	Delete Verb = "delete" // kills and removes what is left, then runs poststop hooks
 )
 
-// Request is what a starter is to do, for one container.
+// Request is a starter's task, for one container.
 type Request struct {
 	Verb Verb `json:"verb"`
 	Container
-	InitPID int `json:"init_pid,omitempty"` // of Start
-
-	// Of Create and Exec: which of stdin, stdout and stderr are among the descriptors, or
-	// a terminal, whose master is sent over the descriptor.
-	Streams  [3]bool `json:"streams,omitempty"`
-	Terminal bool    `json:"terminal,omitempty"`
-
-	Process    *specs.Process `json:"process,omitempty"`     // of Exec
-	ExecCgroup ExecCgroup     `json:"exec_cgroup,omitempty"` // of Exec
-
-	Resources   json.RawMessage `json:"resources,omitempty"` // of Update: specs.LinuxResources
+	InitPID     int             `json:"init_pid,omitempty"`    // of Start
+	Streams     [3]bool         `json:"streams,omitempty"`     // of Create and Exec: which are sent
+	Terminal    bool            `json:"terminal,omitempty"`    // or the descriptor takes its master
+	Process     *specs.Process  `json:"process,omitempty"`     // of Exec
+	ExecCgroup  ExecCgroup      `json:"exec_cgroup,omitempty"` // of Exec
+	Resources   json.RawMessage `json:"resources,omitempty"`   // of Update: specs.LinuxResources
 	OOMScoreAdj *int            `json:"oom_score_adj,omitempty"`
 }
 
-// ExecCgroup is the cgroup of an exec, below that of its container; none if Sub is "".
+// ExecCgroup is the cgroup of an exec, below the container's; none if Sub is "".
 type ExecCgroup struct {
 	Controller string `json:"controller,omitempty"` // "" for version 2
 	Sub        string `json:"sub,omitempty"`
 	Form       string `json:"form,omitempty"` // how the program takes it
 }
 
-// How a program takes the cgroup of an exec: runc [CONTROLLER:]PATH; crun PATH alone, below the
-// container's of version 2.
+// How a program takes an exec's cgroup: runc [CONTROLLER:]PATH; crun PATH alone, below the container's of version 2.
 const (
 	ExecCgroupByName = "name"
 	ExecCgroupByPath = "path"
 )
 
-// Answer is what a starter has done.
+// Answer is a starter's result.
 type Answer struct {
-	PID     int     `json:"pid,omitempty"`
-	Cgroups Cgroups `json:"cgroups,omitempty"` // of Create
-	// ExecCgroups, of Create, is how the program takes the cgroup of an exec; "" for not at all.
-	ExecCgroups string `json:"exec_cgroups,omitempty"`
-	Error       string `json:"error,omitempty"`
-	Kind        string `json:"kind,omitempty"` // of the error
+	PID         int     `json:"pid,omitempty"`
+	Cgroups     Cgroups `json:"cgroups,omitempty"`      // of Create
+	ExecCgroups string  `json:"exec_cgroups,omitempty"` // of Create: how later execs name their cgroup; "" for not at all
+	Error       string  `json:"error,omitempty"`
+	Kind        string  `json:"kind,omitempty"` // of the error
 }
 
-// Err is the error of an answer, nil for none.
+// Err returns the error of an answer, nil for none.
 func (a Answer) Err() error {
 	if a.Error == "" {
 		return nil
@@ -86,8 +79,7 @@ func (a Answer) Err() error {
 	return errors.New(a.Error)
 }
 
-// maxMessage bounds a message: the arguments and the environment of an exec, above all,
-// of which the kernel takes 6 MiB (execve(2)).
+// maxMessage is far above the 6 MiB of arguments and environment that the kernel takes (execve(2)).
 const maxMessage = 32 << 20
 
 // send writes a message: a byte, with the descriptors, and JSON.
@@ -110,12 +102,9 @@ func send(conn *net.UnixConn, message any, files []*os.File) error {
 	return err
 }
 
-// maxFiles is how many descriptors a request has at most.
-const maxFiles = 4
-
-// receive reads a message into one of its type, and returns the descriptors: none of one
-// that is not understood.
+// receive reads a message, and returns its descriptors, even after an error.
 func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
+	const maxFiles = 4
 	fds, err := socket.Receive(conn, make([]byte, 1), maxFiles)
 	if err != nil {
 		return nil, err
@@ -123,12 +112,8 @@ func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	for _, fd := range fds {
 		files = append(files, os.NewFile(uintptr(fd), "of the request"))
 	}
-	// The other side says nothing more before it has the answer: no byte of it is lost.
-	if err := json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(message); err != nil {
-		closeAll(files)
-		return nil, err
-	}
-	return files, nil
+	// Nothing follows before the answer, so the decoder buffers no further message.
+	return files, json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(message)
 }
 
 func closeAll(files []*os.File) {
@@ -140,9 +125,11 @@ func closeAll(files []*os.File) {
 // Socket is the descriptor over which a starter gets its request.
 const Socket = 3
 
-// Serve is all of a starter's life: it waits for its request, does it, answers, and
-// returns when the supervisor has taken what was made. undo takes back what was made; it
-// is called when the supervisor does not take it, because it has ended.
+// taken is what the supervisor says when it has taken over what was made.
+const taken = "taken"
+
+// Serve waits for the request, does it, answers, and returns when the supervisor has taken over what was
+// made. If the supervisor has ended, it calls undo.
 func Serve(do func(request Request, files []*os.File) (answer Answer, undo func() error, err error)) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a sub-reaper: %w", os.NewSyscallError("prctl", err))
@@ -166,7 +153,9 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	answer, undo, failed := do(request, files)
 	closeAll(files)
 	if failed != nil {
-		endChildren()
+		for _, child := range process.Children("self") { // a sub-reaper has all that is left
+			process.KillTree(child)
+		}
 		answer, undo = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}, nil
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
@@ -183,14 +172,3 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	}
 	return err
 }
-
-// endChildren ends what a program has left that did not do what it was asked for: the
-// starter is a sub-reaper, so all of it is below.
-func endChildren() {
-	for _, child := range process.Children("self") {
-		process.KillTree(child)
-	}
-}
-
-// taken is what the supervisor says when it has taken over what was made.
-const taken = "taken"

@@ -1,17 +1,14 @@
-// Package starter has processes make what belongs into containers: a starter is a
-// process of its own that does one thing for one container (a [Request]), with
-// libcontainer or by a program with runc's command line, answers, and ends. What a
-// container, a hook or a runtime does to it holds up that one operation.
+// Package starter runs each operation in a container in its own process. A starter does one [Request], with
+// libcontainer or by a program with runc's command line, answers, and ends. A container, a hook or a runtime
+// can only hold up this operation.
 //
-// A starter waits ready, started ahead ([Starters]). It has its own end of a socket,
-// /dev/null as its streams and the descriptors of its request, and no other. It is the
-// sub-reaper of what it starts: the supervisor owns a process that it reports
-// ([process.Parent.Own]) while the starter still lives, and inherits it when the starter
-// ends. Ended early, a starter is ended with all that it has started.
+// One starter waits ready ([Starters]). Its only descriptors are a socket, /dev/null and those of its
+// request. It is the sub-reaper of what it starts: the supervisor owns a process ([process.Parent.Own])
+// while the starter still lives, and inherits it when the starter ends. A starter that is ended early is
+// ended with all that it has started. The supervisor runs [Starters.Run]; package engine, in the starter,
+// runs [Serve].
 //
-// The supervisor runs [Starters.Run]; package engine, in the starter, runs [Serve].
-//
-// Locks: Starters.mu, for moments only.
+// Locks: Starters.mu is held for moments, the longest a fork.
 package starter
 
 import (
@@ -30,7 +27,7 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 )
 
-// Command is the command of minicri-shim that a starter is.
+// Command is the starter's command of minicri-shim.
 const Command = "start"
 
 // Starters are the supervisor's starters.
@@ -39,12 +36,12 @@ type Starters struct {
 	log    *slog.Logger
 
 	mu      sync.Mutex
-	program *os.File // sealed; of the daemon's build, once it has said so
+	program *os.File // sealed; the daemon's build after Use
 	ready   *starter // waits for its request; nil if there is none
 	closed  bool
 }
 
-// New returns starters of the program that this process executes, a supervisor.
+// New returns starters of this process's program.
 func New(parent *process.Parent, log *slog.Logger) (*Starters, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -53,7 +50,7 @@ func New(parent *process.Parent, log *slog.Logger) (*Starters, error) {
 	return &Starters{parent: parent, log: log, program: self}, nil
 }
 
-// Use has another program start from now on, and owns it.
+// Use starts another program from now on, and owns it.
 func (s *Starters) Use(program *os.File) {
 	s.mu.Lock()
 	s.drop()
@@ -62,7 +59,7 @@ func (s *Starters) Use(program *os.File) {
 	s.Prepare()
 }
 
-// Close ends the one that waits. Others end with their requests.
+// Close ends the starter that waits. Others end with their requests.
 func (s *Starters) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,19 +75,17 @@ func (s *Starters) drop() {
 	_ = s.program.Close()
 }
 
-// Prepare starts the one that is to wait, unless there is one.
+// Prepare starts the starter that waits, unless there is one.
 func (s *Starters) Prepare() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.ready != nil {
 		return
 	}
-	ready, err := s.start()
-	if err != nil {
+	var err error
+	if s.ready, err = s.start(); err != nil {
 		s.log.Warn("no starter waits ready; the next operation starts its own", "error", err)
-		return
 	}
-	s.ready = ready
 }
 
 // get returns a starter that waits for its request.
@@ -107,7 +102,7 @@ func (s *Starters) get() (*starter, error) {
 	return s.start()
 }
 
-// starter is one as the supervisor has it.
+// starter is the supervisor's side of a starter.
 type starter struct {
 	child *process.Child
 	conn  *net.UnixConn
@@ -125,11 +120,10 @@ func (s *Starters) start() (*starter, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	defer null.Close()
-	// By the number of this process: the new one has no descriptor of the program.
+	// The new process has no descriptor of the program.
 	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.program.Fd())
-	// A supervisor that dies while it ends a starter leaves that stopped. It is in the session of
-	// the supervisor and a group of its own, which is orphaned then, and gets SIGHUP and SIGCONT from
-	// the kernel (credentials(7), exit_notify of kernel/exit.c).
+	// A supervisor that dies while it ends a starter leaves it stopped. The kernel then sends SIGHUP and
+	// SIGCONT to its process group, which is orphaned (credentials(7), exit_notify of kernel/exit.c).
 	group := &syscall.SysProcAttr{Setpgid: true}
 	child, err := s.parent.Start(func() (int, error) {
 		return syscall.ForkExec(program, []string{"minicri-shim", Command}, &syscall.ProcAttr{
@@ -142,16 +136,15 @@ func (s *Starters) start() (*starter, error) {
 	return &starter{child: child, conn: conn}, nil
 }
 
-// Run has a starter do what is requested, with the descriptors, until ctx ends; then it
-// is ended with all that it has started, and the error has that of ctx. take is called
-// with the answer while the starter, and what it has made, is still there: what take
-// does not own the supervisor does not get.
+// Run has a starter do the request, with the descriptors. When ctx ends, the starter is ended with all that
+// it has started, and the error has the cause. take is called with the answer while the starter still
+// lives, and has to own what was made.
 func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, take func(Answer) error) error {
 	one, err := s.get()
 	if err != nil {
 		return err
 	}
-	defer func() { go s.Prepare() }() // behind the operation, and in nobody's way; it ends with the fork
+	defer func() { go s.Prepare() }() // nobody waits for it; it ends with the fork
 	defer one.conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = one.conn.SetDeadline(time.Now()) })
 	defer stop()
@@ -188,10 +181,6 @@ func (p *starter) ask(request Request, files []*os.File) (answer Answer, err err
 	return answer, nil
 }
 
-// endLimit is how long a starter may take to end that was killed: longer than that only
-// an uninterruptible sleep takes, and then it is reaped when it ends.
-const endLimit = 2 * time.Second
-
 // end kills the starter with all that it has started and not handed over.
 func (p *starter) end() {
 	if p.child.HasExited() {
@@ -200,6 +189,6 @@ func (p *starter) end() {
 	process.KillTree(p.child.PID)
 	select {
 	case <-p.child.Exited():
-	case <-time.After(endLimit):
+	case <-time.After(2 * time.Second): // in uninterruptible sleep; it is reaped when it ends
 	}
 }
