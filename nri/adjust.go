@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -47,13 +48,12 @@ func (p *Plugins) Create(ctx context.Context, pod *sandbox.Sandbox, c *container
 	return p.changes(updaters, answer.GetUpdate()), nil
 }
 
-// removeFrom takes out of a spec the variables and devices that plugins have
-// removed. The library does so in the container that it asks the next plugin
-// about, and leaves it out of its answer.
+// removeFrom removes what plugins have removed: variables and devices. The library leaves them
+// out of its answer, and removes them only in the container that it shows the next plugin.
 func removeFrom(spec *specs.Spec, before, after *api.Container) {
 	gone := func(variable string) bool {
-		name := nameOf(variable)
-		is := func(v string) bool { return nameOf(v) == name }
+		name, _, _ := strings.Cut(variable, "=")
+		is := func(v string) bool { return v == name || strings.HasPrefix(v, name+"=") }
 		return slices.ContainsFunc(before.GetEnv(), is) && !slices.ContainsFunc(after.GetEnv(), is)
 	}
 	spec.Process.Env = slices.DeleteFunc(spec.Process.Env, gone)
@@ -61,11 +61,6 @@ func removeFrom(spec *specs.Spec, before, after *api.Container) {
 		is := func(d *api.LinuxDevice) bool { return d.GetPath() == device.Path }
 		return slices.ContainsFunc(before.GetLinux().GetDevices(), is) && !slices.ContainsFunc(after.GetLinux().GetDevices(), is)
 	})
-}
-
-func nameOf(variable string) string {
-	name, _, _ := strings.Cut(variable, "=")
-	return name
 }
 
 // adjust changes a spec. The library's generator does most of it.
@@ -95,11 +90,7 @@ func adjustMemory(spec *specs.Spec, wanted *api.LinuxMemory) error {
 	if err != nil {
 		return err
 	}
-	if spec.Linux.Resources == nil {
-		spec.Linux.Resources = &specs.LinuxResources{}
-	}
-	if spec.Linux.Resources.Memory == nil {
-		spec.Linux.Resources.Memory = &specs.LinuxMemory{}
-	}
+	spec.Linux.Resources = cmp.Or(spec.Linux.Resources, &specs.LinuxResources{})
+	spec.Linux.Resources.Memory = cmp.Or(spec.Linux.Resources.Memory, &specs.LinuxMemory{})
 	return json.Unmarshal(encoded, spec.Linux.Resources.Memory)
 }

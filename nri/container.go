@@ -15,8 +15,6 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-var _ container.Plugins = (*Plugins)(nil)
-
 // Created implements container.Plugins.
 func (p *Plugins) Created(ctx context.Context, pod *sandbox.Sandbox, c *container.Container) error {
 	return p.notify(ctx, func(a *adaptation.Adaptation) error {
@@ -67,13 +65,11 @@ func (p *Plugins) Remove(ctx context.Context, pod *sandbox.Sandbox, c *container
 	return err
 }
 
-// forget drops what was noted of a container that is listed, or gone.
 func forget(c *container.Container) func(*door) {
 	return func(d *door) { delete(d.containersMade, c.ID) }
 }
 
-// container is a container that was made, as NRI sees it. Its spec may be gone,
-// or have lost its environment, when it has ended.
+// container describes a created container to NRI. The spec of an exited one may be gone.
 func (p *Plugins) container(c *container.Container) *api.Container {
 	spec, err := p.containers.Spec(c)
 	if err != nil {
@@ -86,33 +82,28 @@ func (p *Plugins) container(c *container.Container) *api.Container {
 	message.CreatedAt, message.StartedAt, message.FinishedAt = c.CreatedAt, facts.StartedAt, facts.FinishedAt
 	message.ExitCode, message.StatusReason, message.StatusMessage = facts.ExitCode, facts.ExitReason(), facts.Message
 	if resources := fromCRI(c.Resources()); resources != nil && message.Linux.Resources != nil {
-		// What is in force, after updates.
 		resources.Devices, resources.Pids = message.Linux.Resources.Devices, message.Linux.Resources.Pids
 		message.Linux.Resources = resources
 	}
 	return message
 }
 
-// states are those of NRI; all others are unknown.
 var states = map[runtimeapi.ContainerState]api.ContainerState{
 	runtimeapi.ContainerState_CONTAINER_CREATED: api.ContainerState_CONTAINER_CREATED,
 	runtimeapi.ContainerState_CONTAINER_RUNNING: api.ContainerState_CONTAINER_RUNNING,
 	runtimeapi.ContainerState_CONTAINER_EXITED:  api.ContainerState_CONTAINER_STOPPED,
 }
 
-// newContainer is a container with the spec, before anything is known of its
-// processes.
+// newContainer describes a container without the state of its processes.
 func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
 	config := c.Config()
 	message := &api.Container{
 		Id: c.ID, PodSandboxId: c.SandboxID, Name: config.GetMetadata().GetName(), State: api.ContainerState_CONTAINER_CREATED,
-		Labels: maps.Clone(config.GetLabels()), Annotations: maps.Clone(config.GetAnnotations()),
+		Labels: maps.Clone(config.GetLabels()), Annotations: make(map[string]string),
 		Mounts: api.FromOCIMounts(spec.Mounts), Hooks: api.FromOCIHooks(spec.Hooks), Linux: &api.LinuxContainer{},
 		CreatedAt: c.CreatedAt, Image: imageOf(config.GetImage(), c.ImageRef, c.ImageTarget, c.ImageID),
 	}
-	if message.Annotations == nil {
-		message.Annotations = make(map[string]string)
-	}
+	maps.Copy(message.Annotations, config.GetAnnotations())
 	maps.Copy(message.Annotations, spec.Annotations)
 	for _, device := range config.GetCDIDevices() {
 		message.CDIDevices = append(message.CDIDevices, &api.CDIDevice{Name: device.GetName()})
@@ -131,39 +122,32 @@ func newContainer(c *container.Container, spec *specs.Spec) *api.Container {
 		message.Linux.Scheduler = api.FromOCILinuxScheduler(process.Scheduler)
 	}
 	if linux := spec.Linux; linux != nil {
-		fillLinux(message.Linux, linux)
+		message.Linux.Namespaces = api.FromOCILinuxNamespaces(linux.Namespaces)
+		message.Linux.Devices = api.FromOCILinuxDevices(linux.Devices)
+		message.Linux.Resources = api.FromOCILinuxResources(linux.Resources, nil)
+		message.Linux.CgroupsPath = linux.CgroupsPath
+		message.Linux.Sysctl = maps.Clone(linux.Sysctl)
+		message.Linux.NetDevices = api.FromOCILinuxNetDevices(linux.NetDevices)
+		if linux.Seccomp != nil {
+			message.Linux.SeccompPolicy = api.FromOCILinuxSeccomp(linux.Seccomp)
+		}
+		if rdt := linux.IntelRdt; rdt != nil {
+			message.Linux.Rdt = &api.LinuxRdt{
+				ClosId: api.String(rdt.ClosID), Schemata: api.RepeatedString(rdt.Schemata), EnableMonitoring: api.Bool(rdt.EnableMonitoring),
+			}
+		}
 	}
-	message.Linux.SeccompProfile = seccompProfile(config.GetLinux().GetSecurityContext())
+	security := config.GetLinux().GetSecurityContext()
+	message.Linux.SeccompProfile = &api.SecurityProfile{ProfileType: api.SecurityProfile_UNCONFINED}
+	if profile := security.GetSeccomp(); profile != nil && !security.GetPrivileged() {
+		message.Linux.SeccompProfile.ProfileType = api.SecurityProfile_ProfileType(profile.GetProfileType())
+		message.Linux.SeccompProfile.LocalhostRef = profile.GetLocalhostRef()
+	}
 	return message
 }
 
-// imageOf has the name that the user wrote, and the digest of the image's manifest or
-// index: that of the reference that it was found by, which is NAME@DIGEST, or of what was
-// imported.
+// imageOf returns the user's name, and the manifest's digest, from the reference or the import.
 func imageOf(image *runtimeapi.ImageSpec, reference, target, id string) *api.Image {
 	_, digest, _ := strings.Cut(reference, "@")
 	return &api.Image{Name: cmp.Or(image.GetUserSpecifiedImage(), image.GetImage()), Digest: cmp.Or(digest, target), ConfigDigest: id}
-}
-
-func fillLinux(to *api.LinuxContainer, linux *specs.Linux) {
-	to.Namespaces = api.FromOCILinuxNamespaces(linux.Namespaces)
-	to.Devices = api.FromOCILinuxDevices(linux.Devices)
-	to.Resources = api.FromOCILinuxResources(linux.Resources, nil)
-	to.CgroupsPath = linux.CgroupsPath
-	to.Sysctl = maps.Clone(linux.Sysctl)
-	to.NetDevices = api.FromOCILinuxNetDevices(linux.NetDevices)
-	if linux.Seccomp != nil {
-		to.SeccompPolicy = api.FromOCILinuxSeccomp(linux.Seccomp)
-	}
-	if rdt := linux.IntelRdt; rdt != nil {
-		to.Rdt = &api.LinuxRdt{ClosId: api.String(rdt.ClosID), Schemata: api.RepeatedString(rdt.Schemata), EnableMonitoring: api.Bool(rdt.EnableMonitoring)}
-	}
-}
-
-func seccompProfile(security *runtimeapi.LinuxContainerSecurityContext) *api.SecurityProfile {
-	profile := security.GetSeccomp()
-	if profile == nil || security.GetPrivileged() {
-		return &api.SecurityProfile{ProfileType: api.SecurityProfile_UNCONFINED}
-	}
-	return &api.SecurityProfile{ProfileType: api.SecurityProfile_ProfileType(profile.GetProfileType()), LocalhostRef: profile.GetLocalhostRef()}
 }

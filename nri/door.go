@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -25,47 +24,36 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// door is where all plugins come in: each connection goes through it to the socket
-// of the library. The library has no way to disconnect a plugin, waits for one
-// registration after another, and ends of a program that it has started the first
-// process only; the door does these things. It lasts until NRI is switched off.
+// door passes each plugin's connection on to the socket of the library, until NRI is switched
+// off. The library cannot disconnect a plugin, waits for one registration after another, and
+// kills only the first process of a plugin that it starts; the door does these things.
 type door struct {
-	plugins *Plugins
-	library string // the path of the library's socket
-	// adaptation is the library, which makes the requests.
-	adaptation *adaptation.Adaptation
-	listener   net.Listener // nil if no plugin may connect by itself
+	plugins     *Plugins
+	library     string                 // the path of the library's socket
+	adaptation  *adaptation.Adaptation // the library
+	listener    net.Listener           // nil if no plugin may connect by itself
+	wait        sync.WaitGroup         // for the goroutines of links
+	introducing sync.Mutex             // held by introduce: the library registers one plugin at a time
+	off         context.Context        // ends when the door is shut
+	end         context.CancelFunc
 
-	// introducing is held while a plugin is shown to the library, until it has joined
-	// or is over: the library takes one after another, and current says which it is.
-	introducing sync.Mutex
-	wait        sync.WaitGroup // for all that run for links
-
-	off context.Context // has ended when the door is shut
-	end context.CancelFunc
-
-	mu      sync.Mutex // guards what follows, and the links
-	links   map[*link]struct{}
-	current *link // the library registers or synchronizes it
-	// podsMade and containersMade are what plugins were asked about and no other
-	// caller may see yet, by id.
-	podsMade       map[string]*sandbox.Sandbox
-	containersMade map[string]*api.Container
-	// launched are the plugins that were started here, skipped says why others of
-	// the directory were not.
-	launched []string
-	skipped  []error
+	mu             sync.Mutex // guards what follows, and the links
+	links          map[*link]struct{}
+	current        *link                       // the library registers or synchronizes it
+	podsMade       map[string]*sandbox.Sandbox // by ID: plugins were asked, but it is not listed yet
+	containersMade map[string]*api.Container   // likewise
+	launched       []string                    // plugins that we started
+	skipped        []error                     // why others of the directory were not started
 }
 
-// link is the connection of one plugin.
 type link struct {
 	plugin  net.Conn
 	command *exec.Cmd     // nil if it has connected by itself
-	release func()        // of process.Hold, if we have started it
-	config  string        // what it is configured with, if we have started it
+	release func()        // of process.Hold, if we started it
+	config  string        // its configuration, if we started it
 	name    string        // INDEX-NAME, "" until it has registered
-	joined  bool          // it is synchronized, and asked from now on
-	settled chan struct{} // closed when it has joined or has failed
+	joined  bool          // it is synchronized
+	settled chan struct{} // closed when it has joined or failed
 	over    chan struct{} // closed when the connection has ended
 }
 
@@ -87,7 +75,6 @@ func (p *Plugins) openDoor(source Source) (d *door, err error) {
 	return d, err
 }
 
-// enter takes a plugin in, and returns at once.
 func (d *door) enter(l *link) {
 	l.settled, l.over = make(chan struct{}), make(chan struct{})
 	d.mu.Lock()
@@ -96,8 +83,8 @@ func (d *door) enter(l *link) {
 	d.wait.Go(func() { d.serve(l) })
 }
 
-// serve carries what a plugin and the library say, until one of them or the door ends it.
-// The library is not held up by a plugin that says nothing.
+// serve connects a plugin to the library until one of them or the door ends it. It waits for the
+// plugin's first bytes, so that a silent plugin does not hold up the library.
 func (d *door) serve(l *link) {
 	defer d.leave(l)
 	stop := context.AfterFunc(d.off, func() { _ = l.plugin.Close() })
@@ -113,16 +100,14 @@ func (d *door) serve(l *link) {
 	if err == nil {
 		err = d.introduce(l, first[:n])
 	}
-	if err != nil && d.off.Err() == nil {
-		d.plugins.options.Logger.Warn("an NRI plugin has not registered", "plugin", l.name, "err", err)
-	}
 	if err == nil {
 		<-l.over
+	} else if d.off.Err() == nil {
+		d.plugins.options.Logger.Warn("an NRI plugin has not registered", "plugin", l.name, "err", err)
 	}
 }
 
-// introduce connects a plugin to the library, and returns when it has joined or has
-// failed: the library's limits see to it that it comes to that.
+// introduce connects a plugin to the library, and returns when it has joined or failed.
 func (d *door) introduce(l *link, first []byte) error {
 	d.introducing.Lock()
 	defer d.introducing.Unlock()
@@ -150,10 +135,9 @@ func (d *door) introduce(l *link, first []byte) error {
 	return err
 }
 
-// leave forgets a plugin whose connection has ended, and ends one that we have started
-// with what it has started: its tree, whatever its sessions, and its process group, in
-// which those are whose parent has ended. Its first process may have ended long ago: it is
-// reaped here and not before, so its pid and its group are no other's.
+// leave forgets a plugin whose connection has ended. It kills one that we started: its process
+// tree, and its process group, which holds processes whose parent has exited. Only leave reaps the
+// plugin's first process, so its PID and group are not reused before.
 func (d *door) leave(l *link) {
 	_ = l.plugin.Close()
 	if l.command != nil {
@@ -170,8 +154,7 @@ func (d *door) leave(l *link) {
 	}
 }
 
-// close ends all connections, and returns the names of plugins that had connected by
-// themselves.
+// close ends all connections, and returns the plugins that had connected by themselves.
 func (d *door) close() (external []string) {
 	d.mu.Lock()
 	for l := range d.links {
@@ -188,21 +171,7 @@ func (d *door) close() (external []string) {
 	return external
 }
 
-// connected are the names of the plugins that are asked, in their order.
-func (d *door) connected() (names []string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for l := range d.links {
-		if l.joined {
-			names = append(names, l.name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-// synchronized notes that the plugin that joins has been synchronized, and returns
-// its name.
+// synchronized notes that the current plugin has been synchronized, and returns its name.
 func (d *door) synchronized() (name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -215,8 +184,7 @@ func (d *door) synchronized() (name string) {
 	return l.name
 }
 
-// hear is between a plugin and the library that it calls. A plugin that we have started
-// has the name of its file, whatever it registers with.
+// hear intercepts registrations: a plugin that we started is named after its file.
 func (d *door) hear(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	return method(ctx, func(message any) error {
 		err := unmarshal(message)
@@ -236,8 +204,7 @@ func (d *door) hear(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.U
 	})
 }
 
-// ask is between the library and a plugin that it asks. The library has no configuration
-// for one that connects.
+// ask intercepts requests to plugins: the library does not know the configuration of one that connects.
 func (d *door) ask(ctx context.Context, request *ttrpc.Request, response *ttrpc.Response, _ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker) error {
 	if request.GetMethod() == "Configure" {
 		configure := &api.ConfigureRequest{}

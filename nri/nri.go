@@ -2,6 +2,7 @@ package nri
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -11,21 +12,19 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	nrilog "github.com/containerd/nri/pkg/log"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/semaphore"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/sandbox"
-	"golang.org/x/sync/semaphore"
 )
 
 // Source is where plugins come from.
 type Source struct {
-	// Enabled is whether there are any.
-	Enabled bool
-	// Socket is where plugins connect, "" for nowhere; PluginDir has those that
-	// are started here, ConfigDir their configurations.
+	Enabled bool // there may be plugins
+	// Socket is where plugins connect, "" for nowhere. PluginDir holds those that we start,
+	// ConfigDir their configurations.
 	Socket, PluginDir, ConfigDir string
 }
 
@@ -34,30 +33,22 @@ type Options struct {
 	Source
 	// Registration bounds the registration of a plugin, Request each answer.
 	Registration, Request time.Duration
-	// State is the volatile directory.
-	State string
-	// Version is the daemon's, which plugins are given.
-	Version string
-	// Required are the names of plugins without which no pod and no container is
-	// made. Tolerate is the annotation of pods that do without; "" for none.
+	State                 string // the volatile directory
+	Version               string // the daemon's, for plugins
+	// Required are the plugins without which no pod and no container is made. Tolerate is the
+	// annotation of pods that do without; "" for none.
 	Required []string
 	Tolerate string
-	// Reject are the kinds of adjustments that no plugin may make.
-	Reject []string
-	// Metrics count each request to a plugin.
-	Metrics Metrics
-	Logger  *slog.Logger
+	Reject   []string // the kinds of adjustments that no plugin may make
+	Metrics  Metrics
+	Logger   *slog.Logger
 }
 
 // Metrics count requests and plugins.
 type Metrics interface {
-	// NRIRequest notes a request that has ended; outcome is ok, error, timeout
-	// or lost.
-	NRIRequest(plugin, request, outcome string)
-	// NRILatency notes how long a plugin took.
+	NRIRequest(plugin, request, outcome string) // ok, error, timeout or lost
 	NRILatency(plugin, request string, took time.Duration)
-	// NRIPlugins notes how many plugins are connected.
-	NRIPlugins(count int)
+	NRIPlugins(count int) // that are connected
 }
 
 // Pods are the pods that a plugin is synchronized with.
@@ -67,8 +58,7 @@ type Pods interface {
 	UsernsPath(sb *sandbox.Sandbox) string
 }
 
-// Containers are the containers that a plugin is synchronized with, and may
-// update.
+// Containers are the containers that a plugin is synchronized with, and may update.
 type Containers interface {
 	List() []*container.Container
 	Spec(c *container.Container) (*specs.Spec, error)
@@ -80,42 +70,34 @@ type Plugins struct {
 	options    Options
 	pods       Pods
 	containers Containers
-	// reloaded are the options with what Reconfigure has changed.
-	reloaded atomic.Pointer[Options]
-	// door is where plugins come in, nil while NRI is off.
-	door atomic.Pointer[door]
+	reloaded   atomic.Pointer[Options] // with the changes of Reconfigure
+	door       atomic.Pointer[door]    // nil while NRI is off
 
-	// switching is held while NRI is switched on or off, and guards source, where
-	// plugins come from now, and opened.
-	switching sync.Mutex
-	source    Source
-	opened    bool
+	switching sync.Mutex // held while NRI is switched on or off
+	source    Source     // where plugins come from now; of switching
+	opened    bool       // of switching
 
-	// asking is held while plugins are asked about something, as the library does, and
-	// guards what they have answered: the last error, and who wants updates.
-	asking   *semaphore.Weighted
-	failed   failure
-	updaters []string
+	asking   *semaphore.Weighted // held while plugins are asked about something
+	failed   error               // the last error; of asking
+	failedBy string              // its plugin; of asking
+	updaters []string            // plugins that answered with updates; of asking
 
-	mu sync.Mutex
-	// away are those that had connected by themselves when NRI was switched off; of mu.
-	away map[string]struct{}
+	mu   sync.Mutex
+	away map[string]struct{} // had connected by themselves when NRI was switched off; of mu
 }
 
-// New makes the plugins; none is asked before Open.
+// New returns plugins of which none is asked before Open.
 func New(options Options) *Plugins {
 	p := &Plugins{options: options, away: make(map[string]struct{}), asking: semaphore.NewWeighted(1)}
 	p.reloaded.Store(&options)
 	return p
 }
 
-// settings are the limits and rules that are in force.
 func (p *Plugins) settings() *Options { return p.reloaded.Load() }
 
-// request asks the plugins about something that is noted by note first, under door.mu: a
-// plugin that is synchronized later finds it, one that was before is asked. A plugin that
-// joins waits for the requests that have begun, and others wait for it. It returns the
-// plugins whose answers have updates. While NRI is off nothing is asked.
+// request asks the plugins about something, and returns those that answered with updates. note
+// records it first, under door.mu, for a plugin that is synchronized later. A plugin that joins
+// waits for the requests that have begun, and others wait for it. Off, NRI asks nothing.
 func (p *Plugins) request(ctx context.Context, note func(*door), ask func(*adaptation.Adaptation) error) (updaters []string, err error) {
 	d := p.door.Load()
 	if d == nil {
@@ -130,27 +112,27 @@ func (p *Plugins) request(ctx context.Context, note func(*door), ask func(*adapt
 		return nil, fmt.Errorf("NRI: wait for the plugins, which are asked about something else: %w", context.Cause(ctx))
 	}
 	defer p.asking.Release(1)
-	p.updaters, p.failed = nil, failure{}
-	err = p.named(ask(d.adaptation))
+	p.updaters, p.failed, p.failedBy = nil, nil, ""
+	if err = ask(d.adaptation); err != nil && errors.Is(err, p.failed) {
+		err = fmt.Errorf("NRI plugin %s: %w", p.failedBy, err) // the library leaves the name out
+	} else if err != nil {
+		err = fmt.Errorf("NRI: %w", err)
+	}
 	return p.updaters, err
 }
 
-func nothing(*door) {}
-
-// notify makes a request that no plugin answers with more than an error.
+// notify makes a request to which plugins answer at most an error.
 func (p *Plugins) notify(ctx context.Context, ask func(*adaptation.Adaptation) error) error {
-	_, err := p.request(ctx, nothing, ask)
+	_, err := p.request(ctx, func(*door) {}, ask)
 	return err
 }
 
-// Enabled reports whether there may be plugins now.
+// Enabled reports whether NRI is on.
 func (p *Plugins) Enabled() bool { return p != nil && p.door.Load() != nil }
 
-// SetLogger makes what the library logs lines of this log. That is a variable of the
-// library without a lock: it is set once, before Open.
+// SetLogger redirects the library's log. It takes no lock: call it once, before Open.
 func SetLogger(log *slog.Logger) { nrilog.Set(logger{log}) }
 
-// logger hands the library's log to ours.
 type logger struct{ log *slog.Logger }
 
 func (l logger) Debugf(_ context.Context, format string, args ...any) {

@@ -16,8 +16,7 @@ import (
 	"github.com/minicri/minicri/internal/process"
 )
 
-// Survey returns the plugins of the directory that can be started, as INDEX-NAME,
-// and what is wrong with the others. Where NRI is off there is nothing to say.
+// Survey returns the plugins that can be started, as INDEX-NAME, and what is wrong with the others.
 func (s Source) Survey() (plugins []string, problems []error) {
 	if !s.Enabled {
 		return nil, nil
@@ -39,8 +38,7 @@ func (s Source) Survey() (plugins []string, problems []error) {
 	return plugins, problems
 }
 
-// configurationOf reads what a plugin of the directory is configured with, "" if there
-// is nothing. It fails for one that cannot be started.
+// configurationOf returns a plugin's configuration, "" for none. It fails if it cannot be started.
 func (s Source) configurationOf(file string) (string, error) {
 	index, name, err := api.ParsePluginName(file)
 	if err != nil {
@@ -52,7 +50,7 @@ func (s Source) configurationOf(file string) (string, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err == nil && !info.Mode().IsRegular() { // a fifo would not let go of who reads it
+		if err == nil && !info.Mode().IsRegular() { // reading a FIFO would hang
 			err = fmt.Errorf("%s is no regular file", path)
 		}
 		if err != nil {
@@ -64,8 +62,7 @@ func (s Source) configurationOf(file string) (string, error) {
 	return "", nil
 }
 
-// launchAll starts the plugins of the directory side by side, and returns when each has
-// joined or has failed.
+// launchAll starts the plugins of the directory side by side, and waits until each joins or fails.
 func (p *Plugins) launchAll(d *door, source Source) {
 	plugins, problems := source.Survey()
 	var links []*link
@@ -92,16 +89,14 @@ func (p *Plugins) launchAll(d *door, source Source) {
 	}
 }
 
-// launch starts a plugin in a process group of its own, connected by its descriptor 3.
+// launch starts a plugin in its own process group, connected by its descriptor 3.
 func launch(source Source, plugin string) (*link, error) {
-	index, name, err := api.ParsePluginName(plugin)
+	config, err := source.configurationOf(plugin)
 	if err != nil {
 		return nil, err
 	}
-	l := &link{name: plugin}
-	if l.config, err = source.configurationOf(plugin); err != nil {
-		return nil, err
-	}
+	index, name, _ := api.ParsePluginName(plugin) // as configurationOf has
+	l := &link{name: plugin, config: config}
 	pair, err := nrinet.NewSocketPair()
 	if err != nil {
 		return nil, err
@@ -122,8 +117,7 @@ func launch(source Source, plugin string) (*link, error) {
 	return l, nil
 }
 
-// Problems are plugins that were not started, that are not connected any more, that
-// have not come back since NRI was switched off or over, and that are required.
+// Problems returns the errors of plugins that were skipped, and of those that should be connected.
 func (p *Plugins) Problems(connected []string) (problems []error) {
 	problem := func(format, plugin string) { problems = append(problems, fmt.Errorf(format, plugin)) }
 	if d := p.door.Load(); d != nil {

@@ -13,8 +13,6 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-var _ sandbox.Plugins = (*Plugins)(nil)
-
 // RunPod implements sandbox.Plugins.
 func (p *Plugins) RunPod(ctx context.Context, sb *sandbox.Sandbox) error {
 	if !p.Enabled() {
@@ -62,7 +60,6 @@ func (p *Plugins) RemovePod(ctx context.Context, sb *sandbox.Sandbox) error {
 	return err
 }
 
-// pod is the pod as NRI sees it.
 func (p *Plugins) pod(sb *sandbox.Sandbox) *api.PodSandbox {
 	config, facts := sb.Config(), sb.Facts()
 	m := config.GetMetadata()
@@ -91,8 +88,7 @@ func decodeCRI(encoded []byte) *api.LinuxResources {
 	return fromCRI(resources)
 }
 
-// namespaces are those that the pod does not share with the node. The network's
-// is pinned at a path; others are there as long as the pause process is.
+// namespaces lists those that the pod does not share with the node, some only while its pause runs.
 func (p *Plugins) namespaces(sb *sandbox.Sandbox) (list []*api.LinuxNamespace) {
 	add := func(kind, path string) { list = append(list, &api.LinuxNamespace{Type: kind, Path: path}) }
 	if path := p.pods.NetnsPath(sb); path != "" {

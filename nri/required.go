@@ -18,9 +18,7 @@ import (
 	"github.com/containerd/ttrpc"
 )
 
-// validation is the library's own validator, with the rules that are in force when
-// it is asked. It looks at the annotation required-plugins.noderesource.dev of pods,
-// too.
+// validation is the library's own validator, with the rules in force when it is asked.
 func (p *Plugins) validation() *builtin.BuiltinPlugin {
 	validate := func(ctx context.Context, request *api.ValidateContainerAdjustmentRequest) error {
 		rules := p.settings()
@@ -42,37 +40,39 @@ func (p *Plugins) validation() *builtin.BuiltinPlugin {
 	}
 }
 
-// Connected are the plugins that are there now, as INDEX-NAME, in the order in
-// which they are asked.
-func (p *Plugins) Connected() []string {
-	if d := p.door.Load(); d != nil {
-		return d.connected()
-	}
-	return nil
-}
-
-// checkRequired fails for a pod that may not do without a plugin that is absent.
-func (p *Plugins) checkRequired(pod *api.PodSandbox, container string) error {
-	rules := p.settings()
-	if len(rules.Required) == 0 {
+// Connected returns the connected plugins as INDEX-NAME, in the order in which they are asked.
+func (p *Plugins) Connected() (names []string) {
+	d := p.door.Load()
+	if d == nil {
 		return nil
 	}
-	if key := rules.Tolerate; key != "" {
-		if value, set := nriplugin.GetEffectiveAnnotation(pod, key, container); set {
-			if tolerated, err := strconv.ParseBool(value); err == nil && tolerated {
-				return nil
-			}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for l := range d.links {
+		if l.joined {
+			names = append(names, l.name)
 		}
 	}
+	slices.Sort(names)
+	return names
+}
+
+// checkRequired fails if a plugin is absent that the pod must not do without.
+func (p *Plugins) checkRequired(pod *api.PodSandbox, container string) error {
 	missing := p.missing(p.Connected())
 	if len(missing) == 0 {
 		return nil
 	}
+	if key := p.settings().Tolerate; key != "" {
+		value, _ := nriplugin.GetEffectiveAnnotation(pod, key, container)
+		if tolerated, _ := strconv.ParseBool(value); tolerated {
+			return nil
+		}
+	}
 	return fmt.Errorf("the required NRI plugin %s is not connected (nri.required_plugins): %w", strings.Join(missing, ", "), errdefs.ErrUnavailable)
 }
 
-// missing are the required plugins that are not connected, by their name, with the
-// index or without.
+// missing returns the required plugins, with index or without, that are not connected.
 func (p *Plugins) missing(connected []string) (missing []string) {
 	for _, required := range p.settings().Required {
 		is := func(plugin string) bool {
@@ -86,10 +86,9 @@ func (p *Plugins) missing(connected []string) (missing []string) {
 	return missing
 }
 
-// validatorName is the library's own plugin, which is part of this program.
 const validatorName = "00-default-validator"
 
-// measures takes what the library says of each request to a plugin.
+// measures receives the library's report of each request to a plugin.
 type measures struct{ plugins *Plugins }
 
 func (m measures) RecordPluginLatency(plugin, request string, took time.Duration) {
@@ -98,19 +97,17 @@ func (m measures) RecordPluginLatency(plugin, request string, took time.Duration
 	}
 }
 
-// RecordPluginInvocation is said of each answer. Plugins.asking is held, or the plugin
-// is just synchronized.
+// RecordPluginInvocation runs under Plugins.asking, or while the plugin is synchronized.
 func (m measures) RecordPluginInvocation(plugin, request string, err error) {
 	if plugin == validatorName {
 		return
 	}
 	m.plugins.options.Metrics.NRIRequest(plugin, request, outcome(err))
 	if err != nil {
-		m.plugins.failed = failure{plugin, err}
+		m.plugins.failed, m.plugins.failedBy = err, plugin
 	}
 }
 
-// RecordPluginAdjustments is said after that.
 func (m measures) RecordPluginAdjustments(plugin, _ string, _ *adaptation.ContainerAdjustment, updates, _ int) {
 	if updates > 0 {
 		m.plugins.updaters = append(m.plugins.updaters, plugin)
@@ -118,38 +115,18 @@ func (m measures) RecordPluginAdjustments(plugin, _ string, _ *adaptation.Contai
 }
 
 func (m measures) UpdatePluginCount(count int) {
-	const builtins = 1
-	m.plugins.options.Metrics.NRIPlugins(max(0, count-builtins))
+	m.plugins.options.Metrics.NRIPlugins(max(0, count-1)) // without the validator
 }
 
 func outcome(err error) string {
-	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
 	case err == nil:
 		return "ok"
-	case is(context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"
-	case is(ttrpc.ErrClosed), is(ttrpc.ErrServerClosed), is(ttrpc.ErrProtocol):
+	case errors.Is(err, ttrpc.ErrClosed), errors.Is(err, ttrpc.ErrServerClosed), errors.Is(err, ttrpc.ErrProtocol):
 		return "lost"
 	default:
 		return "error"
 	}
-}
-
-// failure is an answer of a plugin that was an error.
-type failure struct {
-	plugin string
-	err    error
-}
-
-// named adds the plugin's name to its error: the library returns it without, as it is
-// or wrapped. p.asking is held.
-func (p *Plugins) named(err error) error {
-	if err == nil {
-		return nil
-	}
-	if p.failed.err != nil && errors.Is(err, p.failed.err) {
-		return fmt.Errorf("NRI plugin %s: %w", p.failed.plugin, err)
-	}
-	return fmt.Errorf("NRI: %w", err)
 }

@@ -12,9 +12,8 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 )
 
-// Open starts the plugins of the directory, synchronizes them with the pods and
-// containers that there are, and listens for others, if NRI is on; Reconfigure may
-// switch it on and off from here on.
+// Open starts the plugins of the directory, synchronizes them, and listens for others, if NRI is
+// enabled. From here on Reconfigure may switch it on and off.
 func (p *Plugins) Open(pods Pods, containers Containers) error {
 	p.pods, p.containers = pods, containers
 	p.switching.Lock()
@@ -23,16 +22,13 @@ func (p *Plugins) Open(pods Pods, containers Containers) error {
 	return p.Reconfigure(p.options)
 }
 
-// Reconfigure puts other limits, required plugins and rejected adjustments into
-// force, for requests that begin from now on. If plugins come from elsewhere,
-// those that there are end or are disconnected before others are asked: these are
-// synchronized with the pods and containers that there are. After an error the
-// plugins are as before, or NRI is off; InForce has which.
+// Reconfigure changes limits, required plugins and rejected adjustments, for requests that begin
+// from now on. If the source changes, the old plugins end or are disconnected before new ones are
+// synchronized and asked. After an error the plugins are as before, or NRI is off: see InForce.
 func (p *Plugins) Reconfigure(options Options) error {
 	p.switching.Lock()
 	defer p.switching.Unlock()
-	// The library keeps both limits in variables of its own; there is one adaptation
-	// in a process.
+	// The library keeps both limits in global variables.
 	adaptation.SetPluginRegistrationTimeout(options.Registration)
 	adaptation.SetPluginRequestTimeout(options.Request)
 	p.reloaded.Store(&options)
@@ -51,15 +47,14 @@ func (p *Plugins) Reconfigure(options Options) error {
 	return p.start(options.Source)
 }
 
-// InForce is where plugins come from now.
+// InForce returns where plugins come from now.
 func (p *Plugins) InForce() Source {
 	p.switching.Lock()
 	defer p.switching.Unlock()
 	return p.source
 }
 
-// Close ends the plugins that were started here and disconnects the others; none is
-// asked any more.
+// Close ends the plugins that we started and disconnects the others. None is asked any more.
 func (p *Plugins) Close() {
 	p.switching.Lock()
 	defer p.switching.Unlock()
@@ -67,7 +62,7 @@ func (p *Plugins) Close() {
 	p.stop()
 }
 
-// CheckSocket refuses the socket of another runtime: the library would remove it.
+// CheckSocket refuses a socket on which another runtime listens: openDoor would remove it.
 func CheckSocket(path string) error {
 	if path == "" {
 		return nil
@@ -78,8 +73,8 @@ func CheckSocket(path string) error {
 	return nil
 }
 
-// start switches NRI on, and returns when the plugins of the directory have joined or
-// have failed: requests do not wait for that. p.switching is held.
+// start switches NRI on, and returns when the plugins of the directory have joined or failed.
+// Requests do not wait for that. p.switching is held.
 func (p *Plugins) start(source Source) error {
 	d, err := p.openDoor(source)
 	if err != nil {
@@ -106,7 +101,7 @@ func (p *Plugins) start(source Source) error {
 	return nil
 }
 
-// adapt starts the library, which listens where the door leads to.
+// adapt starts the library, which listens on the door's socket.
 func (p *Plugins) adapt(d *door) (*adaptation.Adaptation, error) {
 	synchronize := func(ctx context.Context, send adaptation.SyncCB) error { return p.synchronize(ctx, d, send) }
 	update := func(ctx context.Context, updates []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) {
@@ -132,16 +127,15 @@ func (p *Plugins) adapt(d *door) (*adaptation.Adaptation, error) {
 	return a, nil
 }
 
-// stop switches NRI off: plugins that were started here end, others are disconnected,
-// and have to come back by themselves. What they are being asked ends as if they had
-// died. p.switching is held.
+// stop switches NRI off: plugins that we started end, others are disconnected and have to come back
+// by themselves. Pending requests end as if the plugins had died. p.switching is held.
 func (p *Plugins) stop() {
 	d := p.door.Swap(nil)
 	if d == nil {
 		return
 	}
 	external := d.close()
-	// One that is being synchronized would be connected after the end.
+	// A plugin that is being synchronized would otherwise connect after Stop.
 	block := d.adaptation.BlockPluginSync()
 	d.adaptation.Stop()
 	block.Unblock()

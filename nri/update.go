@@ -17,7 +17,7 @@ import (
 // Update implements container.Plugins.
 func (p *Plugins) Update(ctx context.Context, pod *sandbox.Sandbox, c *container.Container, asked *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, []container.Change, error) {
 	var answer *adaptation.UpdateContainerResponse
-	updaters, err := p.request(ctx, nothing, func(a *adaptation.Adaptation) (err error) {
+	updaters, err := p.request(ctx, func(*door) {}, func(a *adaptation.Adaptation) (err error) {
 		answer, err = a.UpdateContainer(ctx, &adaptation.UpdateContainerRequest{
 			Pod: p.pod(pod), Container: p.container(c), LinuxResources: fromCRI(asked),
 		})
@@ -40,7 +40,6 @@ func (p *Plugins) Update(ctx context.Context, pod *sandbox.Sandbox, c *container
 	return asked, p.changes(updaters, others), nil
 }
 
-// changes are updates that plugins want as package container has them.
 func (p *Plugins) changes(plugins []string, updates []*api.ContainerUpdate) (changes []container.Change) {
 	for _, update := range updates {
 		if resources := update.GetLinux().GetResources(); resources != nil {
@@ -52,10 +51,8 @@ func (p *Plugins) changes(plugins []string, updates []*api.ContainerUpdate) (cha
 	return changes
 }
 
-// updateUnsolicited makes the updates that a plugin wants by itself, and returns
-// those that failed. An update may wait for the plugin that asks for it, which is
-// just being asked about that container or another: it gets half of the time that
-// the plugin has for the answer.
+// updateUnsolicited makes the updates that a plugin wants by itself, and returns those that failed.
+// Each gets half of a plugin's time to answer, since it may wait for just that plugin's answer.
 func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.ContainerUpdate) (failed []*api.ContainerUpdate, err error) {
 	for _, change := range p.changes(nil, updates) {
 		within, cancel := context.WithTimeout(ctx, p.settings().Request/2)
@@ -74,9 +71,8 @@ func (p *Plugins) updateUnsolicited(ctx context.Context, updates []*api.Containe
 	return failed, err
 }
 
-// synchronize sends a plugin that joins the pods and containers that there are, and
-// makes the updates that it answers with. It has the time of a registration for that:
-// it is asked about nothing else until then, and neither is another one.
+// synchronize sends a plugin that joins all pods and containers, and makes the updates that it
+// answers with. The plugin has the time of a registration, as no plugin is asked until then.
 func (p *Plugins) synchronize(ctx context.Context, d *door, send adaptation.SyncCB) error {
 	limits := p.settings()
 	adaptation.SetPluginRequestTimeout(max(limits.Request, limits.Registration))
@@ -89,12 +85,11 @@ func (p *Plugins) synchronize(ctx context.Context, d *door, send adaptation.Sync
 	p.mu.Lock()
 	delete(p.away, name)
 	p.mu.Unlock()
-	// A failure is in the log: the plugin has been synchronized.
-	_, _ = p.updateUnsolicited(ctx, updates)
+	_, _ = p.updateUnsolicited(ctx, updates) // logs its failures
 	return nil
 }
 
-// allPods are those that plugins have been asked about.
+// allPods returns the pods that plugins have been asked about.
 func (p *Plugins) allPods(d *door) (pods []*api.PodSandbox) {
 	d.mu.Lock()
 	known := maps.Clone(d.podsMade)
@@ -108,7 +103,6 @@ func (p *Plugins) allPods(d *door) (pods []*api.PodSandbox) {
 	return pods
 }
 
-// allContainers are those that have not ended.
 func (p *Plugins) allContainers(d *door) []*api.Container {
 	d.mu.Lock()
 	known := maps.Clone(d.containersMade)
@@ -123,7 +117,7 @@ func (p *Plugins) allContainers(d *door) []*api.Container {
 	return slices.Collect(maps.Values(known))
 }
 
-// fromCRI turns resources of the CRI, where zero says nothing, into NRI's.
+// fromCRI converts resources of the CRI, in which zero means unset.
 func fromCRI(r *runtimeapi.LinuxContainerResources) *api.LinuxResources {
 	if r == nil {
 		return nil
@@ -150,8 +144,7 @@ func fromCRI(r *runtimeapi.LinuxContainerResources) *api.LinuxResources {
 	return to
 }
 
-// toCRI turns resources of NRI into the CRI's. What the CRI cannot change in a
-// container that is there is left out, and said.
+// toCRI converts resources of NRI. It leaves out, and logs, what the CRI cannot update.
 func (p *Plugins) toCRI(id string, r *api.LinuxResources) *runtimeapi.LinuxContainerResources {
 	cpu, memory := r.GetCpu(), r.GetMemory()
 	to := &runtimeapi.LinuxContainerResources{

@@ -27,9 +27,9 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// Exec checks a request to exec, and returns the URL that serves it once.
+// Exec checks a request and returns the URL that serves it once.
 func (s *Server) Exec(ctx context.Context, r *runtimeapi.ExecRequest) (string, error) {
-	options, err := streamsOf(r)
+	options, err := streamsOf(r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTty())
 	if err != nil {
 		return "", err
 	}
@@ -39,9 +39,9 @@ func (s *Server) Exec(ctx context.Context, r *runtimeapi.ExecRequest) (string, e
 	return s.url(request{kind: kindExec, target: r.GetContainerId(), options: options, command: r.GetCmd()})
 }
 
-// Attach checks a request to attach, and returns the URL that serves it once.
+// Attach checks a request and returns the URL that serves it once.
 func (s *Server) Attach(ctx context.Context, r *runtimeapi.AttachRequest) (string, error) {
-	options, err := streamsOf(r)
+	options, err := streamsOf(r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTty())
 	if err != nil {
 		return "", err
 	}
@@ -51,15 +51,8 @@ func (s *Server) Attach(ctx context.Context, r *runtimeapi.AttachRequest) (strin
 	return s.url(request{kind: kindAttach, target: r.GetContainerId(), options: options})
 }
 
-// streamsOf checks the streams that a request asks for.
-func streamsOf(r interface {
-	GetStdin() bool
-	GetStdout() bool
-	GetStderr() bool
-	GetTty() bool
-},
-) (o remotecommand.Options, err error) {
-	o = remotecommand.Options{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(), TTY: r.GetTty()}
+func streamsOf(stdin, stdout, stderr, tty bool) (o remotecommand.Options, err error) {
+	o = remotecommand.Options{Stdin: stdin, Stdout: stdout, Stderr: stderr, TTY: tty}
 	if o.TTY && o.Stderr {
 		err = fmt.Errorf("stderr: a terminal has none of its own, tty and stderr exclude each other: %w", errdefs.ErrInvalidArgument)
 	} else if !o.Stdin && !o.Stdout && !o.Stderr {
@@ -68,8 +61,7 @@ func streamsOf(r interface {
 	return o, err
 }
 
-// clientStreams are the client's side of a process. Those that were not asked
-// for are nil.
+// clientStreams are the client's side of a process. Those not asked for are nil.
 type clientStreams struct {
 	stdin                  *inlet
 	size                   *sizes
@@ -77,14 +69,18 @@ type clientStreams struct {
 	json                   bool // status is a status in JSON, not a text
 }
 
-// runCommand serves exec or attach over the transport of the client.
 func (s *session) runCommand(r request) {
 	run := func(streams *clientStreams) {
 		err := s.command(r, streams)
 		if !errors.As(err, new(utilexec.CodeExitError)) {
 			s.report(r.kind+" failed", err)
 		}
-		if text := encodeStatus(err, streams.json); len(text) > 0 {
+		status := statusOf(err)
+		text := []byte(status.Message)
+		if streams.json {
+			text, _ = json.Marshal(status) // strings and a number cannot fail
+		}
+		if len(text) > 0 {
 			_, _ = streams.status.Write(text) // fails if the client has left
 		}
 		_ = streams.status.Close()
@@ -96,14 +92,12 @@ func (s *session) runCommand(r request) {
 	}
 }
 
-// commandOverSPDY has a stream for each direction, one for the sizes of a terminal,
-// and one for the status at the end.
+// commandOverSPDY uses a stream for each direction, for the terminal's sizes, and for the status.
 func (s *session) commandOverSPDY(o remotecommand.Options, run func(*clientStreams)) {
 	conn, protocol, err := s.upgradeSPDY(remotecommand.SupportedStreamingProtocols...)
 	if err != nil {
 		return // the client has its answer
 	}
-	// Before v3 there are no sizes.
 	resize := o.TTY && (protocol == remotecommand.StreamProtocolV4Name || protocol == remotecommand.StreamProtocolV3Name)
 	wanted := map[string]bool{
 		remotecommand.StreamTypeStdin: o.Stdin, remotecommand.StreamTypeStdout: o.Stdout, remotecommand.StreamTypeStderr: o.Stderr,
@@ -124,7 +118,21 @@ func (s *session) commandOverSPDY(o remotecommand.Options, run func(*clientStrea
 		if len(wanted) == 0 {
 			defer close(complete)
 		}
-		return streams.take(s, kind, stream), nil
+		switch kind {
+		case remotecommand.StreamTypeStdin:
+			streams.stdin = s.newInlet(false)
+			return streams.stdin, nil
+		case remotecommand.StreamTypeResize:
+			streams.size = newSizes(s.ctx)
+			return streams.size, nil
+		case remotecommand.StreamTypeStdout:
+			streams.stdout = stream
+		case remotecommand.StreamTypeStderr:
+			streams.stderr = stream
+		default:
+			streams.status = stream
+		}
+		return nil, nil // the client only reads it
 	})
 	defer c.Close()
 	s.serveSPDY(c)
@@ -137,31 +145,10 @@ func (s *session) commandOverSPDY(o remotecommand.Options, run func(*clientStrea
 	}
 }
 
-// take notes a stream that the client has opened, and returns the sink of what it sends.
-func (c *clientStreams) take(s *session, kind string, stream *spdy.Stream) spdy.Sink {
-	switch kind {
-	case remotecommand.StreamTypeStdin:
-		c.stdin = s.newInlet(false)
-		return c.stdin
-	case remotecommand.StreamTypeResize:
-		c.size = newSizes(s.ctx)
-		return c.size
-	case remotecommand.StreamTypeStdout:
-		c.stdout = stream
-	case remotecommand.StreamTypeStderr:
-		c.stderr = stream
-	default:
-		c.status = stream
-	}
-	return nil // the client only reads it
-}
-
-// commandOverWebSocket has a channel for each direction, one for the status, and one
-// for the sizes of a terminal.
+// commandOverWebSocket uses a channel for each direction, for the status, and for the terminal's sizes.
 func (s *session) commandOverWebSocket(o remotecommand.Options, run func(*clientStreams)) {
 	sinks := make([]spdy.Sink, remotecommand.StreamResize+1)
-	// Always read: a client may send sizes without a terminal.
-	streams := &clientStreams{size: newSizes(s.ctx)}
+	streams := &clientStreams{size: newSizes(s.ctx)} // a client may send sizes without a terminal
 	sinks[remotecommand.StreamResize] = streams.size
 	if o.Stdin {
 		streams.stdin = s.newInlet(false)
@@ -179,17 +166,15 @@ func (s *session) commandOverWebSocket(o remotecommand.Options, run func(*client
 			streams.stdout = channelWriter{c, remotecommand.StreamStdOut}
 			first = streams.stdout
 		}
-		// An empty message on the lowest channel that the client reads says that the
-		// session has begun.
+		// An empty message on the lowest channel that the client reads begins the session.
 		if _, err := first.Write(nil); err == nil {
 			run(streams)
 		}
 	})
 }
 
-// commandProtocol is what differs in a subprotocol of exec and attach, which is
-// "" or [vN.][base64.]channel.k8s.io: those of upstream's server, v5, in which a
-// client can close its stdin, and what SPDY's clients call the same versions.
+// commandProtocol parses a subprotocol of exec and attach: "" or [vN.][base64.]channel.k8s.io, with
+// the versions of upstream's server, of SPDY's clients, and v5, in which a client can close stdin.
 func commandProtocol(name string) (p channelProtocol, served bool) {
 	if name == "" {
 		return p, true
@@ -199,17 +184,6 @@ func commandProtocol(name string) (p channelProtocol, served bool) {
 	p.halfClose = version == "v5."
 	p.status = version == "v4." || p.halfClose
 	return p, served && slices.Contains([]string{"", "v2.", "v3.", "v4.", "v5."}, version)
-}
-
-// encodeStatus is the last that a client gets: a status in JSON, or for older
-// protocols a text, and nothing for success.
-func encodeStatus(err error, asJSON bool) []byte {
-	status := statusOf(err)
-	if !asJSON {
-		return []byte(status.Message)
-	}
-	text, _ := json.Marshal(status) // of strings and a number, it cannot fail
-	return text
 }
 
 // status is the part of Kubernetes' metav1.Status that clients of exec read.
@@ -246,9 +220,7 @@ func statusOf(err error) status {
 	}
 }
 
-// command runs an exec to its end, or shows what a container writes from now on and
-// gives it input, until it has ended or the client leaves. The exit code of an exec, if
-// not 0, is an error of its own kind.
+// command runs an exec, or attaches the client to a container. A bad exit code is a CodeExitError.
 func (s *session) command(r request, streams *clientStreams) error {
 	var process *container.Process
 	var err error
@@ -284,8 +256,8 @@ func (s *session) command(r request, streams *clientStreams) error {
 	return nil
 }
 
-// connect connects a process with the client. All outputs are read, also those that the
-// client did not ask for: a process whose output is not read stops.
+// connect connects a process with the client. It also reads outputs that the client did not ask
+// for, since a process blocks when its output is not read.
 func (s *session) connect(process *container.Process, streams *clientStreams, delivered *sync.WaitGroup) (disconnect func(), err error) {
 	conns := make(map[string]*net.UnixConn)
 	disconnect = func() {
@@ -323,14 +295,13 @@ func (s *session) connect(process *container.Process, streams *clientStreams, de
 	return disconnect, nil
 }
 
-// deliver copies an output to the client, if it has asked for it.
+// deliver copies an output to the client; nil drops it.
 func deliver(to io.WriteCloser, from net.Conn) {
 	if to == nil {
 		_, _ = io.Copy(io.Discard, from)
 		return
 	}
-	// What a pipe holds, and the most that the supervisor sends at once.
-	buffer := make([]byte, 64<<10)
+	buffer := make([]byte, 64<<10) // the most that the supervisor sends at once
 	if _, err := io.CopyBuffer(to, struct{ io.Reader }{from}, buffer); err != nil {
 		_ = from.Close() // the process gets SIGPIPE, as from a shell's reader
 		return
@@ -339,21 +310,16 @@ func deliver(to io.WriteCloser, from net.Conn) {
 }
 
 const (
-	// resizeEvery is how often the size of a terminal is set. The last one counts.
-	resizeEvery = 500 * time.Millisecond
-	// maxSizes is how many bytes of sizes are read before as long a break: a thousand
-	// sizes. A person who drags a window sends some ten in a second.
-	maxSizes = 64 << 10
-	// largestSize is much longer than a size in JSON.
-	largestSize = 1 << 10
+	resizeEvery = 500 * time.Millisecond // how often a terminal's size is set
+	maxSizes    = 64 << 10               // bytes between breaks: 1000 sizes; a person sends 10 a second
+	largestSize = 1 << 10                // much longer than a size in JSON
 )
 
-// sizes is the sink of the sizes of a terminal, of which it has the last one. A client
-// that sends faster than anybody can is held up.
+// sizes is the sink of a terminal's sizes. It keeps the last one.
 type sizes struct {
 	ctx  context.Context
-	last chan remotecommand.TerminalSize // if it was not set yet
-	text []byte                          // may be the beginning of the next
+	last chan remotecommand.TerminalSize // not set yet
+	text []byte                          // perhaps the beginning of the next
 	read int
 }
 
@@ -361,7 +327,6 @@ func newSizes(ctx context.Context) *sizes {
 	return &sizes{ctx: ctx, last: make(chan remotecommand.TerminalSize, 1)}
 }
 
-// Write implements spdy.Sink.
 func (s *sizes) Write(p []byte) (int, error) {
 	var size *remotecommand.TerminalSize
 	if size, s.text = lastSize(append(s.text, p...)); size != nil {
@@ -378,14 +343,10 @@ func (s *sizes) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// CloseWrite implements spdy.Sink.
 func (s *sizes) CloseWrite() {}
+func (s *sizes) Abort()      {}
 
-// Abort implements spdy.Sink.
-func (s *sizes) Abort() {}
-
-// set passes sizes on, one in a while, until the session ends. One that comes too late
-// for the process is no error.
+// set resizes the terminal every resizeEvery at most. The process may have exited.
 func (s *sizes) set(process *container.Process) {
 	for {
 		select {
@@ -400,8 +361,7 @@ func (s *sizes) set(process *container.Process) {
 	}
 }
 
-// lastSize decodes the last of the sizes, each an object of JSON, that a text ends
-// with, nil if there is none. It returns what may be the beginning of the next.
+// lastSize decodes the last complete size, an object of JSON. rest may be the beginning of the next.
 func lastSize(text []byte) (size *remotecommand.TerminalSize, rest []byte) {
 	end := bytes.LastIndexByte(text, '}')
 	if begin := bytes.LastIndexByte(text[:end+1], '{'); begin >= 0 {
@@ -414,7 +374,6 @@ func lastSize(text []byte) (size *remotecommand.TerminalSize, rest []byte) {
 	return size, append(text[:0], rest[max(0, len(rest)-largestSize):]...)
 }
 
-// wait returns after a time, or when the context ends.
 func wait(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):

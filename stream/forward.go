@@ -27,17 +27,12 @@ import (
 )
 
 const (
-	// dialTime is how long a connection to a pod may take.
-	dialTime = 10 * time.Second
-	// maxForwards bounds the connections of one session: each costs the daemon some
-	// KiB, and a session no more than a MiB.
-	maxForwards = 128
-	// receiveSize is what is read from a pod at once.
-	receiveSize = 32 << 10
+	dialTime    = 10 * time.Second // how long to connect to a pod may take
+	maxForwards = 128              // connections of a session, which cost the daemon a MiB at most
+	receiveSize = 32 << 10         // what is read from a pod at once
 )
 
-// PortForward checks a request to forward ports, and returns the URL that
-// serves it once. Ports are those of TCP: the CRI has no word for others.
+// PortForward checks a request to forward TCP ports, and returns the URL that serves it once.
 func (s *Server) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest) (string, error) {
 	if _, err := s.readyPod(r.GetPodSandboxId()); err != nil {
 		return "", err
@@ -50,7 +45,6 @@ func (s *Server) PortForward(_ context.Context, r *runtimeapi.PortForwardRequest
 	return s.url(request{kind: kindPortForward, target: r.GetPodSandboxId(), ports: r.GetPort()})
 }
 
-// forward serves port-forward over the transport of the client.
 func (s *session) forward(r request) {
 	f := &forwarder{session: s, pod: r.target}
 	switch {
@@ -68,19 +62,14 @@ func (s *session) forward(r request) {
 // forwarder makes the connections of one session.
 type forwarder struct {
 	session *session
-	pod     string // id
-
-	// sending is held while a piece is read from a pod and sent to the client: all
-	// connections share one buffer, and a client that does not read holds up no
-	// more than that.
-	sending sync.Mutex
+	pod     string     // its ID
+	sending sync.Mutex // held while a piece goes from a pod to the client; guards buffer
 	buffer  [receiveSize]byte
 }
 
-// connect connects the client to a port of the pod, until both directions have
-// ended. Received is called when no more comes from the pod, with an error when one of
-// the two has ended the connection. What is returned says why there is none, or that
-// the pod has stalled.
+// connect connects the client to a port of the pod, until both directions have ended. It calls
+// received when no more comes from the pod, with an error if the pod or the client broke the
+// connection. It fails if it cannot connect, or if the pod has stalled.
 func (f *forwarder) connect(port int32, data io.Writer, in *inlet, received func(error)) error {
 	defer in.Abort()
 	server := f.session.server
@@ -98,7 +87,7 @@ func (f *forwarder) connect(port int32, data io.Writer, in *inlet, received func
 	in.lead(conn)
 	err = f.receive(data, conn)
 	if err != nil {
-		in.Abort() // what the pod or the client has done
+		in.Abort()
 	}
 	received(err)
 	<-in.open.Done()
@@ -108,35 +97,29 @@ func (f *forwarder) connect(port int32, data io.Writer, in *inlet, received func
 	return nil
 }
 
-// receive copies from the pod to the client. An error says that one of the two
-// has ended the connection.
+// receive copies from the pod to the client. It fails if one of them broke the connection.
 func (f *forwarder) receive(to io.Writer, pod *net.TCPConn) error {
 	raw, err := pod.SyscallConn()
 	if err != nil {
 		return err
 	}
 	for {
-		// The buffer is free for others until there is something.
+		// Other connections use the buffer until there is something to read.
 		if err := raw.Read(func(fd uintptr) bool { return ready(fd, unix.POLLIN) }); err != nil {
 			return err
 		}
-		if err := f.pass(to, pod); errors.Is(err, io.EOF) {
+		f.sending.Lock()
+		n, err := pod.Read(f.buffer[:])
+		if n > 0 {
+			_, err = to.Write(f.buffer[:n])
+		}
+		f.sending.Unlock()
+		if errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
 		}
 	}
-}
-
-// pass copies one piece.
-func (f *forwarder) pass(to io.Writer, pod *net.TCPConn) error {
-	f.sending.Lock()
-	defer f.sending.Unlock()
-	n, err := pod.Read(f.buffer[:])
-	if n > 0 {
-		_, err = to.Write(f.buffer[:n])
-	}
-	return err
 }
 
 // readyPod finds a pod whose ports can be forwarded.
@@ -177,9 +160,7 @@ func (s *Server) dialPod(ctx context.Context, id string, port int32) (*net.TCPCo
 	return nil, fmt.Errorf("port %d of sandbox %s: %w; %w", port, pod.ID, err, err6)
 }
 
-// serveTunnel forwards over SPDY whose bytes come in the messages of a
-// WebSocket. To the node of a cluster the API server speaks SPDY; this is for
-// clients that come here without it.
+// serveTunnel forwards over SPDY in a WebSocket, which an API server would translate to SPDY.
 func (f *forwarder) serveTunnel() {
 	const tunnel = portforward.WebsocketsSPDYTunnelingPortForwardV1
 	websocket.Server{
@@ -197,12 +178,11 @@ func (f *forwarder) serveTunnel() {
 	}.ServeHTTP(f.session, f.session.request)
 }
 
-// pairs are the streams of a port-forward's session. A client opens two for
-// each connection, one for data and one for an error, and names both with the
-// same request id. An old one has no ids, and opens one pair after the other.
+// pairs are the streams of a session. A client opens two for each connection, for data and for an
+// error, with the same request ID. An old client sends no IDs, and opens one pair after the other.
 type pairs struct {
 	*forwarder
-	half  map[string]*pair // whose other stream is still to come; of accept
+	half  map[string]*pair // whose other stream is missing; of accept
 	count atomic.Int32     // of those, and of the complete ones
 	open  sync.WaitGroup   // the complete ones
 }
@@ -212,18 +192,16 @@ type pair struct {
 	in           *inlet // of data
 }
 
-// servePairs returns when the client has closed the connection and all that it
-// had sent has been delivered, or the session has ended.
+// servePairs serves until the client has left and its data has been delivered, or the session ends.
 func (f *forwarder) servePairs(conn net.Conn) {
 	p := &pairs{forwarder: f, half: make(map[string]*pair)}
 	c := spdy.NewConn(conn, p.accept)
 	defer c.Close()
-	<-f.session.serveSPDY(c) // the end of the session closes the connection
+	<-f.session.serveSPDY(c)
 	p.open.Wait()
 }
 
-// accept is called for a stream of the client. It does not wait: the stream
-// that completes a pair starts its connection.
+// accept takes a stream of the client. The stream that completes a pair starts its connection.
 func (p *pairs) accept(stream *spdy.Stream) (spdy.Sink, error) {
 	port, err := strconv.ParseUint(stream.Header.Get(portforward.PortHeader), 10, 16)
 	if err != nil || port == 0 {
@@ -248,7 +226,6 @@ func (p *pairs) accept(stream *spdy.Stream) (spdy.Sink, error) {
 	return nil, nil // the client only reads it
 }
 
-// add adds a stream to its pair.
 func (p *pairs) add(id string, stream *spdy.Stream) (*pair, error) {
 	one := p.half[id]
 	if one == nil {
@@ -271,7 +248,7 @@ func (p *pairs) add(id string, stream *spdy.Stream) (*pair, error) {
 	return one, nil
 }
 
-// serve makes the connection of a pair, and says why if it cannot.
+// serve makes the connection of a pair, or tells the client why it cannot.
 func (p *pairs) serve(one *pair, port int32) {
 	received := func(err error) {
 		if err != nil {
@@ -288,9 +265,8 @@ func (p *pairs) serve(one *pair, port int32) {
 	p.count.Add(-1)
 }
 
-// serveChannels forwards over a WebSocket with two channels for each port, one
-// for data and one for an error, that begin with the port's number. Each port
-// has one connection, of which no side can close its half alone.
+// serveChannels forwards over a WebSocket with two channels for each port, for data and for an error,
+// that begin with the port's number. Neither side can half-close a port's one connection.
 func (f *forwarder) serveChannels(ports []int32) {
 	ports = ports[:min(len(ports), maxForwards)] // a byte is the number of a channel
 	sinks := make([]spdy.Sink, 2*len(ports))
@@ -307,25 +283,19 @@ func (f *forwarder) serveChannels(ports []int32) {
 		var open sync.WaitGroup
 		for i, port := range ports {
 			data, errors := channelWriter{c, byte(2 * i)}, channelWriter{c, byte(2*i + 1)}
-			open.Go(func() { f.connectChannel(port, inlets[i], data, errors) })
+			open.Go(func() {
+				for _, to := range []io.Writer{data, errors} {
+					if _, err := to.Write(binary.LittleEndian.AppendUint16(nil, uint16(port))); err != nil {
+						return
+					}
+				}
+				if err := f.connect(port, data, inlets[i], func(error) { inlets[i].Abort() }); err != nil {
+					writeError(errors, err)
+				}
+			})
 		}
 		open.Wait()
 	})
 }
 
-// connectChannel makes the connection of a port, and says why if it cannot.
-func (f *forwarder) connectChannel(port int32, in *inlet, data, errors channelWriter) {
-	number := binary.LittleEndian.AppendUint16(nil, uint16(port))
-	for _, to := range []io.Writer{data, errors} {
-		if _, err := to.Write(number); err != nil {
-			return
-		}
-	}
-	// A channel cannot be closed alone, so the pod's end is that of both directions.
-	if err := f.connect(port, data, in, func(error) { in.Abort() }); err != nil {
-		writeError(errors, err)
-	}
-}
-
-// writeError sends an error to the client, if it is still there.
 func writeError(to io.Writer, err error) { _, _ = io.WriteString(to, err.Error()) }

@@ -31,36 +31,27 @@ import (
 
 // Options say where and how sessions are served.
 type Options struct {
-	// Address is the TCP address to listen on; port 0 is any.
-	Address string
-	// TLS is the certificate by which clients know the server.
-	TLS TLS
-	// Idle is how long a session may be silent, Creation how long a client may
-	// take to open its streams.
-	Idle, Creation time.Duration
-	// MaxOpen bounds the requests whose client is here or still to come.
-	MaxOpen    int
+	Address    string // of TCP; port 0 is any
+	TLS        TLS
+	Idle       time.Duration // how long a session may be silent
+	Creation   time.Duration // how long a client may take to open its streams
+	MaxOpen    int           // bounds the requests, pending and open
 	Containers *container.Store
 	Pods       *sandbox.Store
-	// Dial connects from within the network namespace of a pod.
-	Dial   func(ctx context.Context, pod, network, address string) (net.Conn, error)
-	Logger *slog.Logger
+	Dial       func(ctx context.Context, pod, network, address string) (net.Conn, error) // from within a pod
+	Logger     *slog.Logger
 }
 
 // Server makes sessions and serves them. It may be used by many goroutines.
 type Server struct {
-	options  Options
-	listener net.Listener
-	address  url.URL
-	requests *requests
-	// strangers are the connections that have not shown a token yet.
-	strangers strangers
-	// descriptors bounds those of all sessions together, so that the rest of the
-	// daemon has enough.
-	descriptors *semaphore.Weighted
-	// base ends when the server is closed, and with it all sessions.
-	base   context.Context
-	cancel context.CancelFunc
+	options     Options
+	listener    net.Listener
+	address     url.URL
+	requests    *requests
+	strangers   strangers
+	descriptors *semaphore.Weighted // of all sessions, so that the rest of the daemon has enough
+	base        context.Context     // ends when the server is closed, and with it all sessions
+	cancel      context.CancelFunc
 }
 
 // Listen opens the listener; Serve then serves it.
@@ -69,9 +60,12 @@ func Listen(ctx context.Context, options Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	var limit unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // cannot fail
 	s := &Server{
-		options: options, requests: newRequests(options.MaxOpen), descriptors: semaphore.NewWeighted(descriptorLimit()),
-		address: url.URL{Scheme: "http", Host: reachable(listener.Addr())},
+		options: options, requests: newRequests(options.MaxOpen),
+		descriptors: semaphore.NewWeighted(int64(min(limit.Cur/2, 1<<16))),
+		address:     url.URL{Scheme: "http", Host: reachable(listener.Addr())},
 	}
 	s.base, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	config, err := options.TLS.Config(s.address.Hostname())
@@ -94,7 +88,7 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// CheckAddress listens for a moment, and returns the error with which Listen would fail.
+// CheckAddress returns the error with which Listen would fail.
 func CheckAddress(ctx context.Context, address string) error {
 	listener, err := listen(ctx, address)
 	if err != nil {
@@ -103,7 +97,7 @@ func CheckAddress(ctx context.Context, address string) error {
 	return listener.Close()
 }
 
-// reachable is what clients of this machine, such as the kubelet, dial.
+// reachable returns the address that clients on this machine, such as the kubelet, dial.
 func reachable(address net.Addr) string {
 	tcp := *address.(*net.TCPAddr)
 	if tcp.IP.IsUnspecified() && tcp.IP.To4() != nil {
@@ -114,10 +108,9 @@ func reachable(address net.Addr) string {
 	return tcp.String()
 }
 
+// headerTime and headerSize bound a client's request.
 const (
-	// headerTime is how long a client may take to send its request.
 	headerTime = 5 * time.Second
-	// headerSize bounds the request, of which most is what the kubelet passes on.
 	headerSize = 32 << 10
 )
 
@@ -141,8 +134,7 @@ func (s *Server) Serve() error {
 	return fmt.Errorf("serve exec, attach and port-forward: %w", err)
 }
 
-// Close ends all sessions, and with them the execs, and returns when they have
-// ended.
+// Close ends all sessions and their execs, and waits for them.
 func (s *Server) Close() error {
 	s.cancel()
 	err := s.listener.Close()
@@ -153,7 +145,6 @@ func (s *Server) Close() error {
 	return err
 }
 
-// url makes the URL that stands for a request.
 func (s *Server) url(r request) (string, error) {
 	token, err := s.requests.add(r)
 	if err != nil {
@@ -178,31 +169,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.session(w, r, asked)
 }
 
-// sessionDescriptors are those of a session: the connection and the three streams of
-// a process.
+// sessionDescriptors are the connection and the three streams of a process.
 const sessionDescriptors = 4
 
 var errNoDescriptors = fmt.Errorf("no descriptors are left for streaming sessions: %w", errdefs.ErrResourceExhausted)
 
-// descriptorLimit is half of what the daemon may have.
-func descriptorLimit() int64 {
-	var limit unix.Rlimit
-	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // of this process it cannot fail
-	return int64(min(limit.Cur/2, 1<<16))
-}
-
-// maxStrangers bounds the connections that have not shown a token. Every process
-// of the node can make some, and each costs a descriptor and some KiB.
+// maxStrangers bounds the connections without a token, which every process of the node can make.
 const maxStrangers = 256
 
-// strangers are the connections that have not shown a token, the oldest first.
-// One too many ends the oldest: a client with a token sends its request at once.
+// strangers are the connections without a token, the oldest first, which one too many ends.
 type strangers struct {
 	mu    sync.Mutex
 	conns []net.Conn
 }
 
-// watch follows the state of a connection. It implements http.Server.ConnState.
 func (s *strangers) watch(conn net.Conn, state http.ConnState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,10 +204,9 @@ func (s *Server) Open() int {
 	return s.requests.open
 }
 
-// tokenLife is how long a client may take to come.
 const tokenLife = time.Minute
 
-// The kinds of requests, which are also in their URLs.
+// The kinds of requests, as in their URLs.
 const (
 	kindExec        = "exec"
 	kindAttach      = "attach"
@@ -236,67 +215,55 @@ const (
 
 // request is what a URL stands for.
 type request struct {
-	kind string
-	// target is the id of a container, or of a sandbox for port-forward.
-	target  string
+	kind    string
+	target  string                // the ID of a container, or of a sandbox for port-forward
 	options remotecommand.Options // of exec and attach
 	command []string              // of exec
 	ports   []int32               // of port-forward over a WebSocket with channels
+	expires time.Time             // set by add
 }
 
-// requests are those whose client has not come yet, by their tokens, and the
-// number of those whose client is here.
 type requests struct {
-	limit int // of both together
-
-	mu      sync.Mutex
-	pending map[string]pending
-	open    int
-	closed  bool
-	// sessions are those that have not ended, to wait for.
+	limit    int // of pending and open
+	mu       sync.Mutex
+	pending  map[string]request // whose client has not come yet, by token
+	open     int                // sessions
+	closed   bool
 	sessions sync.WaitGroup
 }
 
-// pending is a request that waits for its client.
-type pending struct {
-	request
-	expires time.Time
-}
-
 func newRequests(limit int) *requests {
-	return &requests{limit: limit, pending: make(map[string]pending)}
+	return &requests{limit: limit, pending: make(map[string]request)}
 }
 
-// add makes a token for a request; errdefs.ErrResourceExhausted when there are
-// too many.
 func (r *requests) add(one request) (token string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return "", fmt.Errorf("exec, attach and port-forward are not served any more: %w", errdefs.ErrUnavailable)
 	}
-	maps.DeleteFunc(r.pending, func(_ string, p pending) bool { return time.Now().After(p.expires) })
+	maps.DeleteFunc(r.pending, func(_ string, p request) bool { return time.Now().After(p.expires) })
 	if len(r.pending)+r.open >= r.limit {
 		return "", fmt.Errorf("%d requests to exec, attach or port-forward are open, which is the limit (streaming.max_open): %w", r.limit, errdefs.ErrResourceExhausted)
 	}
 	token = rand.Text()
-	r.pending[token] = pending{one, time.Now().Add(tokenLife)}
+	one.expires = time.Now().Add(tokenLife)
+	r.pending[token] = one
 	return token, nil
 }
 
-// take uses a token up and counts a session, and reports whether there is such a
-// token. The caller calls end when the session has ended.
+// take uses up a token and counts a session, for which the caller calls end.
 func (r *requests) take(token string) (one request, found bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p, found := r.pending[token]
+	one, found = r.pending[token]
 	delete(r.pending, token)
-	if !found || time.Now().After(p.expires) {
+	if !found || time.Now().After(one.expires) {
 		return request{}, false
 	}
 	r.open++
 	r.sessions.Add(1)
-	return p.request, true
+	return one, true
 }
 
 func (r *requests) end() {
@@ -306,7 +273,7 @@ func (r *requests) end() {
 	r.sessions.Done()
 }
 
-// close drops all that are pending, takes no more, and waits for the sessions.
+// close drops pending requests, takes no more, and waits for the sessions.
 func (r *requests) close() {
 	r.mu.Lock()
 	r.closed = true
@@ -315,22 +282,19 @@ func (r *requests) close() {
 	r.sessions.Wait()
 }
 
-// TLS is how sessions are secured: not at all when it is zero.
+// TLS says how sessions are secured; the zero value does not secure them.
 type TLS struct {
-	// Cert and Key are PEM files, read anew for each connection, so that they
-	// can be replaced.
-	Cert, Key string
-	// SelfSigned makes a certificate that lasts as long as the daemon.
-	SelfSigned bool
+	Cert, Key  string // PEM files, read anew for each connection, so that they can be replaced
+	SelfSigned bool   // make a certificate that lasts as long as the daemon
 }
 
-// Check returns why the files cannot be used.
+// Check returns an error if the files cannot be used.
 func (t TLS) Check() error {
 	_, err := t.load()
 	return err
 }
 
-// load reads the files; the certificate is nil where none are named.
+// load reads the files. It returns nil if none are named.
 func (t TLS) load() (*tls.Certificate, error) {
 	if t.Cert == "" {
 		return nil, nil
@@ -342,7 +306,7 @@ func (t TLS) load() (*tls.Certificate, error) {
 	return &certificate, nil
 }
 
-// Config is nil without TLS. What cannot be used is an error now.
+// Config returns nil without TLS. It fails if the files cannot be used.
 func (t TLS) Config(host string) (*tls.Config, error) {
 	if t.SelfSigned {
 		certificate, err := selfSign(host)
@@ -358,7 +322,6 @@ func (t TLS) Config(host string) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: load}, nil
 }
 
-// selfSign makes a certificate that is valid for longer than a daemon runs.
 func selfSign(host string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -23,37 +23,27 @@ import (
 )
 
 const (
-	// deliveryTime is how long the delivery of what a client of port-forward had
-	// sent before it left may take.
+	// deliveryTime bounds the delivery of what a client of port-forward sent before it left.
 	deliveryTime = 2 * time.Second
-	// lingerTime is how long a client may take to close its end after ours: to
-	// close at once what it still writes to would reset the connection, and lose
-	// what it has not read yet (RFC 1122, 4.2.2.13).
+	// lingerTime is how long a client may take to close its end after ours. Closing a connection to
+	// which it still writes would reset it, and lose what it has not read (RFC 1122, 4.2.2.13).
 	lingerTime = time.Second
-	// watchEvery is how often a session looks for a client that has left.
-	watchEvery = time.Second
+	watchEvery = time.Second // how often a session looks for a client that has left
 )
 
-// session serves one client, while its connection lasts. It is the response to
-// the client's request, which becomes the connection.
+// session serves one client. It is the response to its request, which becomes the connection.
 type session struct {
 	http.ResponseWriter
 	server  *Server
 	request *http.Request
-	// ctx ends with the client's connection, with the idle time-out, and with the
-	// daemon; lost ends it.
-	ctx  context.Context
-	lost context.CancelFunc
-	// patient: what a client has sent before it left still counts.
-	patient bool
-	// active is when something last passed, in nanoseconds since 1970.
-	active atomic.Int64
-	// work are the goroutines of the session.
-	work sync.WaitGroup
-	conn *clientConn // nil before Hijack
+	ctx     context.Context // ends with the client's connection, the idle time-out, or the daemon
+	lost    context.CancelFunc
+	patient bool           // what a client sent before it left is still delivered
+	active  atomic.Int64   // when something last passed, in nanoseconds since 1970
+	work    sync.WaitGroup // the session's goroutines
+	conn    *clientConn    // nil before Hijack
 }
 
-// session serves a request, and returns when nothing of the session is left.
 func (s *Server) session(w http.ResponseWriter, r *http.Request, asked request) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -64,17 +54,19 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, asked request) 
 	} else {
 		one.runCommand(asked)
 	}
-	if one.conn != nil {
-		one.conn.end()
+	if c := one.conn; c != nil {
+		_ = c.Close()
+		_ = c.SetReadDeadline(time.Now().Add(lingerTime))
+		_, _ = io.Copy(io.Discard, c.Conn)
+		_ = c.Conn.Close()
 	}
 	cancel()
 	one.work.Wait()
 }
 
-// touch notes that something has passed.
 func (s *session) touch() { s.active.Store(time.Now().UnixNano()) }
 
-// gone handles the end of what the client sends.
+// gone ends the session when the client sends no more.
 func (s *session) gone() {
 	if s.patient {
 		time.AfterFunc(deliveryTime, s.lost)
@@ -83,30 +75,27 @@ func (s *session) gone() {
 	s.lost()
 }
 
-// report logs how a session failed, unless its client's leaving is all there
-// is to it.
+// report logs how a session failed, unless the session has ended anyway.
 func (s *session) report(what string, err error) {
 	if err != nil && s.ctx.Err() == nil {
 		s.server.options.Logger.Warn(what, "err", err)
 	}
 }
 
-// Hijack implements http.Hijacker.
 func (s *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	raw, buffer, err := http.NewResponseController(s.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
-	early, _ := buffer.Reader.Peek(buffer.Reader.Buffered()) // of what is there it cannot fail
+	early, _ := buffer.Reader.Peek(buffer.Reader.Buffered()) // cannot fail
 	s.conn = &clientConn{Conn: raw, session: s, reader: io.MultiReader(bytes.NewReader(bytes.Clone(early)), raw)}
-	// A write to a client that does not read ends with the session.
-	context.AfterFunc(s.ctx, func() { _ = raw.Close() })
+	context.AfterFunc(s.ctx, func() { _ = raw.Close() }) // ends a write to a client that does not read
 	s.work.Go(s.watch)
 	return s.conn, bufio.NewReadWriter(bufio.NewReader(s.conn), bufio.NewWriter(s.conn)), nil
 }
 
-// watch ends a session that is silent, or whose client has closed its end. The
-// reader sees neither while it waits for a process that does not read its stdin.
+// watch ends a session that is silent, or whose client has closed its end. The reader does not see
+// that while it waits for a process that does not read its stdin.
 func (s *session) watch() {
 	raw, err := tcpOf(s.conn.Conn).SyscallConn()
 	ticker := time.NewTicker(watchEvery)
@@ -132,7 +121,6 @@ func ready(fd uintptr, events int16) bool {
 	return n > 0 && err == nil
 }
 
-// tcpOf is the connection below TLS.
 func tcpOf(conn net.Conn) *net.TCPConn {
 	if secure, ok := conn.(*tls.Conn); ok {
 		conn = secure.NetConn()
@@ -140,14 +128,14 @@ func tcpOf(conn net.Conn) *net.TCPConn {
 	return conn.(*net.TCPConn)
 }
 
-// reset closes a connection so that the kernel keeps nothing of it.
+// reset closes a connection, and the kernel drops its data.
 func reset(conn net.Conn) {
 	tcp := tcpOf(conn)
 	_ = tcp.SetLinger(0)
 	_ = tcp.Close()
 }
 
-// clientConn is the client's connection, which tells the session what passes.
+// clientConn is the client's connection. It tells the session what passes.
 type clientConn struct {
 	net.Conn
 	session *session
@@ -155,7 +143,6 @@ type clientConn struct {
 	closed  sync.Once
 }
 
-// Read implements net.Conn.
 func (c *clientConn) Read(p []byte) (int, error) {
 	n, err := c.reader.Read(p)
 	if err != nil {
@@ -165,7 +152,6 @@ func (c *clientConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write implements net.Conn.
 func (c *clientConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if err != nil {
@@ -175,7 +161,7 @@ func (c *clientConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Close says that nothing more is written. What has been written is still to arrive.
+// Close only ends the writing, so that what has been written still arrives.
 func (c *clientConn) Close() error {
 	c.closed.Do(func() {
 		if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
@@ -185,16 +171,7 @@ func (c *clientConn) Close() error {
 	return nil
 }
 
-// end closes the connection when the client has closed it.
-func (c *clientConn) end() {
-	_ = c.Close()
-	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
-	_, _ = io.Copy(io.Discard, c.Conn)
-	_ = c.Conn.Close()
-}
-
-// upgradeSPDY makes the HTTP connection one of SPDY, with the first of the
-// client's subprotocols that is served. A client that is refused has got its answer.
+// upgradeSPDY upgrades to SPDY with the first subprotocol that is served, or answers why it does not.
 func (s *session) upgradeSPDY(protocols ...string) (net.Conn, string, error) {
 	r := s.request
 	if !httpstream.IsUpgradeRequest(r) || !strings.EqualFold(r.Header.Get(httpstream.HeaderUpgrade), httpspdy.HeaderSpdy31) {
@@ -212,8 +189,7 @@ func (s *session) upgradeSPDY(protocols ...string) (net.Conn, string, error) {
 	return conn, protocol, err
 }
 
-// serveSPDY reads a connection to its end, as work of the session. The channel
-// is closed then.
+// serveSPDY reads a connection to its end, and closes the channel then.
 func (s *session) serveSPDY(conn *spdy.Conn) <-chan struct{} {
 	served := make(chan struct{})
 	s.work.Go(func() {
@@ -224,30 +200,25 @@ func (s *session) serveSPDY(conn *spdy.Conn) <-chan struct{} {
 	return served
 }
 
-// stallTime is how long a pod may take nothing while the client has more for it.
-// The transport has no flow control for each connection: until then it holds up
-// the others of its session, and then it is ended.
+// stallTime is how long a pod may read nothing while the client has more for it. The transport has no
+// flow control for each connection, so the pod holds up the others of its session until then.
 const stallTime = 5 * time.Second
 
 var errStalled = errors.New("the pod has taken nothing for " + stallTime.String() +
 	" while more came for it: the connection is ended, so that it does not hold up the others of the session")
 
-// inlet is the sink of what a client sends to a process or a pod, also while the
-// connection there is being made. It holds nothing: what is not taken holds up the
-// client's connection.
+// inlet is the sink of what a client sends to a process or a pod, even before the connection there
+// is made. It buffers nothing, so what is not taken holds up the client's connection.
 type inlet struct {
-	stalls bool // it is ended when it has taken nothing for stallTime
-	// ctx ends with the session, with the client's reset, and when the connection fails.
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	// open ends, too, when the client sends no more.
-	open     context.Context
+	stalls   bool            // stallTime applies
+	ctx      context.Context // ends with the session, the client's reset, or a failed connection
+	cancel   context.CancelCauseFunc
+	open     context.Context // also ends when the client sends no more
 	shut     context.CancelFunc
 	ready    chan struct{} // closed by lead
 	upstream halfConn
 }
 
-// halfConn is a connection of which one direction can be closed alone.
 type halfConn interface {
 	net.Conn
 	CloseWrite() error
@@ -260,7 +231,7 @@ func (s *session) newInlet(stalls bool) *inlet {
 	return i
 }
 
-// lead lets out what comes to a connection; nil drops it.
+// lead connects the inlet; nil drops what comes.
 func (i *inlet) lead(to halfConn) {
 	i.upstream = to
 	close(i.ready)
@@ -270,13 +241,12 @@ func (i *inlet) lead(to halfConn) {
 	context.AfterFunc(i.open, func() { _ = to.CloseWrite() })
 	context.AfterFunc(i.ctx, func() {
 		if errors.Is(context.Cause(i.ctx), errStalled) {
-			reset(to) // what the pod has not read goes with the connection
+			reset(to)
 		}
 		_ = to.Close()
 	})
 }
 
-// Write implements spdy.Sink.
 func (i *inlet) Write(p []byte) (int, error) {
 	if i.stalls {
 		stalled := time.AfterFunc(stallTime, func() { i.cancel(errStalled) })
@@ -288,13 +258,10 @@ func (i *inlet) Write(p []byte) (int, error) {
 		return 0, context.Cause(i.ctx)
 	}
 	if i.upstream != nil {
-		_, _ = i.upstream.Write(p) // one that takes no more may still have something to say
+		_, _ = i.upstream.Write(p) // if it fails, output may still come
 	}
 	return len(p), context.Cause(i.ctx)
 }
 
-// CloseWrite implements spdy.Sink.
 func (i *inlet) CloseWrite() { i.shut() }
-
-// Abort implements spdy.Sink.
-func (i *inlet) Abort() { i.cancel(nil) }
+func (i *inlet) Abort()      { i.cancel(nil) }

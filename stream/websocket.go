@@ -12,31 +12,23 @@ import (
 	"github.com/minicri/minicri/stream/spdy"
 )
 
-// channelProtocol is what differs between the subprotocols of a WebSocket whose
-// messages begin with the number of a channel.
+// channelProtocol is a subprotocol of a WebSocket whose messages begin with a channel's number.
 type channelProtocol struct {
 	base64    bool // messages are text: a digit, and base64
 	status    bool // the last message of exec is a status in JSON, not a text
 	halfClose bool // closeSignal and a channel's number close the channel
 }
 
-// pieceSize is what is read at once of a message, which may have any length.
-const pieceSize = 16 << 10
-
-// channels are those of one WebSocket. The library's own messages are not used
-// for reading: it would hold each in memory before it is looked at.
+// channels are those of a WebSocket, read by frames: the library holds a whole message in memory.
 type channels struct {
 	ws       *websocket.Conn
 	protocol channelProtocol
-	// sinks take what the client sends, by channel; nil drops it.
-	sinks []spdy.Sink
-
-	writing sync.Mutex
-	message []byte
+	sinks    []spdy.Sink // take what the client sends, by channel; nil drops it
+	writing  sync.Mutex
+	message  []byte // of writing
 }
 
-// serveChannels upgrades to a WebSocket, with the first of the client's subprotocols
-// that is served, and serves it while run does its work. A client may ask for none.
+// serveChannels upgrades with the first subprotocol that is served, or none, and serves during run.
 func (s *session) serveChannels(served func(name string) (channelProtocol, bool), sinks []spdy.Sink, run func(*channels)) {
 	c := &channels{sinks: sinks}
 	choose := func(config *websocket.Config, _ *http.Request) (err error) {
@@ -45,27 +37,24 @@ func (s *session) serveChannels(served func(name string) (channelProtocol, bool)
 			wanted = []string{""}
 		}
 		for _, name := range wanted {
-			protocol, known := served(name)
-			if !known {
-				continue
+			if protocol, known := served(name); known {
+				c.protocol = protocol
+				if config.Protocol = nil; name != "" {
+					config.Protocol = []string{name}
+				}
+				return nil
 			}
-			c.protocol = protocol
-			if config.Protocol = nil; name != "" {
-				config.Protocol = []string{name}
-			}
-			return nil
 		}
 		return fmt.Errorf("none of the protocols %q is served", wanted)
 	}
 	websocket.Server{Handshake: choose, Handler: func(ws *websocket.Conn) {
-		defer ws.Close() // says so to the client
+		defer ws.Close()
 		c.ws = ws
 		s.work.Go(c.serve)
 		run(c)
 	}}.ServeHTTP(s, s.request)
 }
 
-// serve reads the connection to its end.
 func (c *channels) serve() {
 	defer func() {
 		for _, one := range c.sinks {
@@ -101,8 +90,7 @@ func (c *channels) serve() {
 	}
 }
 
-// begin reads the number of a message's channel. The sink is nil for a message
-// that is not wanted.
+// begin reads a message's channel, and returns its sink, or nil to drop the message.
 func (c *channels) begin(frame io.Reader) spdy.Sink {
 	const closeSignal = 255 // by which a client closes another channel (v5)
 	number := func() int {
@@ -131,28 +119,27 @@ func (c *channels) begin(frame io.Reader) spdy.Sink {
 	return sink(channel)
 }
 
-// pass hands a frame to a sink in pieces.
+// pass hands a frame to a sink in pieces, as they arrive.
 func (c *channels) pass(to spdy.Sink, frame io.Reader) {
 	if c.protocol.base64 {
 		frame = base64.NewDecoder(base64.StdEncoding, frame)
 	}
 	piece := pieces.Get().(*[pieceSize]byte)
 	defer pieces.Put(piece)
-	// What a sink does not take is dropped. The sink has no other methods here: each
-	// piece is what has arrived.
+	// The wrappers hide other methods, so that a piece is what has arrived. What is not taken is dropped.
 	_, _ = io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{frame}, piece[:])
 }
 
-// pieces are buffers for pass, shared so that a silent connection has none.
+const pieceSize = 16 << 10
+
+// pieces are buffers for pass. They are shared, so that a silent connection holds none.
 var pieces = sync.Pool{New: func() any { return new([pieceSize]byte) }}
 
-// channelWriter is a channel that the client reads.
 type channelWriter struct {
 	channels *channels
 	channel  byte
 }
 
-// Write sends a message.
 func (w channelWriter) Write(p []byte) (int, error) {
 	c := w.channels
 	c.writing.Lock()
@@ -171,5 +158,5 @@ func (w channelWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close implements io.Closer. A server cannot close a channel alone.
+// Close does nothing: a server cannot close a single channel.
 func (w channelWriter) Close() error { return nil }

@@ -17,8 +17,7 @@ import (
 	"github.com/moby/spdystream/spdy"
 )
 
-// The frames of SPDY/3.1 (2.6). A data frame has a stream's number where a
-// control frame has its version and type.
+// SPDY/3.1 (2.6): a data frame begins with a stream's number, a control frame with version and type.
 const (
 	headerSize  = 8
 	control     = 1<<31 | spdy.Version<<16
@@ -26,54 +25,42 @@ const (
 	streamMask  = 0x7fffffff
 	bufferSize  = 32 << 10
 	largestData = 64 << 10 // that is sent in one frame
-
-	maxControl = 16 << 10
-	// maxHeaders and maxField bound what headers are when they are decompressed:
-	// streams of exec and port-forward have three, of some ten bytes.
-	maxHeaders = 16
-	maxField   = 4 << 10
+	maxControl  = 16 << 10
+	maxHeaders  = 16      // streams of exec and port-forward have three, of some ten bytes
+	maxField    = 4 << 10 // of a header, decompressed
 )
 
-// Sink takes what the client sends on a stream. Its methods are called by Serve,
-// one at a time.
+// Sink takes what the client sends on a stream. Serve calls its methods, one at a time.
 type Sink interface {
-	// Write takes a piece. While it waits, nothing of the connection is read. An
-	// error resets the stream.
+	// Write takes a piece. Until it returns, Serve reads nothing. An error resets the stream.
 	io.Writer
-	// CloseWrite says that the client sends no more on the stream.
-	CloseWrite()
-	// Abort says that the client has reset the stream.
-	Abort()
+	CloseWrite() // the client sends no more on the stream
+	Abort()      // the client has reset the stream
 }
 
 // Conn is the server's side of a connection.
 type Conn struct {
-	conn   net.Conn
-	reader *bufio.Reader
-	accept func(*Stream) (Sink, error)
-	last   uint32 // number of the client's last stream
-	// frame is a control frame, which framer parses.
-	frame  bytes.Buffer
-	framer *spdy.Framer
-
-	streams sync.Map // that are open, by number
-
+	conn    net.Conn
+	reader  *bufio.Reader
+	accept  func(*Stream) (Sink, error)
+	last    uint32       // number of the client's last stream
+	frame   bytes.Buffer // a control frame, which framer parses
+	framer  *spdy.Framer
+	streams sync.Map // open ones, by number
 	writing sync.Mutex
 	replied bool
 }
 
-// NewConn makes a connection. Accept is called for each stream of the client, by
-// Serve, and has to call Reply before anything else is written to the stream. A
-// stream whose sink is nil is not read; an error refuses it.
+// NewConn makes a connection. Serve calls accept for each stream of the client; it has to call Reply
+// before the stream is written. A nil sink drops what the client sends; an error refuses the stream.
 func NewConn(conn net.Conn, accept func(*Stream) (Sink, error)) *Conn {
 	c := &Conn{conn: conn, reader: bufio.NewReaderSize(conn, bufferSize), accept: accept}
-	// It fails for a level of compression that zlib does not know.
+	// It fails only for an unknown level of compression.
 	c.framer, _ = spdy.NewFramerWithOptions(nil, &c.frame, spdy.WithMaxHeaderCount(maxHeaders), spdy.WithMaxHeaderFieldSize(maxField))
 	return c
 }
 
-// Serve reads the connection to its end, which is the client's closing it, or
-// saying that it goes away. It is an error when the client breaks the protocol.
+// Serve reads until the client closes the connection, or fails if the client breaks the protocol.
 func (c *Conn) Serve() error {
 	defer c.each((*Stream).closeReceived)
 	var pace Pace
@@ -86,7 +73,7 @@ func (c *Conn) Serve() error {
 		flags, length := byte(second>>24), int(second&lengthMask)
 		pace.Took(length)
 		if first>>31 == 0 {
-			_, _ = c.reader.Discard(headerSize) // is there
+			_, _ = c.reader.Discard(headerSize)
 			err = c.data(first, flags, length)
 		} else if first&^0xffff != control || length > maxControl {
 			return fmt.Errorf("SPDY: a control frame %#x of %d bytes: the limit is %d", first, length, maxControl)
@@ -103,7 +90,7 @@ func (c *Conn) Serve() error {
 	}
 }
 
-// data hands the payload of a frame to the sink, in pieces as they arrive.
+// data hands the payload of a frame to the sink in pieces, as they arrive.
 func (c *Conn) data(id uint32, flags byte, length int) error {
 	stream := c.find(id)
 	for length > 0 {
@@ -128,7 +115,6 @@ func (c *Conn) data(id uint32, flags byte, length int) error {
 
 var errGoAway = errors.New("the client goes away")
 
-// control handles the control frame that was read.
 func (c *Conn) control() error {
 	frame, err := c.framer.ReadFrame()
 	c.frame.Reset()
@@ -153,10 +139,9 @@ func (c *Conn) control() error {
 	case *spdy.GoAwayFrame:
 		return errGoAway
 	}
-	return nil // settings, windows and what else there is are not used
+	return nil // settings, windows and others are not used
 }
 
-// open handles a new stream.
 func (c *Conn) open(frame *spdy.SynStreamFrame) error {
 	id := uint32(frame.StreamId) & streamMask
 	if id%2 == 0 || id <= c.last {
@@ -184,7 +169,6 @@ func (c *Conn) find(id uint32) *Stream {
 	return found
 }
 
-// each calls a function for all open streams.
 func (c *Conn) each(do func(*Stream)) {
 	c.streams.Range(func(_, stream any) bool {
 		do(stream.(*Stream))
@@ -199,13 +183,13 @@ func (c *Conn) Close() error {
 	return c.conn.Close()
 }
 
-// frames are buffers for one frame, shared so that a silent connection has none.
+// frames are buffers for one frame. They are shared, so that a silent connection holds none.
 var frames = sync.Pool{New: func() any {
 	frame := make([]byte, 0, headerSize+largestData)
 	return &frame
 }}
 
-// write sends a frame with one call: its parts would be packets of their own.
+// write sends a frame with one call, lest its parts become packets of their own.
 func (c *Conn) write(first uint32, flags byte, payload []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -217,36 +201,29 @@ func (c *Conn) write(first uint32, flags byte, payload []byte) error {
 	return err
 }
 
-// ErrFinished is that of writing to a stream that was closed or reset.
+// ErrFinished is the error of writing to a stream that was closed or reset.
 var ErrFinished = errors.New("the stream is closed")
 
-// Stream is one that the client has opened. Its methods may be called by many
-// goroutines.
+// Stream is one that the client has opened. Many goroutines may call its methods.
 type Stream struct {
-	// ID is its number, higher than those of the streams before.
-	ID uint32
-	// Header is what the client says of it.
-	Header http.Header
-
-	conn *Conn
-	sink Sink
-	// received: the client sends no more; of Serve alone.
-	received bool
-	// finished: nothing more is sent to the client.
-	finished atomic.Bool
+	ID       uint32 // higher than those of the streams before
+	Header   http.Header
+	conn     *Conn
+	sink     Sink
+	received bool        // the client sends no more; of Serve alone
+	finished atomic.Bool // nothing more is sent to the client
 }
 
-// Reply accepts the stream. It is called by Serve's accept alone.
+// Reply accepts the stream. Only the accept of NewConn may call it.
 func (s *Stream) Reply() error {
 	payload := binary.BigEndian.AppendUint32(nil, s.ID)
 	if !s.conn.replied {
-		// The header of zlib (RFC 1950, 2.2): deflate, 32 KiB, and the checksum of
-		// SPDY's dictionary.
+		// The header of zlib (RFC 1950, 2.2): deflate, 32 KiB, checksum of SPDY's dictionary.
 		payload = append(payload, 0x78, 0xbb, 0xe3, 0xc6, 0xa7, 0xc2)
 		s.conn.replied = true
 	}
-	// No headers, compressed: a stored block of deflate (RFC 1951, 3.2.4) with the
-	// number 0, and an empty one, at which decompressors return what they have.
+	// No headers, compressed: a stored block of deflate (RFC 1951, 3.2.4) with the number 0, and an
+	// empty one, at which decompressors return what they have.
 	payload = append(payload, 0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff)
 	return s.conn.write(control|uint32(spdy.TypeSynReply), 0, payload)
 }
@@ -273,8 +250,7 @@ func (s *Stream) Close() error {
 	return s.conn.write(s.ID, byte(spdy.DataFlagFin), nil)
 }
 
-// Reset ends the stream in both directions. What the client sends from now on is
-// dropped.
+// Reset ends the stream in both directions. What the client still sends is dropped.
 func (s *Stream) Reset() {
 	s.conn.streams.Delete(s.ID)
 	if s.finished.Swap(true) {
@@ -284,37 +260,28 @@ func (s *Stream) Reset() {
 	_ = s.conn.write(control|uint32(spdy.TypeRstStream), 0, payload) // fails if the client has left
 }
 
-// closeReceived handles the end of what the client sends.
 func (s *Stream) closeReceived() {
-	if s.received {
-		return
-	}
-	s.received = true
-	if s.sink != nil {
+	if s.sink != nil && !s.received {
 		s.sink.CloseWrite()
 	}
+	s.received = true
 }
 
-// Small frames are taken at 16 in a millisecond at most: one that has to be
-// handled costs the same with a byte as with 32 KiB, and a session that sends
-// them without end would keep a processor to itself.
+// At most 16 small frames are taken in a millisecond: each costs as much time as one of 32 KiB.
 const (
 	burst      = 64
 	burstTime  = 4 * time.Millisecond
 	burstBytes = burst << 10 // frames with more are not small
 )
 
-// Pace holds back the reader of a connection whose client sends small frames
-// faster than a person types or a client asks. It is for one goroutine; the zero value is
-// ready.
+// Pace slows down the reader of a client that sends small frames without end. Its zero value is ready.
 type Pace struct {
 	frames, bytes int
 	began         time.Time
 }
 
-// Took notes a frame with that many bytes, and waits if it comes too early. While
-// it waits, the processor is free; to yield would not do, as the Go scheduler then
-// looks for other clients' data only every 10 ms.
+// Took notes a frame, and sleeps if it comes too early. It does not yield instead: the Go scheduler
+// would then look for other clients' data only every 10 ms.
 func (p *Pace) Took(bytes int) {
 	p.frames++
 	p.bytes += bytes
