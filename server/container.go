@@ -35,7 +35,7 @@ func (r *Runtime) StopContainer(ctx context.Context, request *runtimeapi.StopCon
 	return &runtimeapi.StopContainerResponse{}, r.Containers.Stop(ctx, request.GetContainerId(), seconds(request.GetTimeout()))
 }
 
-// seconds is a time-out of the CRI, none below 0, and no longer than a Duration holds.
+// seconds converts a timeout of the CRI; it takes a negative one as 0, and bounds it by Duration.
 func seconds(n int64) time.Duration {
 	const most = int64(math.MaxInt64 / time.Second)
 	return time.Duration(min(max(0, n), most)) * time.Second
@@ -51,13 +51,12 @@ func (r *Runtime) ReopenContainerLog(ctx context.Context, request *runtimeapi.Re
 	return &runtimeapi.ReopenContainerLogResponse{}, r.Containers.ReopenLog(ctx, request.GetContainerId())
 }
 
-// notWindows is the error of a field that is for Windows: it would have no effect here.
+// notWindows returns the error of a field for Windows, which would have no effect here.
 func notWindows(field string) error {
 	return fmt.Errorf("%s: is set, but this node runs Linux: %w", field, errdefs.ErrInvalidArgument)
 }
 
-// UpdateContainerResources sets resources, all of them or none. Those of Windows
-// are InvalidArgument.
+// UpdateContainerResources sets all of the resources or none, and refuses those of Windows.
 func (r *Runtime) UpdateContainerResources(ctx context.Context, request *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	if request.GetWindows() != nil {
 		return nil, notWindows("windows")
@@ -65,61 +64,43 @@ func (r *Runtime) UpdateContainerResources(ctx context.Context, request *runtime
 	return &runtimeapi.UpdateContainerResourcesResponse{}, r.Containers.Update(ctx, request.GetContainerId(), request.GetLinux())
 }
 
-// ContainerStatus describes one container; NotFound when there is none. It waits
-// for no lock.
+// ContainerStatus describes one container, without waiting for a lock; NotFound if there is none.
 func (r *Runtime) ContainerStatus(_ context.Context, request *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	c, err := r.Containers.Find(request.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
 	response := &runtimeapi.ContainerStatusResponse{Status: containerStatus(c)}
-	if request.GetVerbose() {
-		response.Info, err = r.verboseContainerStatus(c)
+	if !request.GetVerbose() {
+		return response, nil
 	}
-	return response, err
-}
-
-func containerStatus(c *container.Container) *runtimeapi.ContainerStatus {
-	config, facts := c.Config(), c.Facts()
-	return &runtimeapi.ContainerStatus{
-		Id:          c.ID,
-		Metadata:    config.GetMetadata(),
-		State:       facts.State(),
-		CreatedAt:   c.CreatedAt,
-		StartedAt:   facts.StartedAt,
-		FinishedAt:  facts.FinishedAt,
-		ExitCode:    facts.ExitCode,
-		Image:       imageOf(config),
-		ImageRef:    c.ImageRef,
-		ImageId:     c.ImageID,
-		Reason:      facts.ExitReason(),
-		Message:     facts.Message,
-		Labels:      config.GetLabels(),
-		Annotations: config.GetAnnotations(),
-		Mounts:      c.Mounts(),
-		LogPath:     c.LogPath,
-		Resources:   &runtimeapi.ContainerResources{Linux: c.Resources()},
-		User:        c.User(),
-		StopSignal:  c.StopSignalName(),
-	}
-}
-
-// imageOf returns the image as the user wrote it, where the kubelet sent that, without handler
-// and annotations like Image.spec: the kubelet compares the two to find unused images.
-func imageOf(config *runtimeapi.ContainerConfig) *runtimeapi.ImageSpec {
-	return &runtimeapi.ImageSpec{Image: cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage())}
-}
-
-func (r *Runtime) verboseContainerStatus(c *container.Container) (map[string]string, error) {
 	spec, err := r.Containers.Spec(c)
 	if err != nil {
 		spec = nil // removed in the meantime
 	} else {
 		spec.Process.Env = nil // it holds secrets
 	}
-	return encodeInfo(map[string]any{"info": map[string]any{
+	response.Info, err = encodeInfo(map[string]any{"info": map[string]any{
 		"sandboxID": c.SandboxID, "pid": c.Facts().Process.PID, "snapshot": c.ID, "cgroupsPath": c.CgroupsPath, "runtimeSpec": spec,
 	}})
+	return response, err
+}
+
+func containerStatus(c *container.Container) *runtimeapi.ContainerStatus {
+	config, facts := c.Config(), c.Facts()
+	return &runtimeapi.ContainerStatus{
+		Id: c.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+		State: facts.State(), CreatedAt: c.CreatedAt, StartedAt: facts.StartedAt, FinishedAt: facts.FinishedAt,
+		ExitCode: facts.ExitCode, Reason: facts.ExitReason(), Message: facts.Message,
+		Image: imageOf(config), ImageRef: c.ImageRef, ImageId: c.ImageID,
+		Mounts: c.Mounts(), LogPath: c.LogPath, User: c.User(), StopSignal: c.StopSignalName(),
+		Resources: &runtimeapi.ContainerResources{Linux: c.Resources()},
+	}
+}
+
+// imageOf names the image as the user wrote it, without handler: the kubelet compares it with Image.spec.
+func imageOf(config *runtimeapi.ContainerConfig) *runtimeapi.ImageSpec {
+	return &runtimeapi.ImageSpec{Image: cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage())}
 }
 
 // ListContainers lists the containers that match every field of the filter.
@@ -142,16 +123,9 @@ func (r *Runtime) containers(filter *runtimeapi.ContainerFilter) []*runtimeapi.C
 		}
 		config := c.Config()
 		containers = append(containers, &runtimeapi.Container{
-			Id:           c.ID,
-			PodSandboxId: c.SandboxID,
-			Metadata:     config.GetMetadata(),
-			Image:        imageOf(config),
-			ImageRef:     c.ImageRef,
-			ImageId:      c.ImageID,
-			State:        c.State(),
-			CreatedAt:    c.CreatedAt,
-			Labels:       config.GetLabels(),
-			Annotations:  config.GetAnnotations(),
+			Id: c.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+			PodSandboxId: c.SandboxID, State: c.State(), CreatedAt: c.CreatedAt,
+			Image: imageOf(config), ImageRef: c.ImageRef, ImageId: c.ImageID,
 		})
 	}
 	return containers

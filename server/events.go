@@ -15,9 +15,8 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// GetContainerEvents sends what happens to pods and containers from now on,
-// until the client leaves. ResourceExhausted when too many clients listen, or
-// when this one does not keep up and has lost events.
+// GetContainerEvents sends the events of pods and containers until the client leaves. It ends with
+// ResourceExhausted if there are too many clients, or if this one is too slow and lost events.
 func (r *Runtime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
 	subscription, err := r.Events.Subscribe()
 	if err != nil {
@@ -38,14 +37,12 @@ func (r *Runtime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runt
 	}
 }
 
-// SandboxEvent publishes what has happened to a sandbox, whose lock the caller
-// holds. It implements sandbox.Events.
+// SandboxEvent implements sandbox.Events; the caller holds the sandbox's lock.
 func (r *Runtime) SandboxEvent(sb *sandbox.Sandbox, kind runtimeapi.ContainerEventType) {
 	r.Events.Publish(sb.ID, kind, func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) { return r.snapshot(sb) })
 }
 
-// ContainerEvent publishes what has happened to a container, whose lock the
-// caller holds. It implements container.Events.
+// ContainerEvent implements container.Events; the caller holds the container's lock.
 func (r *Runtime) ContainerEvent(c *container.Container, kind runtimeapi.ContainerEventType) {
 	r.Events.Publish(c.ID, kind, func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) {
 		sb, err := r.Sandboxes.Find(c.SandboxID)
@@ -57,33 +54,23 @@ func (r *Runtime) ContainerEvent(c *container.Container, kind runtimeapi.Contain
 }
 
 const (
-	// maxQueuedEvents and maxQueuedBytes are how far a consumer may fall behind:
-	// the events of some hundred pods that start or end at once.
-	maxQueuedEvents = 2048
-	maxQueuedBytes  = 16 << 20
-	// maxSubscriptions bounds the consumers: a node has one kubelet, and a few
-	// people who look.
-	maxSubscriptions = 32
+	maxQueuedEvents  = 2048 // a consumer may be so far behind: some hundred pods at once
+	maxQueuedBytes   = 16 << 20
+	maxSubscriptions = 32 // a node has one kubelet, and a few people who look
 )
 
-// ErrOverflow ends the subscription of a consumer that does not keep up.
+// ErrOverflow ends the subscription of a consumer that is too slow.
 var ErrOverflow = fmt.Errorf("events were lost: the consumer is more than %d events or %d MiB behind; list everything and subscribe again: %w", maxQueuedEvents, maxQueuedBytes>>20, errdefs.ErrResourceExhausted)
 
 var errClosed = fmt.Errorf("no more events: minicri is shutting down: %w", errdefs.ErrUnavailable)
 
-// Look shows the pod that an event is about, and its containers, as they are at
-// one moment. It must not wait for anything, and must not publish.
+// Look returns a pod and its containers as they are at one moment. It must neither wait nor publish.
 type Look func() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus)
 
-// Broadcaster gives every event to all subscriptions. Who changes a pod or a
-// container publishes the change while it holds that object's lock, so events
-// of one object come in the order of its changes. A Broadcaster publishes one
-// event at a time, and looks at the pod then: of two events of a pod, the later one
-// never shows an older pod.
-//
-// Publishing never waits for a consumer. A subscription queues a limited number
-// of events and of bytes; beyond that it ends, with ErrOverflow after the events
-// that were queued, so a consumer that missed something knows it.
+// Broadcaster sends every event to all subscriptions. The caller of Publish holds the lock of the changed
+// object, so its events come in the order of its changes. Publish looks at the pod under mu, so a later
+// event never shows an older pod. It never waits for a consumer: a subscription whose queue is full ends
+// with ErrOverflow after what is queued, so the consumer knows that it missed something.
 type Broadcaster struct {
 	dropped atomic.Uint64
 
@@ -98,16 +85,14 @@ func NewBroadcaster() *Broadcaster {
 	return &Broadcaster{subscriptions: make(map[*Subscription]struct{})}
 }
 
-// Publish sends an event of the container, or sandbox, with the id. It costs nothing if
-// there is no consumer.
+// Publish sends an event of the container or sandbox with the id. It does nothing without consumers.
 func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, look Look) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.subscriptions) == 0 {
 		return
 	}
-	// The time is later than that of every event before, whatever the clock does, and
-	// taken before the look: what is shown is at least as new as it says.
+	// The time grows whatever the clock does. The pod is at least as new as it says.
 	b.last = max(b.last+1, time.Now().UnixNano())
 	event := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: b.last}
 	event.PodSandboxStatus, event.ContainersStatuses = look()
@@ -124,7 +109,7 @@ func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, loo
 // Dropped counts the events that a consumer did not get because it was too slow.
 func (b *Broadcaster) Dropped() uint64 { return b.dropped.Load() }
 
-// end ends a subscription after what it has queued; mu is held.
+// end ends a subscription after what it has queued; the caller holds mu.
 func (b *Broadcaster) end(s *Subscription, reason error) {
 	if _, listens := b.subscriptions[s]; listens {
 		delete(b.subscriptions, s)
@@ -133,8 +118,7 @@ func (b *Broadcaster) end(s *Subscription, reason error) {
 	}
 }
 
-// Subscribe returns a subscription to all events from now on, which has to be
-// cancelled; errdefs.ErrResourceExhausted when there are too many.
+// Subscribe subscribes to all events from now on, or fails with errdefs.ErrResourceExhausted.
 func (b *Broadcaster) Subscribe() (*Subscription, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -159,7 +143,7 @@ func (b *Broadcaster) Close() {
 	}
 }
 
-// Subscription is one consumer's.
+// Subscription belongs to one consumer, who has to cancel it.
 type Subscription struct {
 	broadcaster *Broadcaster
 	events      chan *runtimeapi.ContainerEventResponse
@@ -167,8 +151,7 @@ type Subscription struct {
 	reason      error        // why it has ended, set before events is closed
 }
 
-// queue reports whether there was room. A single event always has room: one that
-// is larger than the limit must not end every consumer that keeps up.
+// queue reports whether there was room. An empty queue has room for an event of any size.
 func (s *Subscription) queue(event *runtimeapi.ContainerEventResponse, size int64) bool {
 	if before := s.bytes.Load(); before > 0 && before+size > maxQueuedBytes {
 		return false
@@ -182,8 +165,7 @@ func (s *Subscription) queue(event *runtimeapi.ContainerEventResponse, size int6
 	}
 }
 
-// Next returns the next event. The error is ErrOverflow when events after the
-// last one were lost, errdefs.ErrUnavailable at a shutdown, or the context's.
+// Next returns the next event, or ErrOverflow, errdefs.ErrUnavailable at a shutdown, or the context's error.
 func (s *Subscription) Next(ctx context.Context) (*runtimeapi.ContainerEventResponse, error) {
 	select {
 	case event, more := <-s.events:

@@ -24,8 +24,7 @@ type ImageServer struct {
 	pods     *sandbox.Store // keeps the pulls of images in the timelines of pods
 }
 
-// NewImageServer serves the images of a store, which are the same for all of the
-// runtime handlers. pods is nil if none are to know of pulls.
+// NewImageServer serves the images of a store to all runtime handlers. pods may be nil.
 func NewImageServer(images *image.Store, handlers func() []string, pods *sandbox.Store) *ImageServer {
 	return &ImageServer{images: images, handlers: handlers, pods: pods}
 }
@@ -36,7 +35,7 @@ func (s *ImageServer) ListImages(_ context.Context, request *runtimeapi.ListImag
 	return &runtimeapi.ListImagesResponse{Images: images}, err
 }
 
-// StreamImages is ListImages in parts.
+// StreamImages sends the same list in pieces.
 func (s *ImageServer) StreamImages(request *runtimeapi.StreamImagesRequest, stream grpc.ServerStreamingServer[runtimeapi.StreamImagesResponse]) error {
 	images, err := s.list(request.GetFilter())
 	if err != nil {
@@ -68,8 +67,7 @@ func (s *ImageServer) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image,
 	return images, nil
 }
 
-// ImageStatus describes one image. One that is not there is no error but an
-// empty answer.
+// ImageStatus describes one image. For an image that is not there the answer is empty.
 func (s *ImageServer) ImageStatus(ctx context.Context, request *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
 	wanted, err := s.imageName(request.GetImage())
 	if err != nil {
@@ -96,8 +94,7 @@ func (s *ImageServer) ImageStatus(ctx context.Context, request *runtimeapi.Image
 	return response, err
 }
 
-// PullImage makes an image complete and durable on this node. The answer is its
-// id, the same as in Image.id.
+// PullImage makes an image complete and durable, and answers with its id (Image.id).
 func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
 	if request.GetSandboxConfig().GetWindows() != nil {
 		return nil, notWindows("sandbox_config.windows")
@@ -124,8 +121,7 @@ func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullIma
 	return &runtimeapi.PullImageResponse{ImageRef: pulled.ID}, err
 }
 
-// RemoveImage removes an image, by whichever of its names, with all of them. One
-// that is not there is removed already; a pinned one is refused.
+// RemoveImage removes an image with all of its names. It refuses a pinned one, and ignores a missing one.
 func (s *ImageServer) RemoveImage(ctx context.Context, request *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	wanted, err := s.imageName(request.GetImage())
 	if err != nil {
@@ -134,8 +130,7 @@ func (s *ImageServer) RemoveImage(ctx context.Context, request *runtimeapi.Remov
 	return &runtimeapi.RemoveImageResponse{}, s.images.Remove(ctx, wanted)
 }
 
-// ImageFsInfo measures images and the writable layers of containers, which are
-// on one filesystem.
+// ImageFsInfo measures images and the writable layers of containers, which share a filesystem.
 func (s *ImageServer) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	images, err := s.images.ImageUsage(ctx)
 	if err != nil {
@@ -151,7 +146,7 @@ func (s *ImageServer) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfo
 	}, nil
 }
 
-// imageName takes the image out of a spec, whose annotations change no answer.
+// imageName returns the image of a spec, whose annotations have no effect.
 func (s *ImageServer) imageName(spec *runtimeapi.ImageSpec) (string, error) {
 	if spec.GetImage() == "" {
 		return "", fmt.Errorf("no image is named: %w", errdefs.ErrInvalidArgument)
@@ -159,8 +154,7 @@ func (s *ImageServer) imageName(spec *runtimeapi.ImageSpec) (string, error) {
 	return spec.GetImage(), s.checkHandler(spec)
 }
 
-// checkHandler refuses a runtime handler that the node does not have. Every handler runs the
-// same images.
+// checkHandler refuses a runtime handler that the node does not have.
 func (s *ImageServer) checkHandler(spec *runtimeapi.ImageSpec) error {
 	handler := spec.GetRuntimeHandler()
 	if handler == "" || slices.Contains(s.handlers(), handler) {
@@ -170,16 +164,11 @@ func (s *ImageServer) checkHandler(spec *runtimeapi.ImageSpec) error {
 }
 
 func criImage(i image.Image) *runtimeapi.Image {
-	out := &runtimeapi.Image{
-		Id:          i.ID,
-		RepoTags:    i.RepoTags,
-		RepoDigests: i.RepoDigests,
-		Size:        uint64(i.Size),
-		Spec:        &runtimeapi.ImageSpec{Image: i.ID},
-		Pinned:      i.Pinned,
-	}
 	uid, name := i.User()
-	out.Username = name
+	out := &runtimeapi.Image{
+		Id: i.ID, Spec: &runtimeapi.ImageSpec{Image: i.ID}, Size: uint64(i.Size), Pinned: i.Pinned,
+		RepoTags: i.RepoTags, RepoDigests: i.RepoDigests, Username: name,
+	}
 	if uid != nil {
 		out.Uid = &runtimeapi.Int64Value{Value: *uid}
 	}
@@ -188,9 +177,7 @@ func criImage(i image.Image) *runtimeapi.Image {
 
 func criUsage(u image.Usage) *runtimeapi.FilesystemUsage {
 	return &runtimeapi.FilesystemUsage{
-		Timestamp:  u.Time.UnixNano(),
-		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: u.Mountpoint},
-		UsedBytes:  &runtimeapi.UInt64Value{Value: u.Bytes},
-		InodesUsed: &runtimeapi.UInt64Value{Value: u.Inodes},
+		Timestamp: u.Time.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: u.Mountpoint},
+		UsedBytes: &runtimeapi.UInt64Value{Value: u.Bytes}, InodesUsed: &runtimeapi.UInt64Value{Value: u.Inodes},
 	}
 }

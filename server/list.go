@@ -12,7 +12,7 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// matches: an id may be the start of one, and all wanted labels have to be there.
+// matches compares the beginning of an id, and all labels that are wanted.
 func matches(id, wantedID string, labels, wanted map[string]string) bool {
 	for key, value := range wanted {
 		if got, has := labels[key]; !has || got != value {
@@ -22,24 +22,20 @@ func matches(id, wantedID string, labels, wanted map[string]string) bool {
 	return strings.HasPrefix(id, wantedID)
 }
 
-// podMatches: a nil filter takes all, and of a filter every field has to match.
 func podMatches(sb *sandbox.Sandbox, filter *runtimeapi.PodSandboxFilter) bool {
 	state := filter.GetState()
 	return matches(sb.ID, filter.GetId(), sb.Config().GetLabels(), filter.GetLabelSelector()) && (state == nil || state.GetState() == podState(sb))
 }
 
-// containerMatches is the same for containers.
 func containerMatches(c *container.Container, filter *runtimeapi.ContainerFilter) bool {
 	state := filter.GetState()
 	return matches(c.ID, filter.GetId(), c.Config().GetLabels(), filter.GetLabelSelector()) &&
 		strings.HasPrefix(c.SandboxID, filter.GetPodSandboxId()) && (state == nil || state.GetState() == c.State())
 }
 
-// pieceBytes is far below every limit of gRPC, and enough for some hundred pods.
-const pieceBytes = 1 << 20
+const pieceBytes = 1 << 20 // far below every limit of gRPC, and enough for some hundred pods
 
-// sendPieces sends a list in messages that are cut by size: a pod's annotations may be as large
-// as a thousand other pods. An object larger than a piece is sent alone.
+// sendPieces cuts a list by size: one pod's annotations may be as large as a thousand other pods.
 func sendPieces[T proto.Message](list []T, send func([]T) error) error {
 	begin, size := 0, 0
 	for i, object := range list {
@@ -58,14 +54,11 @@ func sendPieces[T proto.Message](list []T, send func([]T) error) error {
 	return send(list[begin:])
 }
 
-// mostAnswer is what a list may take as one message: the kubelet and crictl read
-// 16 MiB, and take a node whose list is longer for dead. Streams have no limit.
+// mostAnswer bounds a list in one message. The kubelet takes a node with more than 16 MiB for dead.
 const mostAnswer = 15 << 20
 
-// keptTexts are the labels and annotations by which the kubelet knows a pod and a
-// container for its own, and how it ends one that has no pod any more
-// (k8s.io/kubelet/pkg/types, kuberuntime/labels.go): they are never left out,
-// unless another client of the API server has written more than mostKept bytes there.
+// keptTexts are what the kubelet needs to know a pod or container as its own, and to end one without a pod
+// (k8s.io/kubelet/pkg/types, kuberuntime/labels.go). fit drops them only if they exceed mostKept bytes.
 var keptTexts = []string{
 	"io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid", "io.kubernetes.container.name",
 	"io.kubernetes.pod.deletionGracePeriod", "io.kubernetes.pod.terminationGracePeriod",
@@ -75,10 +68,8 @@ var keptTexts = []string{
 
 const mostKept = 1 << 10
 
-// fit leaves the longest labels and annotations out of a message that is too long: the kubelet
-// can work with a list without them, and not without a list. The message is copied then: its
-// maps are those of the pods' configurations. What is left has a limit of its own
-// (validate.Listed).
+// fit drops the longest labels and annotations from a copy of a message that is too long: the kubelet cannot
+// work without a list. validate.Listed bounds the rest.
 func fit[M proto.Message](message M) M {
 	excess := proto.Size(message) - mostAnswer
 	if excess <= 0 {
@@ -101,8 +92,7 @@ func fit[M proto.Message](message M) M {
 	return message
 }
 
-// eachText calls do for each label and annotation in a message, with its size, which is
-// 0 for one that is kept.
+// eachText calls do for each label and annotation in a message, with its size, or 0 if it is kept.
 func eachText(message protoreflect.Message, do func(texts protoreflect.Map, key protoreflect.MapKey, size int)) {
 	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		switch {

@@ -39,14 +39,12 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, request *runtimeapi.Remo
 	return &runtimeapi.RemovePodSandboxResponse{}, r.Sandboxes.Remove(ctx, request.GetPodSandboxId())
 }
 
-// UpdatePodSandboxResources records the resources of a pod, which are the
-// kubelet's to set, and shows them in the verbose status.
+// UpdatePodSandboxResources records the resources that the kubelet has set, for the verbose status.
 func (r *Runtime) UpdatePodSandboxResources(ctx context.Context, request *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, r.Sandboxes.UpdateResources(ctx, request.GetPodSandboxId(), request.GetOverhead(), request.GetResources())
 }
 
-// PodSandboxStatus describes one sandbox; NotFound when there is none. It waits
-// for no lock and no plugin.
+// PodSandboxStatus describes one sandbox, without waiting for locks or plugins; NotFound if there is none.
 func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	sb, err := r.Sandboxes.Find(request.GetPodSandboxId())
 	if err != nil {
@@ -61,7 +59,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSan
 	return response, err
 }
 
-// podStatus has no addresses when the namespace that they were in is gone.
+// podStatus has no addresses if their network namespace is gone.
 func (r *Runtime) podStatus(sb *sandbox.Sandbox) *runtimeapi.PodSandboxStatus {
 	config, network := sb.Config(), &runtimeapi.PodSandboxNetworkStatus{}
 	options := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
@@ -76,15 +74,9 @@ func (r *Runtime) podStatus(sb *sandbox.Sandbox) *runtimeapi.PodSandboxStatus {
 		}
 	}
 	return &runtimeapi.PodSandboxStatus{
-		Id:             sb.ID,
-		Metadata:       config.GetMetadata(),
-		State:          podState(sb),
-		CreatedAt:      sb.CreatedAt,
-		Network:        network,
-		Linux:          &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: options}},
-		Labels:         config.GetLabels(),
-		Annotations:    config.GetAnnotations(),
-		RuntimeHandler: sb.RuntimeHandler,
+		Id: sb.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+		State: podState(sb), CreatedAt: sb.CreatedAt, RuntimeHandler: sb.RuntimeHandler, Network: network,
+		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: options}},
 	}
 }
 
@@ -102,25 +94,15 @@ func (r *Runtime) verbosePodStatus(sb *sandbox.Sandbox) (map[string]string, erro
 	if err != nil {
 		return nil, err
 	}
-	return encodeInfo(map[string]any{
-		"info": map[string]any{
-			"pid":                facts.Pause.PID,
-			"netNamespace":       details.NetnsPath,
-			"netNamespaceClosed": details.NetnsClosed,
-			"runtimeHandler":     sb.RuntimeHandler,
-			"cgroupsPath":        sb.CgroupsPath,
-			"config":             sb.Record.Config,
-			"overhead":           resources.Overhead,
-			"resources":          resources.Resources,
-			"cniResult":          facts.CNIResult,
-			"runtimeSpec":        json.RawMessage(details.RuntimeSpec),
-			"timeline":           withUnits(sb.Timeline()...),
-		},
-	})
+	return encodeInfo(map[string]any{"info": map[string]any{
+		"pid": facts.Pause.PID, "netNamespace": details.NetnsPath, "netNamespaceClosed": details.NetnsClosed,
+		"runtimeHandler": sb.RuntimeHandler, "cgroupsPath": sb.CgroupsPath, "config": sb.Record.Config,
+		"overhead": resources.Overhead, "resources": resources.Resources, "cniResult": facts.CNIResult,
+		"runtimeSpec": json.RawMessage(details.RuntimeSpec), "timeline": withUnits(sb.Timeline()...),
+	}})
 }
 
-// ListPodSandbox lists the sandboxes that match every field of the filter. Texts
-// that make the list longer than a message are left out; a stream has them.
+// ListPodSandbox lists the sandboxes that match every field of the filter. See fit for long lists.
 func (r *Runtime) ListPodSandbox(_ context.Context, request *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
 	return fit(&runtimeapi.ListPodSandboxResponse{Items: r.pods(request.GetFilter())}), nil
 }
@@ -140,20 +122,15 @@ func (r *Runtime) pods(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSan
 		}
 		config := sb.Config()
 		pods = append(pods, &runtimeapi.PodSandbox{
-			Id:             sb.ID,
-			Metadata:       config.GetMetadata(),
-			State:          podState(sb),
-			CreatedAt:      sb.CreatedAt,
-			Labels:         config.GetLabels(),
-			Annotations:    config.GetAnnotations(),
-			RuntimeHandler: sb.RuntimeHandler,
+			Id: sb.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
+			State: podState(sb), CreatedAt: sb.CreatedAt, RuntimeHandler: sb.RuntimeHandler,
 		})
 	}
 	return pods
 }
 
-// snapshot returns the statuses of a pod and its containers at one moment, without a lock: facts
-// are replaced and never changed, so the same ones before and after mean no change in between.
+// snapshot returns the statuses of a pod and its containers at one moment, without a lock. Facts are
+// replaced, never changed: if they are the same before and after, nothing changed in between.
 func (r *Runtime) snapshot(sb *sandbox.Sandbox) (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) {
 	for {
 		before := r.factsOf(sb)
@@ -168,7 +145,6 @@ func (r *Runtime) snapshot(sb *sandbox.Sandbox) (*runtimeapi.PodSandboxStatus, [
 	}
 }
 
-// factsOf identifies the state of a pod: its facts, its containers, theirs.
 func (r *Runtime) factsOf(sb *sandbox.Sandbox) []any {
 	facts := []any{sb.Facts()}
 	for _, c := range r.Containers.ListPod(sb.ID) {
@@ -177,14 +153,10 @@ func (r *Runtime) factsOf(sb *sandbox.Sandbox) []any {
 	return facts
 }
 
-// errorDomain is the domain of our errdetails.ErrorInfo.
-const errorDomain = "minicri"
-
-// withDetails is a status error that says in fields what its message says for people: ErrorInfo
-// has the step ("pod/cni add") and, where a CNI plugin is to blame, network, plugin, verb, code,
-// message and advice; DebugInfo has the end of its stderr.
+// withDetails adds to a status error, in fields, what its message says: ErrorInfo has the step and, if a CNI
+// plugin failed, what it reported; DebugInfo has the end of its stderr.
 func withDetails(code codes.Code, text string, err error) error {
-	info := &errdetails.ErrorInfo{Domain: errorDomain, Reason: "STEP_FAILED", Metadata: make(map[string]string)}
+	info := &errdetails.ErrorInfo{Domain: "minicri", Reason: "STEP_FAILED", Metadata: make(map[string]string)}
 	details := []protoadapt.MessageV1{info}
 	if failed, is := errors.AsType[*step.Error](err); is {
 		info.Metadata["step"] = string(failed.Step)
@@ -200,13 +172,9 @@ func withDetails(code codes.Code, text string, err error) error {
 		}
 	}
 	maps.DeleteFunc(info.Metadata, func(_, value string) bool { return value == "" })
-	plain := status.New(code, text)
-	if len(info.Metadata) == 0 {
-		return plain.Err()
+	result := status.New(code, text)
+	if detailed, err := result.WithDetails(details...); err == nil && len(info.Metadata) > 0 {
+		result = detailed
 	}
-	detailed, err := plain.WithDetails(details...)
-	if err != nil {
-		return plain.Err()
-	}
-	return detailed.Err()
+	return result.Err()
 }

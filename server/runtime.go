@@ -19,26 +19,19 @@ import (
 	"github.com/minicri/minicri/network"
 )
 
-// Version names the runtime and its version, between the versions of the kubelet's API
-// and of the CRI.
+// Version names the versions of the kubelet's API, of the runtime and of the CRI.
 func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "minicri", RuntimeVersion: r.Info.Version, RuntimeApiVersion: "v1"}, nil
 }
 
-// Conditions of our own, which other clients ignore.
+// Conditions of our own; other clients ignore them. The last two are there only while false.
 const (
-	// handlerReady and the name of a handler: its pods can run. The default one has none.
-	handlerReady = "RuntimeHandlerReady/"
-	// containerSELinuxReady is there, and false, on a machine whose SELinux cannot confine
-	// containers.
-	containerSELinuxReady = "ContainerSELinuxReady"
-	// olderBuildsServed is there, and false, while pods are of a build that this daemon
-	// cannot serve.
-	olderBuildsServed = "OlderBuildsServed"
+	handlerReady          = "RuntimeHandlerReady/"  // and a handler's name: its pods can run; the default has none
+	containerSELinuxReady = "ContainerSELinuxReady" // SELinux can confine containers
+	olderBuildsServed     = "OlderBuildsServed"     // this daemon can serve the pods of all builds
 )
 
-// Status reports whether pods can be run. The state of the network is the last one
-// that was seen; only a daemon that has just started waits for the first.
+// Status reports whether pods can run. It waits for the state of the network only if there is none yet.
 func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (response *runtimeapi.StatusResponse, err error) {
 	status := &runtimeapi.RuntimeStatus{}
 	response = &runtimeapi.StatusResponse{Status: status, Features: &runtimeapi.RuntimeFeatures{
@@ -82,13 +75,9 @@ func textOf(err error) string {
 	return errtext.Of(err)
 }
 
-// listTimeout is how long Status waits for the programs of handlers: the kubelet asks
-// for it again and again.
-const listTimeout = 2 * time.Second
-
-// handlers are all of them; one whose pods have a network of their own needs it.
+// handlers lists the handlers. One with a network of its own is ready only if that network is.
 func (r *Runtime) handlers(ctx context.Context) []handler.Status {
-	limited, cancel := context.WithTimeout(ctx, listTimeout)
+	limited, cancel := context.WithTimeout(ctx, 2*time.Second) // the kubelet asks again and again
 	defer cancel()
 	all := r.Info.Handlers.List(limited)
 	for i, h := range all {
@@ -116,8 +105,7 @@ func (r *Runtime) unservedBuilds() string {
 	return strings.Join(problems, "; ")
 }
 
-// verboseStatus shows what a person needs to see when pods do not start or do
-// not end: the configuration, the network, pods under way, and what is left.
+// verboseStatus shows what a person needs who looks for why pods do not start or do not end.
 func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[string]string, error) {
 	problems, handlers := r.Networks.Problems(), []map[string]any{}
 	for _, h := range all {
@@ -158,7 +146,6 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 		connected := r.Plugins.Connected()
 		info["nriPlugins"], info["nriProblems"] = connected, texts(r.Plugins.Problems(connected))
 	}
-	// The status is an answer without these, too.
 	if older, err := r.Sandboxes.OlderSupervisors(); err == nil {
 		info["olderSupervisors"] = older
 	}
@@ -182,7 +169,6 @@ func texts(errs []error) []string {
 	return list
 }
 
-// timed is a row whose duration has a unit.
 type timed struct {
 	step.Row
 	Took string `json:"took,omitempty"`
@@ -199,8 +185,7 @@ func withUnits(rows ...step.Row) []timed {
 	return list
 }
 
-// encodeInfo turns the values of verbose answers into JSON. Lists are in objects:
-// crictl shows anything else as text, with all quotes escaped.
+// encodeInfo encodes verbose answers. A list becomes an object: crictl would show it as escaped text.
 func encodeInfo(values map[string]any) (map[string]string, error) {
 	info := make(map[string]string, len(values))
 	for key, value := range values {
@@ -219,7 +204,7 @@ func encodeInfo(values map[string]any) (map[string]string, error) {
 	return info, nil
 }
 
-// RuntimeConfig says which cgroup driver the kubelet has to use.
+// RuntimeConfig tells the kubelet which cgroup driver to use.
 func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest) (*runtimeapi.RuntimeConfigResponse, error) {
 	driver := runtimeapi.CgroupDriver_CGROUPFS
 	if r.Info.SystemdCgroup {

@@ -1,13 +1,8 @@
-// Package server is the CRI surface of minicri: one file for each noun of the
-// API. A method checks what is about the form of the request, calls the
-// package that does the work, and turns the result into the API's messages.
-// Nothing here mounts, starts a process or writes a file. The only state are the
-// subscriptions to events (events.go) and the calls under way, each under
-// a lock of its own.
-//
-// Errors of the domain are turned into gRPC codes in one place, by the
-// interceptors, with one table. Lists are streamed in pieces
-// that are cut by size (list.go).
+// Package server is the CRI surface of minicri, with a file for each noun of the API. A method checks the
+// form of the request, calls the package that does the work, and turns the result into the API's messages.
+// Nothing here mounts, starts a process or writes a file. The state is the subscriptions to events
+// (events.go) and the calls under way, each under its own lock. Interceptors turn errors of the domain into
+// gRPC codes, by one table. Lists are streamed in pieces (list.go).
 package server
 
 import (
@@ -44,8 +39,7 @@ import (
 	"github.com/minicri/minicri/stream"
 )
 
-// Runtime implements runtime.v1.RuntimeService. What it does not implement
-// answers Unimplemented, by the embedded type.
+// Runtime implements runtime.v1.RuntimeService.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	Sandboxes  *sandbox.Store
@@ -55,12 +49,9 @@ type Runtime struct {
 	Streams    *stream.Server
 	Events     *Broadcaster
 	Info       Info
-	// Plugins are those of NRI.
-	Plugins *nri.Plugins
-	// Observe measures each call that has ended; nil if nothing does.
-	Observe func(method, code string, took time.Duration)
-
-	work work
+	Plugins    *nri.Plugins
+	Observe    func(method, code string, took time.Duration) // gets each call when it has ended; may be nil
+	work       work
 }
 
 // Info is what the runtime reports about itself.
@@ -69,28 +60,16 @@ type Info struct {
 	SystemdCgroup bool
 	Handlers      *handler.Set
 	Machine       machine.Machine
-	// Config is the configuration in effect, for the verbose status.
-	Config func() any
+	Config        func() any // the configuration in effect, for the verbose status
 }
 
-const (
-	// largestRequest is what the kubelet accepts from a runtime, and more than it
-	// ever sends.
-	largestRequest = 16 << 20
-	// largestResponse: refusing to send a list would hide all objects in it. What is too large
-	// for a client fails there.
-	largestResponse = math.MaxInt32
-)
-
-// New makes a gRPC server that serves the runtime and the images.
-// traces follows each call from its begin to its end; nil if there are no traces.
+// New makes a gRPC server of the runtime and the images. traces, if not nil, follows each call.
 func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
 	calls := calls{logger: logger, work: &runtime.work, runtime: runtime, images: images, observe: runtime.Observe}
 	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(largestRequest),
-		grpc.MaxSendMsgSize(largestResponse),
-		grpc.UnaryInterceptor(calls.unary),
-		grpc.StreamInterceptor(calls.stream),
+		grpc.MaxRecvMsgSize(16 << 20),      // what the kubelet accepts from a runtime, and more than it sends
+		grpc.MaxSendMsgSize(math.MaxInt32), // a list that is too large fails at its client
+		grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream),
 	}
 	if traces != nil {
 		options = append(options, grpc.StatsHandler(traces))
@@ -101,8 +80,7 @@ func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger
 	return server
 }
 
-// calls intercepts every call: its error gets a code, a panic becomes an error
-// of this call alone, and both are logged.
+// calls intercepts every call: it logs it, gives its error a code, and confines a panic to it.
 type calls struct {
 	logger  *slog.Logger
 	work    *work
@@ -112,8 +90,7 @@ type calls struct {
 }
 
 func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
-	// Look up the names before the call, which may remove the pod. Calls that only read
-	// are logged for debugging alone.
+	// The call may remove the pod, so look up its name first. Calls that only read are logged for debugging.
 	var about []any
 	name := path.Base(info.FullMethod)
 	if slices.Contains(changing, name) || milestones[name] != "" || c.logger.Enabled(ctx, slog.LevelDebug) {
@@ -134,7 +111,6 @@ func (c calls) stream(server any, stream grpc.ServerStream, info *grpc.StreamSer
 	return c.run(stream.Context(), info.FullMethod, new([]any), func() error { return handler(server, stream) })
 }
 
-// run makes a call, and logs it with what it is about.
 func (c calls) run(ctx context.Context, method string, about *[]any, call func() error) (err error) {
 	began := time.Now()
 	defer func() {
@@ -158,15 +134,13 @@ func (c calls) run(ctx context.Context, method string, about *[]any, call func()
 	return call()
 }
 
-// work counts the calls under way that change something.
 type work struct {
 	mu      sync.Mutex // guards ended, and that nothing is added after it
 	ended   bool
 	running sync.WaitGroup
 }
 
-// changing are the calls that are waited for when the daemon ends. All others are answered to
-// the end.
+// changing are the calls that Drain waits for.
 var changing = []string{
 	"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "UpdatePodSandboxResources",
 	"CreateContainer", "StartContainer", "StopContainer", "RemoveContainer", "UpdateContainerResources",
@@ -174,24 +148,20 @@ var changing = []string{
 	"PullImage", "RemoveImage",
 }
 
-var errDraining = fmt.Errorf("minicri is shutting down, ask the next daemon: %w", errdefs.ErrUnavailable)
-
 func (w *work) begin() (leave func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
-		return nil, errDraining
+		return nil, fmt.Errorf("minicri is shutting down, ask the next daemon: %w", errdefs.ErrUnavailable)
 	}
 	w.running.Add(1)
 	return w.running.Done, nil
 }
 
-// Enter counts something in that is no call of the CRI and that Drain waits for; it is refused
-// after Drain.
+// Enter counts in what is no call of the CRI, for Drain to wait for. It fails after Drain.
 func (r *Runtime) Enter() (leave func(), err error) { return r.work.begin() }
 
-// Drain refuses calls that change something from now on, with errdefs.ErrUnavailable, and waits
-// for those under way, no longer than the context. It is called once.
+// Drain refuses calls that change something, and waits for those under way. It is called once.
 func (r *Runtime) Drain(ctx context.Context) error {
 	r.work.mu.Lock()
 	r.work.ended = true
@@ -209,14 +179,13 @@ func (r *Runtime) Drain(ctx context.Context) error {
 	}
 }
 
-// milestones are the calls that are logged at the level info. The kubelet probes by ExecSync:
-// only Exec and Attach are a user's.
+// milestones are the calls that are logged as info. ExecSync is not a user's: the kubelet probes by it.
 var milestones = map[string]string{
 	"RunPodSandbox": "pod made", "RemovePodSandbox": "pod removed", "StartContainer": "container started",
 	"Exec": "exec", "Attach": "attach", "PullImage": "image pulled",
 }
 
-// about says which pod, container and image a request is about, as pairs of the log.
+// about returns the pod, container and image of a request as pairs for the log.
 func (c calls) about(request any) (pairs []any) {
 	add := func(key, value string) {
 		if value != "" {
@@ -262,7 +231,6 @@ func (c calls) about(request any) (pairs []any) {
 	return pairs
 }
 
-// made are the ids that an answer brings, and the size of an image.
 func (c calls) made(response any) []any {
 	switch r := response.(type) {
 	case *runtimeapi.RunPodSandboxResponse:
@@ -277,8 +245,8 @@ func (c calls) made(response any) []any {
 	return nil
 }
 
-// log writes the line of a call. A failure of a call that changes something is an error whatever
-// its code, but for probes; a kubelet often asks to hear NotFound.
+// log writes the line of a call. Failed changes are errors whatever their code, except probes. NotFound is
+// no warning: the kubelet often asks for it.
 func (c calls) log(ctx context.Context, method string, pairs []any, began time.Time, err error) {
 	name := path.Base(method)
 	level, text := slog.LevelDebug, "call"
@@ -293,7 +261,6 @@ func (c calls) log(ctx context.Context, method string, pairs []any, began time.T
 	c.logger.Log(ctx, level, text, append(append([]any{"method", name}, pairs...), "took", time.Since(began), "err", err)...)
 }
 
-// note adds the same to the span of the call.
 func note(ctx context.Context, pairs []any) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {
@@ -304,14 +271,15 @@ func note(ctx context.Context, pairs []any) {
 	}
 }
 
-// grpcError gives an error of the domain its gRPC code. This is the only place that
-// does; an error that already has a code keeps it.
+// grpcError is the only place that gives errors their gRPC code. It keeps a code that is there.
 func grpcError(err error) error {
 	if _, ok := status.FromError(err); ok { // nil, too
 		return err
 	}
-	if name := kubeletName(err); name != "" {
-		return withDetails(codes.Unknown, name+": "+errtext.Of(err)+advice(err), err)
+	for _, known := range kubeletErrors {
+		if errors.Is(err, known.ours) {
+			return withDetails(codes.Unknown, known.kubelets.Error()+": "+errtext.Of(err)+advice(err), err)
+		}
 	}
 	for _, kind := range kinds {
 		if kind.is(err) {
@@ -321,22 +289,15 @@ func grpcError(err error) error {
 	return withDetails(codes.Unknown, errtext.Of(err), err)
 }
 
-// kubeletName is the text by which the kubelet recognizes an error and shows it as a pod's
-// reason: at the beginning of the message, in errors of the code Unknown
+// kubeletErrors begin messages of the code Unknown, so that the kubelet recognizes them as a pod's reason
 // (pkg/kubelet/cri/remote, pkg/kubelet/images).
-func kubeletName(err error) string {
-	switch {
-	case errors.Is(err, image.ErrVerification):
-		return crierrors.ErrSignatureValidationFailed.Error()
-	case errors.Is(err, image.ErrRegistryUnavailable):
-		return crierrors.ErrRegistryUnavailable.Error()
-	case errors.Is(err, container.ErrImageVolume):
-		return crierrors.ErrImageVolumeMountFailed.Error()
-	}
-	return ""
+var kubeletErrors = []struct{ ours, kubelets error }{
+	{image.ErrVerification, crierrors.ErrSignatureValidationFailed},
+	{image.ErrRegistryUnavailable, crierrors.ErrRegistryUnavailable},
+	{container.ErrImageVolume, crierrors.ErrImageVolumeMountFailed},
 }
 
-// advice says what to do about an error whose cause is not this node.
+// advice says what to do about an error that this node did not cause.
 func advice(err error) string {
 	if errors.Is(err, image.ErrRegistryUnavailable) {
 		return "; see whether the registry answers from this node, or name a mirror of it in hosts.toml (images.certs_dirs)"
@@ -344,8 +305,7 @@ func advice(err error) string {
 	return ""
 }
 
-// kinds are the codes of the domain's kinds of errors; of an error with several the
-// first counts.
+// kinds are the codes of kinds of errors. If an error has several, the first counts.
 var kinds = []struct {
 	is   func(error) bool
 	code codes.Code

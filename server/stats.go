@@ -22,8 +22,7 @@ func (r *Runtime) ContainerStats(ctx context.Context, request *runtimeapi.Contai
 	return &runtimeapi.ContainerStatsResponse{Stats: measured}, err
 }
 
-// ListContainerStats measures the running containers that match every field of
-// the filter.
+// ListContainerStats measures the running containers that match the filter.
 func (r *Runtime) ListContainerStats(ctx context.Context, request *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
 	return fit(&runtimeapi.ListContainerStatsResponse{Stats: r.containerStats(ctx, request.GetFilter())}), nil
 }
@@ -52,14 +51,11 @@ func (r *Runtime) containerStats(ctx context.Context, filter *runtimeapi.Contain
 func measurable(c *container.Container) stats.Container {
 	config := c.Config()
 	return stats.Container{
-		ID:     c.ID,
-		Cgroup: cgroup.Path(c.CgroupsPath),
+		ID: c.ID, Cgroup: cgroup.Path(c.CgroupsPath), Resources: c.Resources(),
+		Image: imageOf(config).GetImage(), StartedAt: c.Facts().StartedAt,
 		Attributes: &runtimeapi.ContainerAttributes{
 			Id: c.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
 		},
-		Image:     imageOf(config).GetImage(),
-		StartedAt: c.Facts().StartedAt,
-		Resources: c.Resources(),
 	}
 }
 
@@ -73,8 +69,7 @@ func (r *Runtime) PodSandboxStats(ctx context.Context, request *runtimeapi.PodSa
 	return &runtimeapi.PodSandboxStatsResponse{Stats: measured}, err
 }
 
-// ListPodSandboxStats measures the ready pods that match every field of the
-// filter.
+// ListPodSandboxStats measures the ready pods that match the filter.
 func (r *Runtime) ListPodSandboxStats(ctx context.Context, request *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	return fit(&runtimeapi.ListPodSandboxStatsResponse{Stats: r.podStats(ctx, request.GetFilter())}), nil
 }
@@ -100,7 +95,6 @@ func (r *Runtime) MeasureForMetrics() []*runtimeapi.PodSandboxMetrics {
 	return r.Stats.Metrics(context.Background(), r.measurablePods(nil))
 }
 
-// measurablePods are the ready ones that the filter takes.
 func (r *Runtime) measurablePods(filter *runtimeapi.PodSandboxFilter) []stats.Pod {
 	var pods []stats.Pod
 	for _, sb := range r.Sandboxes.List() {
@@ -114,8 +108,7 @@ func (r *Runtime) measurablePods(filter *runtimeapi.PodSandboxFilter) []stats.Po
 func (r *Runtime) measurablePod(sb *sandbox.Sandbox) stats.Pod {
 	config := sb.Config()
 	pod := stats.Pod{
-		ID:    sb.ID,
-		Netns: r.Sandboxes.NetnsPath(sb),
+		ID: sb.ID, Netns: r.Sandboxes.NetnsPath(sb),
 		Attributes: &runtimeapi.PodSandboxAttributes{
 			Id: sb.ID, Metadata: config.GetMetadata(), Labels: config.GetLabels(), Annotations: config.GetAnnotations(),
 		},
@@ -125,8 +118,7 @@ func (r *Runtime) measurablePod(sb *sandbox.Sandbox) stats.Pod {
 			pod.Containers = append(pod.Containers, measurable(c))
 		}
 	}
-	// The parent that the pod names is its own, as the kubelet makes it; without one, the
-	// pod is the sum of its parts.
+	// The kubelet makes a parent for each pod. Without one, the pod is the sum of its parts.
 	pause := cgroup.Path(sb.CgroupsPath)
 	if config.GetLinux().GetCgroupParent() != "" {
 		pod.Cgroups = []string{filepath.Dir(pause)}
