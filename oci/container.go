@@ -1,13 +1,8 @@
-// Package oci turns what the CRI asks for into what an OCI runtime reads
-// (runtime-spec, config.json).
-//
-// The spec of a pod's pause process is made by ForSandbox, that of a container by
-// ForContainer, which follows an ordered list of small rules. Each rule
-// reads the CRI config and the paths that were made for the pod, and sets one
-// part of the spec; golden tests hold what it makes of a config. The package owns nothing, keeps no state and has no side
-// effects. What is read of the node are devices, profiles, the mount table and
-// links in the sources of mounts; what is read of the image comes with the
-// Container.
+// Package oci turns what the CRI asks for into what an OCI runtime reads (runtime-spec, config.json).
+// ForSandbox makes the spec of a pod's pause process, ForContainer that of a container, by a list of small
+// rules that each set one part. Golden tests hold the results. The package owns nothing, keeps no state and
+// has no side effects. It reads devices, profiles, the mount table and links in the sources of mounts from
+// the node; what it needs of an image is in the Container.
 package oci
 
 import (
@@ -30,58 +25,43 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// Container is what the spec of an application container is made from. Both configs have passed
-// package validate, and the sources of the mounts are there.
+// Container is the input of ForContainer. Its configs are valid, and the sources of its mounts exist.
 type Container struct {
 	ID, SandboxID string
 	Pod           *runtimeapi.PodSandboxConfig
 	Config        *runtimeapi.ContainerConfig
 	Image         Image
-	// Rootfs is where its root is mounted on the host.
-	Rootfs string
-	// Passwd and Group are /etc/passwd and /etc/group of the root, empty where there is none.
-	Passwd, Group []byte
-	// Hostname is the pod's or the node's.
-	Hostname   string
-	Files      PodFiles
-	Namespaces Namespaces
-	// VolumesDir is for the volumes of its image (see ImageVolumes).
-	VolumesDir string
-	// ImageMounts are the host directories of mounts of images by container_path, with
-	// image_sub_path applied.
+	Rootfs        string // where its root is mounted on the host
+	Passwd, Group []byte // the contents of its /etc/passwd and /etc/group, empty if it has none
+	Hostname      string // the pod's or the node's
+	Files         PodFiles
+	Namespaces    Namespaces
+	VolumesDir    string // for the volumes of its image (see ImageVolumes)
+	// ImageMounts are the host directories of image mounts by container_path, image_sub_path applied.
 	ImageMounts map[string]string
-	// CgroupsPath is where the container is accounted (see CgroupsPath).
 	CgroupsPath string
-	// PidsLimit is the most processes it may have, 0 for no limit.
-	PidsLimit int64
-	// SELinux are the labels that were made for it (see ContainerSELinux).
-	SELinux SELinux
-	// CDI knows the devices of vendors, nil where there are none.
-	CDI     *cdi.Cache
-	Machine machine.Machine
-	// Defaults are those of the node.
-	Defaults Defaults
+	PidsLimit   int64      // the most processes; 0 is no limit
+	SELinux     SELinux    // its labels (see ContainerSELinux)
+	CDI         *cdi.Cache // the devices of vendors; nil if there are none
+	Machine     machine.Machine
+	Defaults    Defaults
 }
 
-// Image is what an image's configuration says of the containers made from it
-// (image-spec, config.md).
+// Image is the part of an image's configuration that its containers need (image-spec, config.md).
 type Image struct {
 	Entrypoint, Cmd, Env []string
 	WorkingDir           string
-	// User is a name or a uid, and perhaps a group after a colon.
-	User    string
-	Volumes []string
+	User                 string // a name or a uid, perhaps with ":" and a group
+	Volumes              []string
 }
 
-// PodFiles are the host paths of what the containers of a pod share.
+// PodFiles are the host paths that the containers of a pod share.
 type PodFiles struct {
 	Hosts, Hostname, ResolvConf string
-	// Shm is a mounted tmpfs, /dev/shm of the node in its IPC namespace.
-	Shm string
+	Shm                         string // a mounted tmpfs, or /dev/shm of the node in its IPC namespace
 }
 
-// Namespaces are the paths of namespaces that exist before the container, pinned or below
-// /proc/PID/ns; "" where it lives in the node's.
+// Namespaces are paths, pinned or below /proc/PID/ns; "" is the node's namespace.
 type Namespaces struct{ Net, IPC, UTS, PID, User string }
 
 // ForContainer makes the spec of an application container.
@@ -109,20 +89,8 @@ func (c *Container) security() *runtimeapi.LinuxContainerSecurityContext {
 	return c.Config.GetLinux().GetSecurityContext()
 }
 
-func containerProcess(c *Container, spec *specs.Spec) (err error) {
-	adjust := c.Machine.OOMScoreAdjNear(int(c.Config.GetLinux().GetResources().GetOomScoreAdj()))
-	spec.Process.Args, err = arguments(c)
-	// The runtime makes the directory if it is missing.
-	spec.Process.Cwd = path.Join("/", cmp.Or(c.Config.GetWorkingDir(), c.Image.WorkingDir))
-	spec.Process.Terminal = c.Config.GetTty()
-	spec.Process.NoNewPrivileges = spec.Process.NoNewPrivileges || c.security().GetNoNewPrivs()
-	spec.Process.OOMScoreAdj = &adjust
-	return err
-}
-
-// arguments: command stands for the image's entrypoint and args for its cmd,
-// and a command alone drops the cmd, which was meant for the entrypoint.
-func arguments(c *Container) ([]string, error) {
+// containerProcess: a command replaces the image's entrypoint, and drops its cmd, which was meant for that.
+func containerProcess(c *Container, spec *specs.Spec) error {
 	command, args := c.Config.GetCommand(), c.Config.GetArgs()
 	if len(command) == 0 {
 		command = c.Image.Entrypoint
@@ -130,15 +98,19 @@ func arguments(c *Container) ([]string, error) {
 			args = c.Image.Cmd
 		}
 	}
-	all := slices.Concat(command, args)
-	if len(all) == 0 || all[0] == "" {
-		return nil, errors.New("no command specified: neither the container nor its image says what to run: give the container a command, or the image an entrypoint")
+	spec.Process.Args = slices.Concat(command, args)
+	if len(spec.Process.Args) == 0 || spec.Process.Args[0] == "" {
+		return errors.New("no command specified: neither the container nor its image says what to run: give the container a command, or the image an entrypoint")
 	}
-	return all, nil
+	// The runtime makes the directory if it is missing.
+	spec.Process.Cwd = path.Join("/", cmp.Or(c.Config.GetWorkingDir(), c.Image.WorkingDir))
+	spec.Process.Terminal = c.Config.GetTty()
+	spec.Process.NoNewPrivileges = spec.Process.NoNewPrivileges || c.security().GetNoNewPrivs()
+	spec.Process.OOMScoreAdj = new(c.Machine.OOMScoreAdjNear(int(c.Config.GetLinux().GetResources().GetOomScoreAdj())))
+	return nil
 }
 
-// Process has the command line, the environment and the limits of a container's process,
-// without what devices add.
+// Process has the command line, environment and limits of a container, without what devices add.
 func Process(c *Container) (*specs.Process, error) {
 	spec, err := c.spec(containerProcess, containerEnv, containerRlimits)
 	if err != nil {
@@ -147,8 +119,7 @@ func Process(c *Container) (*specs.Process, error) {
 	return spec.Process, nil
 }
 
-// containerEnv: what the runtime knows, the node's defaults, the image, the container; the later
-// wins, at the place of the first.
+// containerEnv sets, of equal names, the last value at the first place.
 func containerEnv(c *Container, spec *specs.Spec) error {
 	var env []string
 	at := make(map[string]int)
@@ -179,26 +150,22 @@ func containerEnv(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// ForExec makes the process of a command in a container: like its own, but for what is run and
-// its terminal.
+// ForExec makes the process of a command in a container from the container's own process.
 func ForExec(spec *specs.Spec, command []string, terminal bool) *specs.Process {
 	process := *spec.Process
 	process.Args = slices.Clone(command)
 	process.Terminal = terminal
 	process.Env = slices.Clone(process.Env)
-	hasTerm := slices.ContainsFunc(process.Env, func(pair string) bool { return strings.HasPrefix(pair, "TERM=") })
-	if terminal && !hasTerm {
+	if terminal && !slices.ContainsFunc(process.Env, func(pair string) bool { return strings.HasPrefix(pair, "TERM=") }) {
 		process.Env = append(process.Env, "TERM=xterm")
 	}
 	return &process
 }
 
-// containerUser takes the ids of the user that the container, or else its image, names from
-// /etc/passwd and /etc/group of the image. With the policy Merge the user's groups in /etc/group
-// are added to those that are listed.
+// containerUser finds the user in the image's /etc/passwd and /etc/group. The policy Merge adds the groups
+// that /etc/group gives the user.
 func containerUser(c *Container, spec *specs.Spec) error {
-	// "user" or "user:group", names or numbers. A group of the image belongs to the image's
-	// user and goes with it.
+	// "user" or "user:group", names or numbers. The image's group goes with the image's user only.
 	security, wanted := c.security(), c.Image.User
 	switch {
 	case security.GetRunAsUser() != nil:
@@ -215,8 +182,7 @@ func containerUser(c *Container, spec *specs.Spec) error {
 		return err
 	}
 	spec.Process.User.UID, spec.Process.User.GID = uint32(found.Uid), uint32(found.Gid)
-	// The primary group is one of the supplemental ones, too: else a program
-	// that drops its groups could get around a file that denies that group.
+	// With this group, a program that drops its groups cannot get around a file that denies it.
 	groups := []int64{int64(found.Gid)}
 	if security.GetSupplementalGroupsPolicy() != runtimeapi.SupplementalGroupsPolicy_Strict {
 		member, err := lookUp(c, name)
@@ -235,8 +201,7 @@ func containerUser(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// containerHome sets HOME from the image's /etc/passwd if nothing else does. Where a volume
-// hides that file the runtime looks into it.
+// containerHome sets HOME if nothing else does. If a volume hides /etc/passwd the runtime looks into it.
 func containerHome(c *Container, spec *specs.Spec) error {
 	hides := func(m specs.Mount) bool {
 		return slices.Contains([]string{"/", "/etc", "/etc/passwd"}, path.Clean(m.Destination))
@@ -258,7 +223,7 @@ func lookUp(c *Container, wanted string) (*user.ExecUser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("user %q of the image: %w: %w", wanted, err, errdefs.ErrInvalidArgument)
 	}
-	// A number in these files may be any; cut to 32 bits it could become root.
+	// Any number may be in these files; cut to 32 bits it could become root.
 	for _, id := range append(found.Sgids, found.Uid, found.Gid) {
 		if id < 0 || id > math.MaxInt32 {
 			return nil, fmt.Errorf("user %q of the image: %d is not a user or group id: %w", wanted, id, errdefs.ErrInvalidArgument)
@@ -267,7 +232,7 @@ func lookUp(c *Container, wanted string) (*user.ExecUser, error) {
 	return found, nil
 }
 
-// UserOf is the identity of a spec's first process as ContainerStatus has it.
+// UserOf returns the identity of a spec's process for ContainerStatus.
 func UserOf(spec *specs.Spec) *runtimeapi.ContainerUser {
 	found := &runtimeapi.LinuxContainerUser{Uid: int64(spec.Process.User.UID), Gid: int64(spec.Process.User.GID)}
 	for _, group := range spec.Process.User.AdditionalGids {
@@ -276,15 +241,14 @@ func UserOf(spec *specs.Spec) *runtimeapi.ContainerUser {
 	return &runtimeapi.ContainerUser{Linux: found}
 }
 
-// ProcessUser is the user that the container runs as.
+// ProcessUser returns the user that the container runs as.
 func ProcessUser(c *Container) (specs.User, error) {
 	spec := &specs.Spec{Process: &specs.Process{}}
 	err := containerUser(c, spec)
 	return spec.Process.User, err
 }
 
-// HostUser returns the ids of a container's user on the node. An id that the pod's user
-// namespace does not map stays as it is.
+// HostUser returns a container's user as the node has it. Ids without a mapping stay as they are.
 func HostUser(pod *runtimeapi.PodSandboxConfig, u specs.User) (uid, gid int) {
 	onHost := func(mappings []*runtimeapi.IDMapping, id uint32) int {
 		for _, m := range mappings {

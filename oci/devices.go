@@ -17,9 +17,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// containerDevices allows what is listed, and the usual devices (null, zero, tty, ...), which
-// libcontainer adds by itself. A privileged container may use everything, and has what the node
-// has unless its handler says otherwise.
+// containerDevices allows the listed devices; libcontainer adds null, zero, tty and so on. A privileged
+// container may use all, and has all of the node's unless its handler says otherwise.
 func containerDevices(c *Container, spec *specs.Spec) error {
 	if spec.Linux.Resources == nil {
 		spec.Linux.Resources = &specs.LinuxResources{}
@@ -41,8 +40,7 @@ func containerDevices(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// addDevices adds a device, or all below a directory. Each needs a rule, unless all are allowed:
-// then no permissions are given.
+// addDevices adds a device, or all below a directory, with rules unless all are allowed already.
 func (c *Container) addDevices(spec *specs.Spec, device *runtimeapi.Device) error {
 	found, err := findDevices(device.GetHostPath(), path.Clean(cmp.Or(device.GetContainerPath(), device.GetHostPath())))
 	if err != nil {
@@ -67,8 +65,8 @@ func (c *Container) addDevices(spec *specs.Spec, device *runtimeapi.Device) erro
 	return nil
 }
 
-// addDevice: in a user namespace no node can be made, and libcontainer binds the one with the
-// same path on the host. One for another place is bound here.
+// addDevice adds a node. In a user namespace none can be made, and libcontainer binds the same path of the
+// host; a device for another path is bound here.
 func (c *Container) addDevice(spec *specs.Spec, d hostDevice) {
 	spec.Linux.Devices = slices.DeleteFunc(spec.Linux.Devices, func(other specs.LinuxDevice) bool { return other.Path == d.Path })
 	if UserNamespace(c.Pod) == nil || d.source == d.Path {
@@ -80,18 +78,16 @@ func (c *Container) addDevice(spec *specs.Spec, d hostDevice) {
 	})
 }
 
-// hostDevice is a device of the host in its place in the container.
+// hostDevice is a device with its path in the container, and its path on the host.
 type hostDevice struct {
 	specs.LinuxDevice
 	source string
 }
 
-// notDevices are directories in /dev without devices of the node; a container has its own
-// console and terminals.
+// notDevices are directories in /dev that a container has for itself, or without devices.
 var notDevices = []string{"pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"}
 
-// findDevices finds a device, or those in a directory, which keep their places in it. The node
-// makes and removes devices while they are listed.
+// findDevices finds a device, or those below a directory. The node may remove some meanwhile.
 func findDevices(hostPath, containerPath string) ([]hostDevice, error) {
 	source, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
@@ -129,16 +125,14 @@ func readDevice(hostPath, containerPath string) (specs.LinuxDevice, error) {
 	if kind == "" {
 		return specs.LinuxDevice{}, fmt.Errorf("%s is neither a device nor a directory", hostPath)
 	}
-	mode := os.FileMode(stat.Mode &^ unix.S_IFMT)
 	return specs.LinuxDevice{
 		Path: containerPath, Type: kind,
 		Major: int64(unix.Major(stat.Rdev)), Minor: int64(unix.Minor(stat.Rdev)),
-		FileMode: &mode, UID: &stat.Uid, GID: &stat.Gid,
+		FileMode: new(os.FileMode(stat.Mode &^ unix.S_IFMT)), UID: &stat.Uid, GID: &stat.Gid,
 	}, nil
 }
 
-// containerCDI adds what the vendors of the asked devices want: nodes, mounts, variables, hooks.
-// The kubelet sends annotations, the older way to ask, as well.
+// containerCDI adds what vendors of the devices want. The kubelet still asks by annotations as well.
 func containerCDI(c *Container, spec *specs.Spec) error {
 	_, annotated, err := cdi.ParseAnnotations(c.Config.GetAnnotations())
 	if err != nil {
@@ -165,7 +159,7 @@ func containerCDI(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// Once has each name at its first place only: the hooks of a device must not run twice.
+// Once drops repeated names: the hooks of a device must not run twice.
 func Once(names []string) (once []string) {
 	for _, name := range names {
 		if !slices.Contains(once, name) {

@@ -17,8 +17,7 @@ import (
 
 type mount = runtimeapi.Mount
 
-// containerMounts: the kernel's filesystems, then all that is bound from the host, shallow
-// before deep, so that no mount hides another.
+// containerMounts orders what is bound, shallow before deep, so that no mount hides another.
 func containerMounts(c *Container, spec *specs.Spec) error {
 	spec.Mounts = kernelFilesystems(c, spec.Mounts)
 	for _, m := range binds(c) {
@@ -31,7 +30,7 @@ func containerMounts(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// binds are all mounts from the host. Of several in one place the last wins.
+// binds returns all mounts from the host. Of several in one place the last wins.
 func binds(c *Container) []*mount {
 	var all []*mount
 	at := make(map[string]int)
@@ -49,11 +48,8 @@ func binds(c *Container) []*mount {
 	return all
 }
 
-// bind mounts from the host; an image is mounted with the pod's mappings already, and
-// always read-only. What may be written to needs no option for that: with one, the runtime
-// would mount it anew with these options alone, and nosuid, nodev and noexec of the source
-// would be lost. Options hold for mounts below the source, too, where the kernel can do
-// that (mount_setattr(2)).
+// bind has no option for writable mounts: the runtime would remount with it, and lose nosuid, nodev and
+// noexec of the source. Options hold below the source, too, if the kernel can do that (mount_setattr(2)).
 func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 	source, err := bindSource(c, m)
 	if err != nil {
@@ -106,8 +102,8 @@ func linuxIDMappings(from []*runtimeapi.IDMapping) []specs.LinuxIDMapping {
 	return to
 }
 
-// propagate is the mount option for a propagation (mount_namespaces(7)). Receiving needs a
-// source in a peer group and a root that receives; sending needs both to send.
+// propagate returns a mount option (mount_namespaces(7)). To receive, the source needs a peer group and the
+// root must receive; to send, both must send.
 func propagate(source string, mode runtimeapi.MountPropagation, spec *specs.Spec) (string, error) {
 	switch mode {
 	case runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
@@ -121,9 +117,9 @@ func propagate(source string, mode runtimeapi.MountPropagation, spec *specs.Spec
 	}
 }
 
-// wantPeers: the mount that holds the path, which has no symbolic links, has one of the
-// marks of a peer group (proc_pid_mountinfo(5), optional fields). It is the deepest of
-// those above the path, and of several in one place the last, which is on top.
+// wantPeers reports an error unless the mount that holds the path, which has no symbolic links, has one of
+// the marks (proc_pid_mountinfo(5), optional fields). The deepest mount holds it; of equals the last, on
+// top.
 func wantPeers(source string, marks ...string) error {
 	above, err := mountinfo.GetMounts(mountinfo.ParentsFilter(source))
 	if err != nil {
@@ -143,11 +139,10 @@ func wantPeers(source string, marks ...string) error {
 		source, holder.Mountpoint, holder.Mountpoint)
 }
 
-// Volume is a directory of the container's own for a volume of its image, filled with what the
-// image has at ContainerPath.
+// Volume is a container's directory for a volume of its image, filled from ContainerPath in the image.
 type Volume struct{ ContainerPath, HostPath string }
 
-// ImageVolumes are those of the image that the container mounts nothing on.
+// ImageVolumes returns the volumes of the image that the container mounts nothing on.
 func ImageVolumes(c *Container) []Volume {
 	var volumes []Volume
 	for i, declared := range slices.Sorted(slices.Values(c.Image.Volumes)) {
@@ -170,7 +165,7 @@ func volumeMounts(c *Container) []*mount {
 // Source is where a mount of a container comes from.
 type Source struct{ ContainerPath, HostPath string }
 
-// Relabelled are the sources that get the SELinux label of the container's files.
+// Relabelled returns the sources that get the SELinux label of the container's files.
 func Relabelled(c *Container) ([]Source, error) {
 	var sources []Source
 	for _, m := range binds(c) {
@@ -186,10 +181,9 @@ func Relabelled(c *Container) ([]Source, error) {
 	return sources, nil
 }
 
-// containerHiddenPaths hides parts of /proc and /sys that show the node or change it: by the
-// lists of the base spec, or of the kubelet (procMount: Default). An empty list of the CRI is
-// none, as in containerd. Where procMount is Unmasked, which Kubernetes allows with a user
-// namespace alone, the kubelet sends two empty lists: then nothing is hidden.
+// containerHiddenPaths hides what shows or changes the node, by the lists of the base spec or the kubelet.
+// An empty list is none, as in containerd; but two empty ones, with a user namespace, are procMount
+// Unmasked.
 func containerHiddenPaths(c *Container, spec *specs.Spec) error {
 	defaultMasked, defaultReadonly := spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths
 	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil
@@ -216,16 +210,14 @@ func containerHiddenPaths(c *Container, spec *specs.Spec) error {
 	}
 	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = masked, readonly
 	if !c.Machine.CgroupV2 && slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == cgroupRoot && m.Type == "cgroup" }) {
-		// On version 1 it is a tmpfs with links and the hierarchies, which are
-		// read-only themselves.
+		// On version 1 this is a tmpfs with links; the hierarchies are read-only themselves.
 		spec.Linux.ReadonlyPaths = append(slices.Clone(readonly), cgroupRoot)
 	}
 	return nil
 }
 
-// kernelFilesystems are mounted in every container, as in containerd, unless the container
-// mounts something there or above: its mount of the node's /dev means all of it. Mounts of the
-// base spec take their place.
+// kernelFilesystems are in every container, as in containerd, unless it mounts something there or above.
+// Mounts of the base spec replace them.
 func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 	access, cgroupAccess := "ro", "ro"
 	if c.security().GetPrivileged() {
@@ -256,8 +248,8 @@ func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 		},
 	}
 	for _, m := range base {
-		// A base spec mounts these read-only, where a privileged container writes to them,
-		// and in a way that a user namespace with the node's network cannot.
+		// A base spec mounts these read-only, but a privileged container writes to them; and a user
+		// namespace with the node's network cannot mount sysfs.
 		if m.Destination == "/sys" && (c.security().GetPrivileged() || c.bindsSysfs()) || m.Destination == cgroupRoot && c.security().GetPrivileged() {
 			continue
 		}
@@ -272,22 +264,20 @@ func kernelFilesystems(c *Container, base []specs.Mount) []specs.Mount {
 	})
 }
 
-// bindsSysfs: sysfs can only be mounted in a user namespace that owns the network
-// namespace (sysfs(5)): with the network of the node it is the node's, read-only.
+// bindsSysfs: only the owner of the network namespace can mount sysfs (sysfs(5)).
 func (c *Container) bindsSysfs() bool { return UserNamespace(c.Pod) != nil && HostNetwork(c.Pod) }
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// podFiles are shared by the pod's containers, unless the container mounts its own there, as the
-// kubelet does with /etc/hosts.
+// podFiles are shared by the pod's containers. A container may mount its own; the kubelet does (/etc/hosts).
 func podFiles(c *Container) []*mount {
 	readonly := c.security().GetReadonlyRootfs()
 	files := []*mount{
 		{ContainerPath: "/etc/hosts", HostPath: c.Files.Hosts, Readonly: readonly, SelinuxRelabel: true},
 		{ContainerPath: "/etc/hostname", HostPath: c.Files.Hostname, Readonly: readonly, SelinuxRelabel: true},
 		{ContainerPath: "/etc/resolv.conf", HostPath: c.Files.ResolvConf, Readonly: readonly, SelinuxRelabel: true},
-		{
-			ContainerPath: "/dev/shm", HostPath: c.Files.Shm, SelinuxRelabel: c.Files.Shm != nodeShm,
+		{ // the node's own /dev/shm keeps its label
+			ContainerPath: "/dev/shm", HostPath: c.Files.Shm, SelinuxRelabel: c.Files.Shm != "/dev/shm",
 			MountOptions: []string{"nosuid", "nodev", "noexec"},
 		},
 	}
@@ -296,9 +286,6 @@ func podFiles(c *Container) []*mount {
 		return mountsAt(c, f.GetContainerPath()) || mountsDev && strings.HasPrefix(f.GetContainerPath(), "/dev/")
 	})
 }
-
-// nodeShm is shared with the processes of the node and keeps its label.
-const nodeShm = "/dev/shm"
 
 func mountsAt(c *Container, place string) bool {
 	return slices.ContainsFunc(c.Config.GetMounts(), func(m *mount) bool { return path.Clean(m.GetContainerPath()) == place })

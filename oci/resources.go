@@ -16,8 +16,7 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// containerResources: what the container asks for takes the place of what the base spec
-// has, which is what JSON does; of lists, it takes the later one.
+// containerResources lays the container's resources over the base spec's, as JSON does; lists are replaced.
 func containerResources(c *Container, spec *specs.Spec) error {
 	limits := Resources(c.Config.GetLinux().GetResources(), c.Machine)
 	if base := spec.Linux.Resources; base != nil {
@@ -46,18 +45,13 @@ func containerResources(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// Resources are the limits of a container, at its creation or for an update, as far as this
-// machine has controllers. What is zero in the CRI is not specified. The swap limit counts
-// memory and swap together; without one a container with a memory limit gets no swap, as in
-// containerd.
+// Resources returns the limits that this machine has controllers for. Zero in the CRI is no limit. Swap
+// counts memory and swap together: as in containerd, a memory limit alone allows no swap.
 func Resources(r *runtimeapi.LinuxContainerResources, m machine.Machine) *specs.LinuxResources {
 	limits := &specs.LinuxResources{
 		CPU: &specs.LinuxCPU{
-			Shares: specified(uint64(r.GetCpuShares())),
-			Quota:  specified(r.GetCpuQuota()),
-			Period: specified(uint64(r.GetCpuPeriod())),
-			Cpus:   r.GetCpusetCpus(),
-			Mems:   r.GetCpusetMems(),
+			Shares: specified(uint64(r.GetCpuShares())), Quota: specified(r.GetCpuQuota()),
+			Period: specified(uint64(r.GetCpuPeriod())), Cpus: r.GetCpusetCpus(), Mems: r.GetCpusetMems(),
 		},
 		Memory: &specs.LinuxMemory{
 			Limit: specified(r.GetMemoryLimitInBytes()),
@@ -79,8 +73,7 @@ func specified[N int64 | uint64](value N) *N {
 	return &value
 }
 
-// CgroupsPath is the cgroup of a container in the words of runtime-spec: a path, or
-// slice:prefix:name for systemd, which makes prefix-name.scope of it.
+// CgroupsPath returns a path, or slice:prefix:name, of which systemd makes prefix-name.scope (runtime-spec).
 func CgroupsPath(parent, prefix, id string, systemd bool) string {
 	if systemd {
 		return path.Base(parent) + ":" + strings.TrimSuffix(prefix, "-") + ":" + id
@@ -88,8 +81,7 @@ func CgroupsPath(parent, prefix, id string, systemd bool) string {
 	return path.Join("/", parent, prefix+id)
 }
 
-// DropUnsupported takes out of limits what this machine has no controller for: the kubelet sends
-// hugepage limits to every machine. CPU and Memory have to be there.
+// DropUnsupported drops limits that have no controller here. CPU and Memory must not be nil.
 func DropUnsupported(r *specs.LinuxResources, m machine.Machine) {
 	has := func(controller string) bool { return slices.Contains(m.Controllers, controller) }
 	if !has("cpu") {
@@ -111,15 +103,11 @@ func DropUnsupported(r *specs.LinuxResources, m machine.Machine) {
 	}
 }
 
-const (
-	kib       = 1 << 10
-	unlimited = math.MaxUint64
-)
+const unlimited = math.MaxUint64
 
-// defaultRlimits are those that nothing else sets. All are set: what is not would be inherited
-// from the shell that started the daemon. Descriptors are as in systemd's default, because
-// programs loop over all that they may have; processes are limited by cgroups; the rest is as
-// the kernel begins with (asm-generic/resource.h).
+// defaultRlimits sets all limits, or they would come from the shell that started the daemon. Descriptors are
+// as in systemd, because programs loop over all they may have. Cgroups limit processes. The rest is the
+// kernel's default (asm-generic/resource.h).
 func defaultRlimits() []specs.POSIXRlimit {
 	return []specs.POSIXRlimit{
 		{Type: "RLIMIT_AS", Soft: unlimited, Hard: unlimited},
@@ -128,20 +116,19 @@ func defaultRlimits() []specs.POSIXRlimit {
 		{Type: "RLIMIT_DATA", Soft: unlimited, Hard: unlimited},
 		{Type: "RLIMIT_FSIZE", Soft: unlimited, Hard: unlimited},
 		{Type: "RLIMIT_LOCKS", Soft: unlimited, Hard: unlimited},
-		{Type: "RLIMIT_MEMLOCK", Soft: 8 * kib * kib, Hard: 8 * kib * kib},
-		{Type: "RLIMIT_MSGQUEUE", Soft: 800 * kib, Hard: 800 * kib},
+		{Type: "RLIMIT_MEMLOCK", Soft: 8 << 20, Hard: 8 << 20},
+		{Type: "RLIMIT_MSGQUEUE", Soft: 800 << 10, Hard: 800 << 10},
 		{Type: "RLIMIT_NICE"},
-		{Type: "RLIMIT_NOFILE", Soft: 1024, Hard: 512 * kib},
+		{Type: "RLIMIT_NOFILE", Soft: 1024, Hard: 512 << 10},
 		{Type: "RLIMIT_NPROC", Soft: unlimited, Hard: unlimited},
 		{Type: "RLIMIT_RSS", Soft: unlimited, Hard: unlimited},
 		{Type: "RLIMIT_RTPRIO"},
 		{Type: "RLIMIT_RTTIME", Soft: unlimited, Hard: unlimited},
-		{Type: "RLIMIT_STACK", Soft: 8 * kib * kib, Hard: unlimited},
+		{Type: "RLIMIT_STACK", Soft: 8 << 20, Hard: unlimited},
 	}
 }
 
-// containerRlimits: the configuration's over the base spec's over the usual ones, as near as
-// this machine allows.
+// containerRlimits prefers the configuration's limits to the base spec's, within those of the machine.
 func containerRlimits(c *Container, spec *specs.Spec) error {
 	all := defaultRlimits()
 	for _, limit := range slices.Concat(spec.Process.Rlimits, c.Defaults.Rlimits) {
@@ -156,7 +143,7 @@ func containerRlimits(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// SoftStack is the limit of the stack in bytes.
+// SoftStack returns the limit of the stack in bytes.
 func SoftStack(limits []specs.POSIXRlimit) uint64 {
 	for _, limit := range limits {
 		if limit.Type == "RLIMIT_STACK" {
@@ -166,8 +153,8 @@ func SoftStack(limits []specs.POSIXRlimit) uint64 {
 	return unlimited
 }
 
-// SysctlName is the name with dots. In one with slashes a dot is part of an element
-// (sysctl.d(5)): net/ipv4/conf/eth0.1/arp.
+// SysctlName returns the name with dots. With slashes, a dot is part of an element (sysctl.d(5)):
+// net/ipv4/conf/eth0.1/arp.
 func SysctlName(name string) string {
 	if first := strings.IndexAny(name, "./"); first < 0 || name[first] == '.' {
 		return name
@@ -187,14 +174,13 @@ func OwnsSysctl(config *runtimeapi.PodSandboxConfig, name string) bool {
 	}
 }
 
-// ipcSysctls are the kernel parameters of the IPC namespace (ipc_namespaces(7)).
+// ipcSysctls are the parameters of the IPC namespace (ipc_namespaces(7)).
 var ipcSysctls = []string{
 	"kernel.msgmax", "kernel.msgmnb", "kernel.msgmni", "kernel.sem",
 	"kernel.shmall", "kernel.shmmax", "kernel.shmmni", "kernel.shm_rmid_forced",
 }
 
-// SysctlNamespace is the kind of namespace that a kernel parameter belongs to, "" for the
-// node's.
+// SysctlNamespace is the kind of namespace of a kernel parameter, "" for the node's.
 func SysctlNamespace(name string) specs.LinuxNamespaceType {
 	dotted := SysctlName(name)
 	switch {

@@ -13,23 +13,17 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// Sandbox is what the spec of a pod's pause process is made from.
+// Sandbox is the input of ForSandbox.
 type Sandbox struct {
-	ID     string
-	Config *runtimeapi.PodSandboxConfig
-	// Rootfs holds the pause program and the mount points that it needs.
-	Rootfs string
-	// EmptyDir is an empty directory that is mounted where there is nothing.
-	EmptyDir string
-	// NetNS and UserNS are the pinned namespaces to join, "" for the host's.
-	NetNS, UserNS string
-	// CgroupsPath is where the pause process is accounted (see CgroupsPath).
-	CgroupsPath string
-	Machine     machine.Machine
-	// SELinux are the labels that were made for it (see SandboxSELinux).
-	SELinux SELinux
-	// Defaults are those of the node.
-	Defaults Defaults
+	ID            string
+	Config        *runtimeapi.PodSandboxConfig
+	Rootfs        string // with the pause program and its mount points
+	EmptyDir      string
+	NetNS, UserNS string // the pinned namespaces to join, "" for the host's
+	CgroupsPath   string
+	Machine       machine.Machine
+	SELinux       SELinux // its labels (see SandboxSELinux)
+	Defaults      Defaults
 }
 
 // PauseProgram is the path of the pause program in the sandbox's rootfs.
@@ -38,32 +32,28 @@ const PauseProgram = "/pause"
 // ForSandbox makes the spec of a pod's pause process.
 func ForSandbox(s *Sandbox) (*specs.Spec, error) {
 	security := s.Config.GetLinux().GetSecurityContext()
-	// Pause is one of the last processes to be killed: with it the whole pod would have
-	// to be made again. It only sleeps, so it has the least weight there is.
-	adjust := s.Machine.OOMScoreAdjNear(-998)
-	shares := uint64(2)
+	// Without pause the whole pod has to be made again. It only sleeps, so it gets the smallest CPU share.
+	adjust := new(s.Machine.OOMScoreAdjNear(-998))
 	spec := &specs.Spec{
 		Version: specs.Version,
 		Root:    &specs.Root{Path: s.Rootfs, Readonly: true},
 		Process: &specs.Process{
-			Args: []string{PauseProgram}, Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{}, OOMScoreAdj: &adjust,
+			Args: []string{PauseProgram}, Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{}, OOMScoreAdj: adjust,
 			User:         specs.User{UID: uint32(security.GetRunAsUser().GetValue()), GID: uint32(security.GetRunAsGroup().GetValue())},
 			SelinuxLabel: s.SELinux.Process,
 		},
-		// Setting sysctls needs /proc; an empty directory over /dev keeps the runtime from
-		// making unused device nodes.
+		// Sysctls need /proc; the empty /dev keeps the runtime from making unused device nodes.
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 			{Destination: "/dev", Type: "bind", Source: s.EmptyDir, Options: []string{"bind", "ro", "nosuid", "noexec", "nodev"}},
 		},
 		Linux: &specs.Linux{
 			CgroupsPath: s.CgroupsPath, MountLabel: s.SELinux.Mount, Sysctl: s.sysctls(),
-			Resources: &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}},
+			Resources: &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(2))}},
 		},
 		Annotations: map[string]string{"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": s.ID},
 	}
-	// Pause has no /etc/group to look into, so only the groups that are listed count,
-	// whatever supplemental_groups_policy says.
+	// Pause has no /etc/group, so supplemental_groups_policy makes no difference.
 	for _, group := range security.GetSupplementalGroups() {
 		spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
 	}
@@ -79,9 +69,8 @@ func ForSandbox(s *Sandbox) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// sysctls are those of the pod's namespaces. Every user of the pod may bind low ports and send
-// pings, as in containerd; not in the node's network, and no pings in a user namespace, where
-// the group range could not be written.
+// sysctls returns those of the pod's namespaces. As in containerd, every user may bind low ports and send
+// pings; not in the node's network, and no pings in a user namespace, which cannot write the range.
 func (s *Sandbox) sysctls() map[string]string {
 	all := make(map[string]string)
 	if s.NetNS != "" {
@@ -106,8 +95,7 @@ func HostNetwork(config *runtimeapi.PodSandboxConfig) bool {
 	return namespaceOptions(config).GetNetwork() == runtimeapi.NamespaceMode_NODE
 }
 
-// UserNamespace is the mapping of the pod's own user namespace, nil when it
-// lives in that of the node.
+// UserNamespace returns the mapping of the pod's own user namespace, nil if it has none.
 func UserNamespace(config *runtimeapi.PodSandboxConfig) *runtimeapi.UserNamespace {
 	options := namespaceOptions(config).GetUsernsOptions()
 	if options == nil || options.GetMode() != runtimeapi.NamespaceMode_POD {
@@ -120,9 +108,7 @@ func namespaceOptions(config *runtimeapi.PodSandboxConfig) *runtimeapi.Namespace
 	return config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 }
 
-// namespaces makes those that live and die with pause, and joins those that were made before it.
-// A pod in the node's network has the node's host name. The mappings of a user namespace that is
-// joined are the namespace's own.
+// namespaces joins those that exist, and makes those that live and die with pause.
 func (s *Sandbox) namespaces(spec *specs.Spec) {
 	options, node := namespaceOptions(s.Config), runtimeapi.NamespaceMode_NODE
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
@@ -146,8 +132,8 @@ func (s *Sandbox) namespaces(spec *specs.Spec) {
 	}
 }
 
-// containerNamespaces: a mount namespace of its own, those of the pod, and the pid namespace
-// that it asks for. On cgroup v2 it sees its own cgroup as the root, unless it is privileged.
+// containerNamespaces joins the pod's, and makes a mount namespace and perhaps a PID namespace. On cgroup v2
+// the container sees its cgroup as the root, unless it is privileged.
 func containerNamespaces(c *Container, spec *specs.Spec) error {
 	spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.MountNamespace}}
 	pod, node := namespaceOptions(c.Pod), runtimeapi.NamespaceMode_NODE
@@ -180,38 +166,24 @@ func containerNamespaces(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// Defaults are what the node's configuration gives to pods and containers that do not say
-// otherwise.
+// Defaults are what the node's configuration gives to pods and containers that say nothing else.
 type Defaults struct {
-	// Rlimits are by resource; others are as in defaultRlimits.
-	Rlimits []specs.POSIXRlimit
-	// Capabilities are those of a container that asks for none; nil: DefaultCapabilities.
-	Capabilities []string
-	// Seccomp and AppArmor are for containers that ask for none, as the CRI has them in a text;
-	// "" is unconfined, and runtime/default.
-	Seccomp, AppArmor string
-	// Env are variables, as NAME=VALUE; image and container have the last word.
-	Env []string
-	// Sysctls are left out where a pod shares the namespace with the node.
-	Sysctls map[string]string
-	// DeviceOwnership gives devices to run_as_user and run_as_group.
-	DeviceOwnership bool
-	// CgroupWritable lets a container write to its own cgroup (version 2).
-	CgroupWritable bool
-	// PrivilegedWithoutHostDevices: a privileged container has only the devices that it asks
-	// for.
-	PrivilegedWithoutHostDevices bool
-	// OwnSandbox: the runtime makes a sandbox for each container: it is not told of one for the
-	// pod, and its file system knows no mounts below others.
-	OwnSandbox bool
-	// PodAnnotations and ContainerAnnotations are patterns (path.Match) of what is passed on in
-	// the spec.
-	PodAnnotations, ContainerAnnotations []string
-	// Base is what each container's spec begins with, nil for an empty one.
-	Base *specs.Spec
+	Rlimits                      []specs.POSIXRlimit
+	Capabilities                 []string // those of a container that asks for none; nil is DefaultCapabilities
+	Seccomp, AppArmor            string   // profiles in the CRI's text form; "" is unconfined, and runtime/default
+	Env                          []string // variables as NAME=VALUE, which image and container override
+	Sysctls                      map[string]string
+	DeviceOwnership              bool // devices belong to run_as_user and run_as_group
+	CgroupWritable               bool
+	PrivilegedWithoutHostDevices bool // privileged containers have only the devices that they ask for
+	// OwnSandbox: the runtime makes a sandbox for each container. It must not hear of the pod's, and knows
+	// no mounts below others.
+	OwnSandbox                           bool
+	PodAnnotations, ContainerAnnotations []string    // patterns (path.Match) of those that the spec passes on
+	Base                                 *specs.Spec // what each container's spec begins with; nil is an empty one
 }
 
-// newSpec is the base, without what is for the container and the CRI to say.
+// newSpec copies the base, without what the container and the CRI decide.
 func (c *Container) newSpec() (*specs.Spec, error) {
 	spec := &specs.Spec{}
 	if base := c.Defaults.Base; base != nil {
@@ -239,7 +211,7 @@ func (c *Container) newSpec() (*specs.Spec, error) {
 	}
 	passOn(spec.Annotations, c.Pod.GetAnnotations(), c.Defaults.PodAnnotations)
 	passOn(spec.Annotations, c.Config.GetAnnotations(), c.Defaults.ContainerAnnotations)
-	// Tools know a container's spec by these.
+	// Tools recognize a container's spec by these.
 	pod, image := c.Pod.GetMetadata(), c.Config.GetImage()
 	maps.Copy(spec.Annotations, map[string]string{
 		"io.kubernetes.cri.container-type":    "container",
@@ -256,7 +228,6 @@ func (c *Container) newSpec() (*specs.Spec, error) {
 	return spec, nil
 }
 
-// passOn copies the annotations whose names match one of the patterns.
 func passOn(to, annotations map[string]string, patterns []string) {
 	for name, value := range annotations {
 		for _, pattern := range patterns {

@@ -15,8 +15,7 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// parseProfile reads the older form: runtime/default, docker/default, unconfined, or localhost/
-// and a path or a name.
+// parseProfile reads the older form: runtime/default, docker/default, unconfined, localhost/PATH or /NAME.
 func parseProfile(text string) *runtimeapi.SecurityProfile {
 	profile := &runtimeapi.SecurityProfile{}
 	ref, isLocal := strings.CutPrefix(text, "localhost/")
@@ -34,8 +33,7 @@ func parseProfile(text string) *runtimeapi.SecurityProfile {
 	return profile
 }
 
-// DefaultCapabilities are those of a container that asks for none, the same as
-// in Docker and containerd.
+// DefaultCapabilities are those of a container that asks for none, as in Docker and containerd.
 func DefaultCapabilities() []string {
 	return []string{
 		"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
@@ -43,14 +41,12 @@ func DefaultCapabilities() []string {
 	}
 }
 
-// AllCapabilities stands for all that there are, in a list of capabilities.
+// AllCapabilities stands for all capabilities in a list.
 const AllCapabilities = "ALL"
 
-// containerCapabilities: single capabilities are added to and dropped from a base, and
-// dropping all is stronger than adding all. "All" means all that the daemon has, others
-// could not be given. The inheritable set holds the ambient capabilities alone, which
-// need it: what else is in it, a file's inheritable capabilities would give to
-// users that are not root (CVE-2022-24769).
+// containerCapabilities adds to a base and drops from it; dropping all beats adding all. All means all that
+// the daemon has, since it cannot give others. Only ambient capabilities, which need it, are inheritable:
+// files could give others to users that are not root (CVE-2022-24769).
 func containerCapabilities(c *Container, spec *specs.Spec) error {
 	all := func(names []string) bool { return slices.Contains(names, AllCapabilities) }
 	asked, own := c.security().GetCapabilities(), c.Machine.Capabilities
@@ -75,8 +71,7 @@ func containerCapabilities(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// CapabilityNames are the names as runtime-spec has them: Kubernetes writes
-// them without CAP_, and neither cares for the case of letters.
+// CapabilityNames returns names for runtime-spec. Kubernetes omits CAP_, and takes any case.
 func CapabilityNames(names []string) (full []string) {
 	for _, name := range names {
 		name = strings.ToUpper(name)
@@ -88,14 +83,12 @@ func CapabilityNames(names []string) (full []string) {
 	return full
 }
 
-// asksForSeccomp is the security context of a pod or of a container.
 type asksForSeccomp interface {
 	GetSeccomp() *runtimeapi.SecurityProfile
 	GetSeccompProfilePath() string
 }
 
-// SeccompOf is the profile asked for. The older form counts only where the newer one is missing
-// (CRI, seccomp_profile_path).
+// SeccompOf returns the profile, in the older form only without the newer (CRI, seccomp_profile_path).
 func SeccompOf(security asksForSeccomp) *runtimeapi.SecurityProfile {
 	if profile := security.GetSeccomp(); profile != nil {
 		return profile
@@ -103,8 +96,7 @@ func SeccompOf(security asksForSeccomp) *runtimeapi.SecurityProfile {
 	return parseProfile(security.GetSeccompProfilePath())
 }
 
-// setSeccomp sets the filter of the profile that is asked for; byDefault makes that
-// of RuntimeDefault.
+// setSeccomp sets the filter of a profile; byDefault makes that of RuntimeDefault.
 func setSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec, byDefault func(*specs.Spec) (*specs.LinuxSeccomp, error)) (err error) {
 	switch {
 	case profile == nil || profile.GetProfileType() == runtimeapi.SecurityProfile_Unconfined:
@@ -122,14 +114,12 @@ func setSeccomp(profile *runtimeapi.SecurityProfile, spec *specs.Spec, byDefault
 	return nil
 }
 
-// pauseDefault is the default profile for pause: what it calls, and what the runtime's init (a
-// Go program) may call between loading the filter and becoming pause. It is narrower than the
-// common one, whose rules take 15 ms to compile.
+// pauseDefault allows what pause calls, and what the runtime's init (a Go program) may call after it has
+// loaded the filter. The common profile takes 15 ms to compile.
 func pauseDefault() *specs.LinuxSeccomp {
-	eperm := uint(unix.EPERM)
 	return &specs.LinuxSeccomp{
 		DefaultAction:   specs.ActErrno,
-		DefaultErrnoRet: &eperm,
+		DefaultErrnoRet: new(uint(unix.EPERM)),
 		Syscalls: []specs.LinuxSyscall{{Action: specs.ActAllow, Names: []string{
 			// pause
 			"rt_sigprocmask", "rt_sigtimedwait", "wait4", "exit",
@@ -145,8 +135,7 @@ func pauseDefault() *specs.LinuxSeccomp {
 	}
 }
 
-// containerProfiles: without a profile a container gets that of the configuration. The default
-// seccomp profile allows what belongs to its capabilities, which are set before.
+// containerProfiles needs the capabilities, on which the default seccomp profile depends.
 func containerProfiles(c *Container, spec *specs.Spec) error {
 	if c.security().GetPrivileged() {
 		return nil
@@ -162,8 +151,7 @@ func containerProfiles(c *Container, spec *specs.Spec) error {
 	return setSeccomp(filter, spec, seccomp.GetDefaultProfile)
 }
 
-// ContainerAppArmor is the profile asked for; the older form counts only where the newer one is
-// missing.
+// ContainerAppArmor returns the profile, in the older form only without the newer.
 func ContainerAppArmor(security *runtimeapi.LinuxContainerSecurityContext) *runtimeapi.SecurityProfile {
 	if profile := security.GetApparmor(); profile != nil {
 		return profile
@@ -172,8 +160,7 @@ func ContainerAppArmor(security *runtimeapi.LinuxContainerSecurityContext) *runt
 	return parseProfile(security.GetApparmorProfile())
 }
 
-// appArmorProfile: the default degrades to none without AppArmor; a profile asked for by name
-// was refused before.
+// appArmorProfile returns no profile without AppArmor; package validate has refused one by name there.
 func appArmorProfile(profile *runtimeapi.SecurityProfile, m machine.Machine) string {
 	if profile == nil || !m.AppArmor {
 		return ""
@@ -188,15 +175,12 @@ func appArmorProfile(profile *runtimeapi.SecurityProfile, m machine.Machine) str
 	}
 }
 
-// privilegedType confines no more than the node's processes are, by the policy, not in the
-// daemon's domain.
-const privilegedType = "spc_t"
+const privilegedType = "spc_t" // confined no more than the node's processes; not the daemon's domain
 
-// SELinux are the labels of a process and of its files, "" where the machine has
-// no SELinux.
+// SELinux are the labels of a process and its files, "" without SELinux.
 type SELinux struct{ Process, Mount string }
 
-// Level is what keeps the pod apart from others, as in s0:c1,c2.
+// Level keeps the pod apart from others: s0:c1,c2.
 func (s SELinux) Level() string {
 	// user:role:type:level; a level has colons, too.
 	parts := strings.SplitN(s.Process, ":", 4)
@@ -206,20 +190,19 @@ func (s SELinux) Level() string {
 	return parts[3]
 }
 
-// Shared reports whether files with the label are for several pods: the level has no categories,
-// or the process has access to those of all pods.
+// Shared reports whether the process has access to files of all pods, or its level has no categories.
 func (s SELinux) Shared() bool {
 	return !strings.Contains(s.Level(), ":") || strings.Contains(s.Process, ":"+privilegedType+":")
 }
 
-// SandboxSELinux are the options of the label of a pod's pause process.
+// SandboxSELinux returns the options for the label of a pod's pause process.
 func SandboxSELinux(config *runtimeapi.PodSandboxConfig) []string {
 	security := config.GetLinux().GetSecurityContext()
 	return selinuxOptions(security.GetSelinuxOptions(), security.GetPrivileged(), "")
 }
 
-// ContainerSELinux are the options of the label of a container: with its pod's level unless it
-// asks for one, so that the pod's containers share files and others cannot read them.
+// ContainerSELinux returns the options for a container's label. It has its pod's level by default, so that
+// the pod's containers share files that others cannot read.
 func ContainerSELinux(config *runtimeapi.ContainerConfig, pod SELinux) []string {
 	security := config.GetLinux().GetSecurityContext()
 	return selinuxOptions(security.GetSelinuxOptions(), security.GetPrivileged(), pod.Level())
