@@ -19,8 +19,7 @@ import (
 	"github.com/docker/go-units"
 )
 
-// Check reports everything that cannot work, each with its key: values that are
-// invalid, and values that contradict each other.
+// Check reports all values that are invalid or contradict each other, each with its key.
 func (c *Config) Check() error { return errors.Join(c.problems()...) }
 
 func (c *Config) problems() []error {
@@ -38,14 +37,12 @@ func (c *Config) problems() []error {
 	return p
 }
 
-// problems collects what is wrong.
 type problems []error
 
 func (p *problems) add(key, format string, values ...any) {
 	*p = append(*p, fmt.Errorf(key+": "+format, values...))
 }
 
-// checkField checks one field by its tags.
 func (p *problems) checkField(key string, field reflect.Value, tag reflect.StructTag) {
 	switch value := field.Interface().(type) {
 	case Duration:
@@ -63,7 +60,7 @@ func (p *problems) checkField(key string, field reflect.Value, tag reflect.Struc
 		names, need := map[string]bool{}, tag.Get("need")
 		for _, text := range value {
 			p.checkText(key, text, need)
-			// Of two values of one name one would be without effect.
+			// Of two values for one name, one would have no effect.
 			name, _, _ := strings.Cut(text, "=")
 			if names[name] && slices.Contains([]string{"ulimit", "pair", "sysctl"}, need) {
 				p.add(key, "%q is named twice", name)
@@ -73,8 +70,7 @@ func (p *problems) checkField(key string, field reflect.Value, tag reflect.Struc
 	}
 }
 
-// checkDuration refuses less than any duration can be meant: TOML lets a number without
-// a unit through as nanoseconds.
+// checkDuration refuses what is too short to be meant: TOML reads a number without a unit as nanoseconds.
 func (p *problems) checkDuration(key string, value time.Duration, tag reflect.StructTag) {
 	zero, zeroAllowed := tag.Lookup("zero")
 	switch {
@@ -86,7 +82,7 @@ func (p *problems) checkDuration(key string, value time.Duration, tag reflect.St
 	}
 }
 
-// forms are the kinds of texts that a pattern describes, each with what is said of others.
+// forms are the kinds of texts that have a pattern, with what is said of others.
 var forms = map[string]struct {
 	pattern *regexp.Regexp
 	refused string
@@ -105,7 +101,6 @@ var forms = map[string]struct {
 	"plugin": {regexp.MustCompile(`^([0-9]{2}-)?[A-Za-z0-9_.-]+$`), "is no name of a plugin: write it as in 'dranet' or '10-dranet'"},
 }
 
-// checkText checks a text by its need tag.
 func (p *problems) checkText(key, text, need string) {
 	need, optional := strings.CutSuffix(need, "?")
 	if text == "" && optional {
@@ -151,13 +146,7 @@ func (p *problems) checkText(key, text, need string) {
 	}
 }
 
-const (
-	// longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
-	longestSocket = 107
-	// belowState is the longest path of a socket below state:
-	// shims/BUILD/stream.sock.
-	belowState = len("/shims/") + 16 + len("/stream.sock")
-)
+const longestSocket = 107 // sockaddr_un (unix(7)) has room for these and a NUL
 
 func (p *problems) checkPaths(c *Config) {
 	for key, socket := range map[string]string{"socket": c.Socket, "nri.socket": c.NRI.Socket} {
@@ -165,15 +154,14 @@ func (p *problems) checkPaths(c *Config) {
 			p.add(key, "%q is longer than the %d characters that a unix socket can have", socket, longestSocket)
 		}
 	}
-	if most := longestSocket - belowState; len(c.State) > most {
+	if most := longestSocket - len("/shims/0123456789abcdef/stream.sock"); len(c.State) > most {
 		p.add("state", "%q is longer than %d characters: the sockets below it would be longer than the %d that a unix socket can have", c.State, most, longestSocket)
 	}
 	for key, path := range map[string]string{"root": c.Root, "state": c.State} {
 		if filepath.Clean(path) == "/" {
 			p.add(key, "%q is the root directory of the machine: write a directory that is minicri's alone", path)
 		}
-		// Overlay takes these in its options apart, CNI's IPAM plugins and the
-		// runtimes' command lines the colon.
+		// Overlay's options take these apart; CNI's IPAM plugins and runtimes' command lines the colon.
 		if i := strings.IndexAny(path, `:,\`); i >= 0 {
 			p.add(key, "%q has %q in it, which mount options and lists of paths take apart: write a path without it", path, path[i])
 		}
@@ -256,8 +244,7 @@ func (p *problems) checkLimits(l *Limits) {
 // handlerName is the form of RuntimeClass.handler: a DNS label (RFC 1123).
 var handlerName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// checkRuntimes refuses a handler whose pods would run by something else than
-// its type says.
+// checkRuntimes refuses a handler whose pods would not run by what its type says.
 func (p *problems) checkRuntimes(c *Config) {
 	if _, known := c.Runtimes[c.DefaultRuntime]; c.DefaultRuntime != "" && !known {
 		p.add("default_runtime", "there is no table runtimes.%s", c.DefaultRuntime)

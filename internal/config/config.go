@@ -1,24 +1,24 @@
-// Package config is the daemon's configuration: the defaults, then a TOML file,
-// then its drop-ins by name, then the flags; a later value replaces an earlier
-// one. The fields' tags are the only description of the keys: the printed
-// defaults, docs/configuration.md, the manual page and the checks are made of
-// them. The package owns nothing and keeps no state.
-//
-// The tags besides toml and comment: need says what a text has to be (one of two or more
-// words, or a kind that checkText knows; with a question mark it may be empty), zero is
-// what a zero means where a zero is allowed, least is the smallest number and
-// most the largest, reload is on what takes effect without a restart.
+// Package config is the daemon's configuration: defaults, a TOML file, its drop-ins by name, then flags;
+// later values win. The fields' tags are the only description of keys: the printed defaults,
+// docs/configuration.md, the manual page and the checks come from them. Besides toml and comment there are:
+// need, what a text is (one of several words, or a kind that checkText knows; a question mark allows an empty
+// one), zero, what an allowed zero means, least and most of a number, and reload, on what takes effect
+// without a restart. The package owns nothing and keeps no state.
 package config
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
-// Config is the whole configuration. A flag has the name of its key, with
-// hyphens for underscores.
+// Config is the whole configuration. A flag has its key's name, with hyphens for underscores.
 type Config struct {
 	Socket      string `toml:"socket" need:"path" comment:"unix socket of the CRI, mode 0600"`
 	Root        string `toml:"root" need:"path" comment:"directory of what has to survive a reboot"`
@@ -49,10 +49,8 @@ type Config struct {
 	ContainerAnnotations []string `toml:"container_annotations" need:"pattern" comment:"the same for annotations of containers"`
 	DeviceOwnership      bool     `toml:"device_ownership_from_security_context" comment:"whether the devices of a container belong to its runAsUser and runAsGroup, instead of their owner on the node"`
 	CgroupWritable       bool     `toml:"cgroup_writable" comment:"whether containers may write to their own cgroups; needs cgroup v2 mounted with nsdelegate"`
-
-	PidsLimit int64 `toml:"pids_limit" least:"0" most:"4194304" zero:"no limit" comment:"maximum number of processes of a container"`
-
-	DefaultRuntime string `toml:"default_runtime" reload:"yes" comment:"the runtime handler of pods that name none, kept by pods that are there; '' is type builtin"`
+	PidsLimit            int64    `toml:"pids_limit" least:"0" most:"4194304" zero:"no limit" comment:"maximum number of processes of a container"`
+	DefaultRuntime       string   `toml:"default_runtime" reload:"yes" comment:"the runtime handler of pods that name none, kept by pods that are there; '' is type builtin"`
 
 	DefaultNetwork DefaultNetwork     `toml:"default_network" reload:"yes" comment:"a bridge network, used while cni_conf_dir has no configuration"`
 	Images         Images             `toml:"images" reload:"yes" comment:"pulling and keeping images"`
@@ -65,10 +63,8 @@ type Config struct {
 
 // The types of runtime handlers.
 const (
-	// Builtin is libcontainer in minicri-shim.
-	Builtin = "builtin"
-	// OCI is a program with runc's command line.
-	OCI = "oci"
+	Builtin = "builtin" // libcontainer in minicri-shim
+	OCI     = "oci"     // a program with runc's command line
 )
 
 // Runtime is one runtime handler.
@@ -76,17 +72,16 @@ type Runtime struct {
 	Type string   `toml:"type" comment:"what runs the handler's containers: builtin is libcontainer in minicri-shim, oci a program with runc's command line, such as runc, crun and youki"`
 	Path string   `toml:"path" need:"path?" comment:"the program of the type oci"`
 	Args []string `toml:"args" comment:"global flags of the program, before its verb"`
-	// What follows is for this handler alone.
+	// The rest is for this handler alone.
 	PrivilegedWithoutHostDevices bool     `toml:"privileged_without_host_devices" comment:"whether privileged containers have only the devices that they ask for, and may use any"`
 	PodAnnotations               []string `toml:"pod_annotations" need:"pattern" comment:"further annotations of pods that are passed on, as the key pod_annotations of all handlers has them"`
 	ContainerAnnotations         []string `toml:"container_annotations" need:"pattern" comment:"the same for annotations of containers"`
 	BaseSpec                     string   `toml:"base_spec" need:"path?" comment:"a base_spec instead of that of all handlers; '' is that one"`
 	CNIConf                      string   `toml:"cni_conf_dir" need:"path?" comment:"directory of network configurations for pods of this handler; '' is that of all handlers. default_network does not stand in for it"`
-
-	SandboxPerContainer bool `toml:"sandbox_per_container" comment:"for programs of the type oci that make a sandbox, such as runsc: each container has one of its own, and is not said to be part of a pod"`
+	SandboxPerContainer          bool     `toml:"sandbox_per_container" comment:"for programs of the type oci that make a sandbox, such as runsc: each container has one of its own, and is not said to be part of a pod"`
 }
 
-// Program is the path and the flags of a runtime, none of type builtin.
+// Program is the path and flags of a runtime; none for the type builtin.
 func (r Runtime) Program() []string {
 	if r.Type == Builtin {
 		return nil
@@ -176,21 +171,20 @@ type Limits struct {
 // Duration is a time.Duration that is written as text: "1m30s".
 type Duration time.Duration
 
-// UnmarshalText reads a duration as time.ParseDuration does.
+// UnmarshalText implements encoding.TextUnmarshaler.
 func (d *Duration) UnmarshalText(text []byte) error {
 	parsed, err := time.ParseDuration(string(text))
 	*d = Duration(parsed)
 	return err
 }
 
-// MarshalText writes what UnmarshalText reads.
+// MarshalText implements encoding.TextMarshaler.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
 
 // BinDirs are the directories of the network plugins.
 func (c *Config) BinDirs() []string { return filepath.SplitList(c.CNIBin) }
 
-// CNIConfDirs are the directories of network configurations that handlers have
-// for themselves, sorted, each once.
+// CNIConfDirs are the cni_conf_dir of handlers, sorted, each once.
 func (c *Config) CNIConfDirs() (paths []string) {
 	for _, name := range c.Handlers() {
 		if path := c.Runtimes[name].CNIConf; path != "" {
@@ -208,23 +202,15 @@ func (c *Config) Handlers() []string { return slices.Sorted(maps.Keys(c.Runtimes
 func Default() *Config {
 	second := func(n int) Duration { return Duration(time.Duration(n) * time.Second) }
 	return &Config{
-		Socket:         "/run/minicri/minicri.sock",
-		Root:           "/var/lib/minicri",
-		State:          "/run/minicri",
-		NetnsDir:       "/run/netns",
-		CNIConf:        "/etc/cni/net.d",
-		CNIBin:         "/opt/cni/bin:/usr/lib/cni:/usr/local/lib/minicri/cni:/usr/lib/minicri/cni",
-		LogLevel:       "info",
-		LogFormat:      "text",
+		Socket: "/run/minicri/minicri.sock", Root: "/var/lib/minicri", State: "/run/minicri", NetnsDir: "/run/netns",
+		CNIConf:  "/etc/cni/net.d",
+		CNIBin:   "/opt/cni/bin:/usr/lib/cni:/usr/local/lib/minicri/cni:/usr/lib/minicri/cni",
+		LogLevel: "info", LogFormat: "text",
 		DefaultUlimits: []string{}, DefaultEnv: []string{}, DefaultSysctls: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{},
 		DefaultCapabilities: []string{}, CDIDirs: []string{"/etc/cdi", "/var/run/cdi"},
-		ShmSize:  64 << 20,
-		Runtimes: map[string]Runtime{"runc": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}}},
-		DefaultNetwork: DefaultNetwork{
-			Name:       "minicri",
-			Bridge:     "minicri0",
-			Masquerade: true,
-		},
+		ShmSize:        64 << 20,
+		Runtimes:       map[string]Runtime{"runc": {Type: Builtin, Args: []string{}, PodAnnotations: []string{}, ContainerAnnotations: []string{}}},
+		DefaultNetwork: DefaultNetwork{Name: "minicri", Bridge: "minicri0", Masquerade: true},
 		Images: Images{
 			CertsDirs: []string{"/etc/minicri/certs.d", "/etc/containerd/certs.d"},
 			Pinned:    []string{}, VerifierTimeout: second(10), ProgressTimeout: second(60), MinRate: 1024, MaxDownloads: 3,
@@ -243,4 +229,100 @@ func Default() *Config {
 			Reload: second(1), Status: second(5), GC: second(600), Shutdown: second(10),
 		},
 	}
+}
+
+// eachField calls do for each field of a table, of the tables in it, and of the handlers by name.
+func eachField(table reflect.Value, prefix string, do func(key string, value reflect.Value, tag reflect.StructTag)) {
+	for i := range table.NumField() {
+		tag, field := table.Type().Field(i).Tag, table.Field(i)
+		key := prefix + tag.Get("toml")
+		do(key, field, tag)
+		if field.Kind() == reflect.Struct {
+			eachField(field, key+".", do)
+		}
+		if handlers, is := field.Interface().(map[string]Runtime); is {
+			for _, name := range slices.Sorted(maps.Keys(handlers)) {
+				eachField(reflect.ValueOf(handlers[name]), key+"."+name+".", do)
+			}
+		}
+	}
+}
+
+// Key describes one key of the configuration.
+type Key struct {
+	Name    string // the key with its table: "limits.run"
+	Table   bool   // whether it is a table, whose keys follow
+	Kind    string // the form of its value: text, duration, a number with its bounds, true or false, list
+	Default string // as a file has it
+	Zero    string // what a zero means, "" if nothing special
+	Comment string
+	Flag    string // the flag's name, "" if there is none
+	Reload  bool
+}
+
+// Keys describes all keys, those of tables last.
+func Keys() (keys []Key) {
+	c := Default()
+	c.Runtimes = map[string]Runtime{"NAME": {}}
+	flags := c.flagKeys()
+	eachField(reflect.ValueOf(c).Elem(), "", func(name string, value reflect.Value, tag reflect.StructTag) {
+		key := Key{Name: name, Comment: tag.Get("comment"), Zero: tag.Get("zero"), Reload: IsReloaded(name)}
+		switch value.Kind() {
+		case reflect.Struct:
+			key.Table = true
+		case reflect.Map:
+			key.Table, key.Name = true, name+".NAME"
+		default:
+			key.Kind, key.Default = form(value, tag)
+		}
+		if flags[name] != nil {
+			key.Flag = strings.ReplaceAll(name, "_", "-")
+		}
+		keys = append(keys, key)
+	})
+	return keys
+}
+
+// Value is a key with its value.
+type Value struct {
+	Name, Text string
+	Source     string // "default", FILE:LINE or a flag
+}
+
+// Values returns the values of all keys.
+func (l *Loaded) Values() (values []Value) {
+	eachField(reflect.ValueOf(l.Config).Elem(), "", func(name string, value reflect.Value, tag reflect.StructTag) {
+		if value.Kind() != reflect.Struct && value.Kind() != reflect.Map { // whose fields follow
+			_, text := form(value, tag)
+			values = append(values, Value{Name: name, Text: text, Source: cmp.Or(l.Sources[name], "default")})
+		}
+	})
+	return values
+}
+
+// form returns the kind of a value, and the value as a file has it.
+func form(v reflect.Value, tag reflect.StructTag) (kind, text string) {
+	switch value := v.Interface().(type) {
+	case Duration:
+		return "duration", fmt.Sprintf("'%v'", time.Duration(value))
+	case string:
+		return "text", quoted(value)
+	case bool:
+		return "true or false", fmt.Sprint(value)
+	case []string:
+		var texts []string
+		for _, text := range value {
+			texts = append(texts, quoted(text))
+		}
+		return "list of texts", "[" + strings.Join(texts, ", ") + "]"
+	default:
+		return fmt.Sprintf("number, %s to %s", tag.Get("least"), tag.Get("most")), fmt.Sprint(value)
+	}
+}
+
+func quoted(text string) string {
+	if strings.ContainsAny(text, "'\n\r") {
+		return strconv.Quote(text)
+	}
+	return "'" + text + "'"
 }

@@ -20,28 +20,21 @@ import (
 	"github.com/pelletier/go-toml/v2/unstable"
 )
 
-// DefaultFile is read if it is there, when no other file is named.
+// DefaultFile is read, if it exists, when no other file is named.
 const DefaultFile = "/etc/minicri/config.toml"
 
-// Loaded is a configuration with what is wrong with its files. The daemon refuses one with
-// Broken parts, commands that look at a node work with it.
+// Loaded is a configuration with its problems. The daemon refuses one with Broken parts; commands use it.
 type Loaded struct {
 	*Config
-	// Sources say where the values are from that are not the default: "FILE:LINE", or
-	// the flag.
-	Sources map[string]string
-	// Unknown are keys that this build does not have, with file and line. They are
-	// without effect: another build may have written them.
-	Unknown []error
-	// Broken lists files that cannot be used, and single values that cannot. Nothing of
-	// such a file counts; such a value is replaced by its default.
-	Broken []error
+	Sources map[string]string // by key, where a value that is no default is from: "FILE:LINE", or the flag
+	Unknown []error           // keys without effect, which another build may know
+	Broken  []error           // files that are ignored, and values whose defaults are used instead
 }
 
-// Strict is an error for all that is not as it should be.
+// Strict returns an error for everything unknown or broken.
 func (l *Loaded) Strict() error { return errors.Join(slices.Concat(l.Unknown, l.Broken)...) }
 
-// Locate adds file and line, or the flag, to an error that begins with a key.
+// Locate prefixes an error that begins with a key by the key's source.
 func (l *Loaded) Locate(err error) error {
 	if source := l.Sources[keyOf(err)]; source != "" {
 		return fmt.Errorf("%s: %w", source, err)
@@ -49,14 +42,13 @@ func (l *Loaded) Locate(err error) error {
 	return err
 }
 
-// keyOf is the key that an error of Check begins with.
 func keyOf(err error) string {
 	key, _, _ := strings.Cut(err.Error(), ": ")
 	key, _, _ = strings.Cut(key, ",")
 	return key
 }
 
-// reset gives a key its default; for one of a handler, all handlers.
+// reset gives a key its default. For a key of a handler it resets all handlers.
 func (l *Loaded) reset(key string) {
 	to, from := reflect.ValueOf(l.Config).Elem(), reflect.ValueOf(Default()).Elem()
 	for name := range strings.SplitSeq(key, ".") {
@@ -71,10 +63,9 @@ func (l *Loaded) reset(key string) {
 	}
 }
 
-// Read reads the configuration for the given flags; its error is that of the flags. A command
-// adds its own flags with more, and may take words between them.
+// Read reads the configuration; its error is that of the flags. more adds a command's flags.
 func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ *Loaded, words []string, err error) {
-	// Parsed twice: once to find the file, and again over its values.
+	// Parse twice: to find the file, and again over its values.
 	var file string
 	if words, err = parse(Default(), &file, arguments, output, nil, more); err != nil {
 		return nil, nil, err
@@ -89,8 +80,7 @@ func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ 
 	if _, err := parse(l.Config, &file, arguments, io.Discard, l.Sources, more); err != nil {
 		return nil, nil, err
 	}
-	// Paths are resolved once, here, and then checked. A value that is refused is the
-	// default from here on.
+	// Resolve paths before they are checked. A default replaces what is refused.
 	for _, path := range []*string{&l.Root, &l.State, &l.NetnsDir} {
 		*path = resolved(*path)
 	}
@@ -101,8 +91,7 @@ func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ 
 	return l, words, nil
 }
 
-// resolved is a path without symlinks, as libcontainer and mountinfo have it. What is not there
-// yet stays; one that cannot be resolved is for its user to report.
+// resolved returns a path without symlinks, as libcontainer and mountinfo need it, as far as it exists.
 func resolved(path string) string {
 	if !filepath.IsAbs(path) {
 		return path
@@ -131,11 +120,8 @@ func parse(c *Config, file *string, arguments []string, output io.Writer, source
 	for _, add := range more {
 		add(set)
 	}
-	// The package would print the whole help below each error.
+	// The package flag would print all help below each error.
 	usage := set.Usage
-	if usage == nil {
-		usage = set.PrintDefaults
-	}
 	set.Usage = func() {}
 	set.SetOutput(io.Discard)
 	for {
@@ -162,8 +148,7 @@ func parse(c *Config, file *string, arguments []string, output io.Writer, source
 	}
 }
 
-// Flags adds the daemon's flags to a set. Those of keys have the keys' names
-// and comments.
+// Flags adds the daemon's flags to a set, with the names and comments of their keys.
 func (c *Config) Flags(set *flag.FlagSet, file *string) {
 	set.StringVar(file, "config", "", "configuration `file` in TOML, with its drop-ins FILE.d/*.toml (default "+DefaultFile+" if it exists)")
 	for key, value := range c.flagKeys() {
@@ -179,7 +164,6 @@ func (c *Config) Flags(set *flag.FlagSet, file *string) {
 	})
 }
 
-// flagKeys are the keys that have a flag.
 func (c *Config) flagKeys() map[string]*string {
 	return map[string]*string{
 		"socket": &c.Socket, "root": &c.Root, "state": &c.State, "netns_dir": &c.NetnsDir, "cni_conf_dir": &c.CNIConf,
@@ -187,7 +171,7 @@ func (c *Config) flagKeys() map[string]*string {
 	}
 }
 
-// tagOf has the tags of a key or a table that is in no other.
+// tagOf returns the tags of a key or table on the top level.
 func tagOf(key string) reflect.StructTag {
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
 		if field.Tag.Get("toml") == key {
@@ -197,14 +181,13 @@ func tagOf(key string) reflect.StructTag {
 	return ""
 }
 
-// IsReloaded reports whether a change of the key ("limits.run") takes effect without a restart:
-// the tag is on its table.
+// IsReloaded reports whether a key ("limits.run") takes effect without a restart, by its table's tag.
 func IsReloaded(key string) bool {
 	first, _, _ := strings.Cut(key, ".")
 	return tagOf(first).Get("reload") != ""
 }
 
-// Reloaded is the configuration with those keys of a fresh one that are reloaded.
+// Reloaded returns the configuration with the reloaded keys of a fresh one.
 func (c *Config) Reloaded(fresh *Config) *Config {
 	next := *c
 	from, to := reflect.ValueOf(fresh).Elem(), reflect.ValueOf(&next).Elem()
@@ -216,7 +199,7 @@ func (c *Config) Reloaded(fresh *Config) *Config {
 	return &next
 }
 
-// File is the configuration file that Load reads for the given flags.
+// File returns the configuration file for the flags.
 func File(arguments []string) string {
 	var file string
 	if _, err := parse(Default(), &file, arguments, io.Discard, nil, nil); err != nil || file == "" {
@@ -225,20 +208,19 @@ func File(arguments []string) string {
 	return file
 }
 
-// Write writes the configuration as a file that ReadFile reads, with a comment
-// on every key.
+// Write writes the configuration as a file with a comment on every key.
 func (c *Config) Write(w io.Writer) error {
 	return toml.NewEncoder(w).SetIndentTables(false).Encode(c)
 }
 
-// Level is the log level.
+// Level parses the log level.
 func (c *Config) Level() (slog.Level, error) {
 	var level slog.Level
 	err := level.UnmarshalText([]byte(c.LogLevel))
 	return level, err
 }
 
-// MarshalJSON has the keys and the forms of the file.
+// MarshalJSON writes the keys and forms of the file.
 func (c *Config) MarshalJSON() ([]byte, error) {
 	text, err := toml.Marshal(c)
 	if err != nil {
@@ -251,15 +233,14 @@ func (c *Config) MarshalJSON() ([]byte, error) {
 	return json.Marshal(tables)
 }
 
-// DropIns are the drop-ins of a file, by name.
+// DropIns returns the drop-ins of a file, by name.
 func DropIns(file string) []string {
 	paths, _ := filepath.Glob(filepath.Join(file+".d", "*.toml")) // the pattern is fine
 	slices.Sort(paths)
 	return paths
 }
 
-// readFile reads one file over what is there already. A value of a wrong kind is an
-// error with file and line; then nothing of the file counts.
+// readFile reads a file over what is there. With a value of a wrong kind nothing of the file counts.
 func (l *Loaded) readFile(file string) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -291,7 +272,6 @@ func decode(data []byte, c *Config) error {
 	return toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(c)
 }
 
-// linesOf are the keys of a file and the lines they are on.
 func linesOf(data []byte) map[string]int {
 	lines, table := make(map[string]int), ""
 	parser := &unstable.Parser{}
@@ -308,7 +288,7 @@ func linesOf(data []byte) map[string]int {
 	return lines
 }
 
-// addLines adds those of a key, or of all keys of an inline table.
+// addLines adds a key, or all keys of an inline table.
 func addLines(lines map[string]int, parser *unstable.Parser, table string, node *unstable.Node) {
 	key, line := keyOfNode(parser, node)
 	if node.Value().Kind != unstable.InlineTable {

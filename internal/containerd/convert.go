@@ -17,14 +17,12 @@ import (
 	"github.com/minicri/minicri/internal/config"
 )
 
-// conversion is a file of minicri that is being made.
 type conversion struct {
 	file  map[string]any
 	notes []string
 }
 
-// Convert is the file of minicri for one of containerd: what it sets, and as comments
-// what has no counterpart.
+// Convert returns a file of minicri for one of containerd, with comments on what has no counterpart.
 func Convert(data []byte) ([]byte, error) {
 	var file map[string]any
 	if err := toml.Unmarshal(data, &file); err != nil {
@@ -51,7 +49,7 @@ func Convert(data []byte) ([]byte, error) {
 	return c.bytes()
 }
 
-// sameName are the plugins of CRI, one in version 2 and three in version 3.
+// sameName: CRI is one plugin in version 2, and several in version 3.
 var sameName = strings.NewReplacer(
 	"plugins.io.containerd.grpc.v1.cri", "cri", "plugins.io.containerd.cri.v1.images", "cri", "plugins.io.containerd.cri.v1.runtime", "cri")
 
@@ -95,7 +93,6 @@ func (c *conversion) note(format string, a ...any) {
 	c.notes = append(c.notes, fmt.Sprintf(format, a...))
 }
 
-// set sets a key, and makes its tables.
 func (c *conversion) set(key string, value any) {
 	if value == nil {
 		return
@@ -110,7 +107,7 @@ func (c *conversion) set(key string, value any) {
 	table[path[len(path)-1]] = value
 }
 
-// runtimes makes the handlers, takes their keys from the values, and returns these.
+// runtimes converts the handlers, and moves their keys from values into its result.
 func (c *conversion) runtimes(values map[string]any) map[string]map[string]any {
 	handlers := map[string]map[string]any{}
 	for key, value := range values {
@@ -131,12 +128,10 @@ func (c *conversion) runtimes(values map[string]any) map[string]map[string]any {
 
 const (
 	defaultRuntimeName = "cri.containerd.default_runtime_name"
-	// usualRuntime is the default of both, containerd's and minicri's.
-	usualRuntime = "runc"
+	usualRuntime       = "runc" // the default of containerd and of minicri
 )
 
-// defaultRuntime gives pods without a RuntimeClass the handler that containerd gives
-// them, unless its table says no more than minicri's default does.
+// defaultRuntime names containerd's default handler, unless that is minicri's default, too.
 func (c *conversion) defaultRuntime(name string, handlers map[string]map[string]any) {
 	made, _ := c.file["runtimes"].(map[string]any)
 	table, _ := made[name].(map[string]any)
@@ -149,8 +144,7 @@ func (c *conversion) defaultRuntime(name string, handlers map[string]map[string]
 	}
 }
 
-// tracing writes the collector as minicri has it: an address without a scheme. That of
-// containerd's default protocol is a URL.
+// tracing makes an address of the endpoint, which is a URL for containerd's default protocol.
 func tracing(values map[string]any) {
 	const prefix = "plugins.io.containerd.tracing.processor.v1.otlp."
 	endpoint, _ := values[prefix+"endpoint"].(string)
@@ -168,7 +162,6 @@ func tracing(values map[string]any) {
 	}
 }
 
-// settle takes back, with a note, what minicri would refuse at its start.
 func (c *conversion) settle() error {
 	for {
 		err := c.check()
@@ -189,7 +182,7 @@ func (c *conversion) settle() error {
 	}
 }
 
-// check is an error that begins with its keys.
+// check returns an error that begins with its keys.
 func (c *conversion) check() error {
 	text, err := toml.Marshal(c.file)
 	if err != nil {
@@ -203,8 +196,7 @@ func (c *conversion) check() error {
 	return errors.Join(err, made.Check())
 }
 
-// take removes a key, and returns what it was. Of a handler it removes all: without one of
-// its keys its pods would run by something else than its name promises.
+// take removes a key and returns it. Of a handler it removes all: without one it is another runtime.
 func (c *conversion) take(key string) (taken string, value any) {
 	path := strings.Split(key, ".")
 	if path[0] == "runtimes" && len(path) > 2 {
@@ -220,8 +212,7 @@ func (c *conversion) take(key string) (taken string, value any) {
 	return strings.Join(path, "."), value
 }
 
-// runtime makes one handler. Where containerd's is runc below its shim, minicri's is
-// libcontainer, which is runc's.
+// runtime converts one handler. Libcontainer, which is runc's, takes the place of runc.
 func (c *conversion) runtime(name string, handler map[string]any) {
 	kind, _ := handler["runtime_type"].(string)
 	program, _ := handler["options.BinaryName"].(string)
@@ -276,7 +267,7 @@ func (c *conversion) bytes() ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// logLevel and driver return nil for what needs no key.
+// logLevel and driver return nil if no key is needed.
 func logLevel(value any) any {
 	return map[any]any{"trace": "debug", "debug": "debug", "fatal": "error", "panic": "error", "error": "error", "warn": "warn", "warning": "warn"}[value]
 }
@@ -285,7 +276,6 @@ func not(value any) any { return value == false }
 
 func driver(value any) any { return map[any]any{true: "systemd"}[value] }
 
-// directories is a list that containerd writes with ':' between.
 func directories(value any) any {
 	text, _ := value.(string)
 	return filepath.SplitList(text)

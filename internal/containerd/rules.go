@@ -1,20 +1,15 @@
-// Package containerd reads containerd's configuration, of version 2 or 3, and says in
-// minicri's what a node is to be like. It is one table of keys (rules.go); what is not in
-// it, and what has no counterpart, is named in a comment of the new file. The package owns
-// nothing and keeps no state.
+// Package containerd converts containerd's configuration, of version 2 or 3, into minicri's, by a table of
+// keys (rules.go). Comments of the new file name what has no counterpart. The package owns nothing and keeps
+// no state.
 package containerd
 
 import "maps"
 
-// rule says what becomes of one key of containerd.
+// rule says what becomes of a key of containerd.
 type rule struct {
-	// usual is containerd's default: a key that has it is passed over. A nil is no default.
-	usual any
-	// to is minicri's key, why the reason there is none. Both empty: the key says
-	// nothing that a node of minicri would need.
-	to, why string
-	// as changes the value.
-	as func(any) any
+	usual   any    // containerd's default, which needs no key; nil is no default
+	to, why string // minicri's key, or why there is none; neither for a key of no use
+	as      func(any) any
 }
 
 const (
@@ -23,8 +18,7 @@ const (
 	kubelet = "the kubelet decides"
 )
 
-// rules are the keys of containerd, those of CRI's plugins with the prefix cri in both
-// versions of the file.
+// rules are by key; CRI's plugins have the prefix cri in both versions.
 func rules() map[string]rule {
 	all := map[string]rule{
 		"version": {}, "root": {}, "state": {}, "temp": {}, "imports": {},
@@ -77,25 +71,22 @@ func rulesOfCRI() map[string]rule {
 		"cri.drain_exec_sync_io_timeout":             {}, "cri.ignore_deprecation_warnings": {}, "cri.stats_retention_period": {},
 		"cri.systemd_cgroup": {usual: false, to: "cgroup_driver", as: driver}, "cri.image_decryption.key_model": {usual: "node", why: never},
 		"cri.containerd.default_runtime_name":              {usual: "runc", to: "default_runtime"},
-		"cri.containerd.ignore_blockio_not_enabled_errors": {},
-		"cri.containerd.ignore_rdt_not_enabled_errors":     {},
-		"cri.containerd.disable_snapshot_annotations":      {},
-		"cri.containerd.discard_unpacked_layers":           {to: "images.keep_layers", as: not},
-		"cri.containerd.no_pivot":                          {usual: false, why: never},
-		"cri.cni.bin_dir":                                  {usual: "/opt/cni/bin", to: "cni_bin_dir"},
-		"cri.cni.bin_dirs":                                 {usual: []any{"/opt/cni/bin"}, to: "cni_bin_dir", as: joined},
-		"cri.cni.conf_dir":                                 {usual: "/etc/cni/net.d", to: "cni_conf_dir"},
-		"cri.cni.max_conf_num":                             {usual: int64(1), why: "minicri uses the first network alone"},
-		"cri.cni.conf_template":                            {usual: "", why: "the table default_network makes a network of the node's pod CIDR"},
-		"cri.cni.ip_pref":                                  {usual: "", why: never},
-		"cri.cni.setup_serially":                           {},
-		"cri.cni.use_internal_loopback":                    {},
-		"cri.disable_tcp_service":                          {},
-		"cri.stream_server_address":                        {usual: "127.0.0.1"},
-		"cri.stream_server_port":                           {usual: "0"},
-		"cri.stream_idle_timeout":                          {usual: "4h0m0s", to: "streaming.idle_timeout"},
-		"cri.enable_tls_streaming":                         {usual: false},
-		"cri.x509_key_pair_streaming.tls_cert_file":        {usual: "", to: "streaming.tls_cert"},
-		"cri.x509_key_pair_streaming.tls_key_file":         {usual: "", to: "streaming.tls_key"},
+		"cri.containerd.ignore_blockio_not_enabled_errors": {}, "cri.containerd.ignore_rdt_not_enabled_errors": {},
+		"cri.containerd.disable_snapshot_annotations": {},
+		"cri.containerd.discard_unpacked_layers":      {to: "images.keep_layers", as: not},
+		"cri.containerd.no_pivot":                     {usual: false, why: never},
+		"cri.cni.bin_dir":                             {usual: "/opt/cni/bin", to: "cni_bin_dir"},
+		"cri.cni.bin_dirs":                            {usual: []any{"/opt/cni/bin"}, to: "cni_bin_dir", as: joined},
+		"cri.cni.conf_dir":                            {usual: "/etc/cni/net.d", to: "cni_conf_dir"},
+		"cri.cni.max_conf_num":                        {usual: int64(1), why: "minicri uses the first network alone"},
+		"cri.cni.conf_template":                       {usual: "", why: "the table default_network makes a network of the node's pod CIDR"},
+		"cri.cni.ip_pref":                             {usual: "", why: never},
+		"cri.cni.setup_serially":                      {}, "cri.cni.use_internal_loopback": {}, "cri.disable_tcp_service": {},
+		"cri.stream_server_address":                 {usual: "127.0.0.1"},
+		"cri.stream_server_port":                    {usual: "0"},
+		"cri.stream_idle_timeout":                   {usual: "4h0m0s", to: "streaming.idle_timeout"},
+		"cri.enable_tls_streaming":                  {usual: false},
+		"cri.x509_key_pair_streaming.tls_cert_file": {usual: "", to: "streaming.tls_cert"},
+		"cri.x509_key_pair_streaming.tls_key_file":  {usual: "", to: "streaming.tls_key"},
 	}
 }

@@ -1,13 +1,8 @@
-// Package handler knows the runtime handlers of this node: what runs the
-// containers of each, whether it is there, and what it can do.
-//
-// A handler of type builtin is libcontainer in minicri-shim; one of type oci is
-// a program with runc's command line, asked for its features by its own verb
-// "features", and to make a container on trial before it is listed as one that can run
-// pods. What a program has said is kept until its file changes; one that could not be
-// asked is asked again after a while. A Set has a lock, which is not held while a
-// program is asked; all programs are asked concurrently, and List does not wait
-// for one that hangs.
+// Package handler knows the runtime handlers of this node: what runs their containers, whether it is there,
+// and what it can do. Builtin is libcontainer in minicri-shim. The type oci is a program with runc's command
+// line; its verb "features" is asked, and it makes a container on trial before List calls it ready. An
+// answer counts until the program's file changes, a failure for a while. A Set holds its lock only for its
+// own state, never while a program runs, and asks all programs at once.
 package handler
 
 import (
@@ -34,32 +29,25 @@ import (
 
 // Spec is what the configuration says of a handler.
 type Spec struct {
-	// Name is that of the handler which "" stands for, in the Spec of "" alone.
-	Name string
-	// Program is the path and the global flags of a runtime; none for
-	// libcontainer.
-	Program []string
-	// CNIConf is the directory of its networks, "" for the node's.
-	CNIConf string
-	// OwnSandbox: each container has a sandbox of the runtime's own.
-	OwnSandbox bool
+	Name       string   // the handler that "" stands for; only the Spec of "" has it
+	Program    []string // the path and the global flags of a runtime; none for libcontainer
+	CNIConf    string   // the directory of its networks, "" for the node's
+	OwnSandbox bool     // the runtime makes a sandbox for each container
 }
 
 // Features are what a handler's runtime can do.
 type Features struct {
 	RecursiveReadOnlyMounts bool `json:"recursive_read_only_mounts"`
 	UserNamespaces          bool `json:"user_namespaces"`
-	// NetDevices is moving network devices into containers.
-	NetDevices   bool `json:"net_devices"`
-	MemoryPolicy bool `json:"memory_policy"`
+	NetDevices              bool `json:"net_devices"`
+	MemoryPolicy            bool `json:"memory_policy"`
 }
 
-// Status is a handler as it is now.
+// Status is the present state of a handler.
 type Status struct {
 	Spec // with the handler's name
 	Features
-	// Err says why the handler cannot run pods.
-	Err error
+	Err error // why the handler cannot run pods
 }
 
 // Set are the handlers of this node.
@@ -72,30 +60,27 @@ type Set struct {
 	asked map[string]*question         // by what a program is asked, and the program
 }
 
-// New returns the handlers of a configuration, and "", which is builtin. The
-// features of libcontainer are those of the machine.
+// New returns the handlers of a configuration, and "", which is builtin with the machine's features.
 func New(specs map[string]Spec, builtin Features) *Set {
 	return &Set{builtin: builtin, specs: specs, asked: make(map[string]*question)}
 }
 
-// Replace puts other handlers in the place of all but "". Pods that run keep the
-// name of theirs.
+// Replace replaces all handlers but "". Running pods keep the name of theirs.
 func (s *Set) Replace(specs map[string]Spec) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.specs = specs
 }
 
-// ProveBy has List say of a program that it cannot run pods unless try succeeds with its path
-// and flags. try is called once at a time for each program, again when its file has changed and
-// some time after a failure, and has a limit of its own. Find does not wait for it.
+// ProveBy makes List, not Find, try each program with its flags. try limits itself. It runs once at a time
+// for a program, again after its file has changed, and some time after a failure.
 func (s *Set) ProveBy(try func(program []string) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.try = try
 }
 
-// all are the specs by name; a nil Set has none.
+// all returns the specs by name; a nil Set has none.
 func (s *Set) all() map[string]Spec {
 	if s == nil {
 		return nil
@@ -105,25 +90,21 @@ func (s *Set) all() map[string]Spec {
 	return s.specs
 }
 
-// Names are the handlers besides "", sorted; a nil Set has none.
+// Names returns the handlers besides "", sorted; a nil Set has none.
 func (s *Set) Names() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.all())), func(name string) bool { return name == "" })
 }
 
-// Builtin is the name of libcontainer where no other handler stands for "". No handler
-// of a configuration can have it.
+// Builtin names libcontainer where "" stands for no other handler. No configuration can have the name.
 const Builtin = "(builtin)"
 
-// Default is the name of the handler that "" stands for now: who keeps it has the same
-// handler after Replace.
+// Default names the handler of "" now. Whoever keeps the name has the same handler after Replace.
 func (s *Set) Default() string { return cmp.Or(s.all()[""].Name, Builtin) }
 
-// CNIConf is the directory of the networks of a handler's pods, "" for the node's.
+// CNIConf is the directory of a handler's networks, "" for the node's.
 func (s *Set) CNIConf(name string) string { return s.all()[name].CNIConf }
 
-// Find returns a handler that can run pods; errdefs.ErrNotFound if the
-// configuration has none of that name, errdefs.ErrUnavailable if its runtime
-// cannot be run.
+// Find returns a handler that can run pods, or errdefs.ErrNotFound or errdefs.ErrUnavailable.
 func (s *Set) Find(ctx context.Context, name string) (Status, error) {
 	if _, known := s.all()[name]; name != "" && name != Builtin && !known {
 		return Status{}, fmt.Errorf("runtime handler %q is unknown, there are %q: %w", name, s.Names(), errdefs.ErrNotFound)
@@ -132,9 +113,8 @@ func (s *Set) Find(ctx context.Context, name string) (Status, error) {
 	return status, status.Err
 }
 
-// List returns all handlers, "" first. It waits until each program has answered, or was
-// ended at its limit, and no longer than ctx: one that has not answered by then has an
-// error that says so, and an answer the next time.
+// List returns all handlers, "" first. It waits for the programs' answers or limits, but not beyond ctx: a
+// handler without an answer has an error that says so, until the next call.
 func (s *Set) List(ctx context.Context) []Status {
 	s.mu.Lock()
 	try := s.try
@@ -149,7 +129,7 @@ func (s *Set) List(ctx context.Context) []Status {
 	return list
 }
 
-// status asks a handler's program, and tries it if try is not nil.
+// status asks a handler's program, and tries it unless try is nil.
 func (s *Set) status(ctx context.Context, name string, try func([]string) error) Status {
 	spec := s.all()[name]
 	status := Status{Spec: spec, Features: s.builtin}
@@ -159,7 +139,7 @@ func (s *Set) status(ctx context.Context, name string, try func([]string) error)
 	}
 	path := spec.Program[0]
 	status.Features, status.Err = s.ask(ctx, path, path, "said what it can do", func() (Features, error) { return askFeatures(path) })
-	// What the runtime can do, this machine must be able to do, too.
+	// The machine must be able to do what the runtime can.
 	status.Features.RecursiveReadOnlyMounts = status.Features.RecursiveReadOnlyMounts && s.builtin.RecursiveReadOnlyMounts
 	status.Features.UserNamespaces = status.Features.UserNamespaces && s.builtin.UserNamespaces
 	if try != nil && status.Err == nil {
@@ -172,8 +152,7 @@ func (s *Set) status(ctx context.Context, name string, try func([]string) error)
 	return status
 }
 
-// question is one run of a program. The answer counts while its file is the same, an error for
-// errorLife.
+// question is a run of a program. The answer counts while its file is the same, an error for errorLife.
 type question struct {
 	file     fs.FileInfo
 	done     chan struct{} // closed when what follows is set
@@ -183,16 +162,13 @@ type question struct {
 }
 
 const (
-	// askLimit bounds a run of a runtime that only has to say what it is.
-	askLimit = 5 * time.Second
-	// errorLife is long because the kubelet asks for the status every few seconds.
-	errorLife = 15 * time.Second
-	// mostSaid is how much of its answer is taken, in bytes.
-	mostSaid = 1 << 20
+	askLimit  = 5 * time.Second  // for a run that only prints something
+	errorLife = 15 * time.Second // long because the kubelet asks for the status every few seconds
+	mostSaid  = 1 << 20          // of the output, in bytes
 )
 
-// ask returns the answer that counts, or asks anew. It waits no longer than ctx; the
-// program continues until the limit of answer, and what it says is there for the next caller.
+// ask returns the answer that counts, or asks anew. After ctx the program continues to its limit, and the
+// next caller gets the answer.
 func (s *Set) ask(ctx context.Context, key, path, task string, answer func() (Features, error)) (Features, error) {
 	file, err := os.Stat(path)
 	if err != nil {
@@ -230,8 +206,7 @@ func (a *question) counts(file fs.FileInfo) bool {
 	}
 }
 
-// askFeatures runs "PROGRAM features" (runtime-spec, features.md). Runtimes that do not have it
-// yet need a version, and count as those that can do nothing beyond the rest.
+// askFeatures runs "PROGRAM features" (runtime-spec, features.md). Older programs need only a version.
 func askFeatures(path string) (Features, error) {
 	said, err := run(path, "features")
 	var parsed features.Features
@@ -242,9 +217,8 @@ func askFeatures(path string) (Features, error) {
 	return Features{}, err
 }
 
-// run runs a program within askLimit and returns what it says, without waiting for what it has
-// left with its output. It ends with us (PR_SET_PDEATHSIG, for which the goroutine keeps its
-// thread).
+// run returns the output of a program, without waiting for processes that keep its pipes. PR_SET_PDEATHSIG
+// ends it with us, as long as the goroutine keeps its thread.
 func run(path, argument string) ([]byte, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -269,8 +243,7 @@ func run(path, argument string) ([]byte, error) {
 	return said, nil
 }
 
-// limited takes all that is written and keeps the first mostSaid bytes.
-type limited []byte
+type limited []byte // the first mostSaid bytes of what is written
 
 // Write implements io.Writer.
 func (l *limited) Write(p []byte) (int, error) {

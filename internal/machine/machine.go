@@ -1,8 +1,6 @@
-// Package machine knows what this machine can do: features of its kernel, asked
-// of the kernel wherever that is possible; capabilities of the daemon,
-// controllers of cgroups, SELinux, and AppArmor with the default profile, which
-// the kernel keeps once it is loaded. What is read stays so until the machine is
-// booted again, so there is no state here, and no lock.
+// Package machine knows what this machine can do: features of its kernel, capabilities of the daemon, cgroup
+// controllers, SELinux, and AppArmor, whose default profile the kernel keeps once it is loaded. All this
+// lasts until a reboot, so there is no state, and no lock.
 package machine
 
 import (
@@ -24,38 +22,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what specs and checks have to know of the machine they are for.
+// Machine is what specs and checks need to know of their machine.
 type Machine struct {
-	// OOMScoreAdj is the daemon's own; without CAP_SYS_RESOURCE no process can get a lower one
-	// (proc_pid_oom_score_adj(5)).
-	OOMScoreAdj    int
-	CanLowerOOMAdj bool
-	AppArmor       bool
-	SELinux        bool
-	// SELinuxProblem says why SELinux cannot confine containers.
-	SELinuxProblem string `json:",omitempty"`
-	// Capabilities are the daemon's own, sorted; nothing it starts can have others.
-	Capabilities []string `json:",omitempty"`
-	// Controllers are those of cgroups that are there to be set, sorted; CgroupV2 means version
-	// 2 alone, Swap that swap is accounted.
-	Controllers []string `json:",omitempty"`
-	CgroupV2    bool     `json:",omitempty"`
-	Swap        bool     `json:",omitempty"`
-	// CgroupDelegation: a cgroup namespace bounds what is done in it (nsdelegate).
-	CgroupDelegation bool `json:",omitempty"`
-	// Rlimits are the daemon's hard limits by name; nil with CAP_SYS_RESOURCE.
-	Rlimits map[string]uint64 `json:",omitempty"`
-	// CPUs and MemoryNodes bound the numbers of those that the kernel can have; 0 is unknown.
-	CPUs        uint64 `json:",omitempty"`
-	MemoryNodes uint64 `json:",omitempty"`
-	// HugepageSizes are the kernel's, sorted, as the controller hugetlb writes them ("2MB").
-	HugepageSizes []string `json:",omitempty"`
-	// RecursiveReadOnly and UserNamespaces are as in Features.
-	RecursiveReadOnly bool `json:",omitempty"`
-	UserNamespaces    bool `json:",omitempty"`
+	OOMScoreAdj       int // the daemon's; lower needs CAP_SYS_RESOURCE (proc_pid_oom_score_adj(5))
+	CanLowerOOMAdj    bool
+	AppArmor          bool
+	SELinux           bool
+	SELinuxProblem    string            `json:",omitempty"` // why SELinux cannot confine containers
+	Capabilities      []string          `json:",omitempty"` // the daemon's, sorted; what it starts has no others
+	Controllers       []string          `json:",omitempty"` // those of cgroups that can be set, sorted
+	CgroupV2          bool              `json:",omitempty"` // version 2 alone
+	Swap              bool              `json:",omitempty"` // it is accounted
+	CgroupDelegation  bool              `json:",omitempty"` // a cgroup namespace is a boundary (nsdelegate)
+	Rlimits           map[string]uint64 `json:",omitempty"` // the daemon's hard limits; nil with CAP_SYS_RESOURCE
+	CPUs              uint64            `json:",omitempty"` // the most that the kernel can have; 0 is unknown
+	MemoryNodes       uint64            `json:",omitempty"`
+	HugepageSizes     []string          `json:",omitempty"` // sorted, as the controller hugetlb writes them ("2MB")
+	RecursiveReadOnly bool              `json:",omitempty"`
+	UserNamespaces    bool              `json:",omitempty"`
 }
 
-// Read asks the kernel. root is a directory in the file system of images.
+// Read asks the kernel. root is a directory in the filesystem of images.
 func Read(root string) (Machine, error) {
 	text, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
@@ -77,14 +64,9 @@ func Read(root string) (Machine, error) {
 		return Machine{}, fmt.Errorf("find the controllers of cgroups: %w", err)
 	}
 	m := Machine{
-		OOMScoreAdj:       adjust,
-		CanLowerOOMAdj:    own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
-		AppArmor:          appArmorSupported(),
-		SELinux:           selinux.GetEnabled(),
-		Capabilities:      held(own),
-		Controllers:       controllers,
-		CgroupV2:          cgroups.IsCgroup2UnifiedMode(),
-		Swap:              accountsSwap(),
+		OOMScoreAdj: adjust, CanLowerOOMAdj: own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
+		AppArmor: appArmorSupported(), SELinux: selinux.GetEnabled(), Capabilities: held(own),
+		Controllers: controllers, CgroupV2: cgroups.IsCgroup2UnifiedMode(), Swap: accountsSwap(),
 		CgroupDelegation:  delegates(),
 		CPUs:              count("/sys/devices/system/cpu/possible"),
 		MemoryNodes:       memoryNodes("/sys/devices/system/node/possible"),
@@ -120,7 +102,7 @@ func held(own capability.Capabilities) (names []string) {
 	return names
 }
 
-// OOMScoreAdjNear is the nearest value that a process of this machine may have.
+// OOMScoreAdjNear returns the nearest value that a process may have here.
 func (m Machine) OOMScoreAdjNear(wanted int) int {
 	if m.CanLowerOOMAdj {
 		return wanted
@@ -128,26 +110,20 @@ func (m Machine) OOMScoreAdjNear(wanted int) int {
 	return max(wanted, m.OOMScoreAdj)
 }
 
-// Feature is something that not every supported kernel has, asked for by using it: distributions
-// add features to older kernels and leave some out of newer ones.
+// Feature is probed by use: distributions add features to older kernels and leave some out of newer ones.
 type Feature struct {
-	Name string
-	// Since is the release of Linux that brought it.
-	Since string
-	// Required: no pod runs without it.
-	Required bool
-	// Without says what does not work where it is missing.
-	Without string
-	// Probe returns nil if the feature is there, or else why it is not.
-	Probe func() error
+	Name     string
+	Since    string       // the release of Linux that brought it
+	Required bool         // no pod runs without it
+	Without  string       // what does not work without it
+	Probe    func() error // why it is missing, or nil
 }
 
-// Features are all that make a difference, in the order of a report. Some depend
-// on the file system of images: root is a directory in it.
+// Features are in the order of a report. root is a directory in the filesystem of images.
 func Features(root string) []Feature {
 	return []Feature{
 		{"namespaces", "3.8", true, "pods cannot be isolated", probeNamespaces},
-		// Asking as a mount does loads the module if it was not needed before (fsopen(2), Linux 5.2).
+		// As a mount does, this loads the module (fsopen(2), Linux 5.2).
 		{"overlayfs", "3.18", true, "containers have no root file system: modprobe overlay", func() error { return closed(unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)) }},
 		{"pidfd", "5.3", true, "the end of a process cannot be waited for", func() error { return closed(unix.PidfdOpen(os.Getpid(), 0)) }},
 		{"programs in memory", "3.17", true, "minicri's own programs run from sealed memory: sysctl -w vm.memfd_noexec=1", probeMemory},
@@ -184,8 +160,7 @@ func probeMemory() error {
 	return err
 }
 
-// probeSeccomp asks with an operation on no filter (seccomp(2)): EFAULT is the
-// answer of a kernel that has filters.
+// probeSeccomp passes no filter; a kernel that has filters answers EFAULT (seccomp(2)).
 func probeSeccomp() error {
 	const setModeFilter = 1
 	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, setModeFilter, 0, 0)
@@ -195,8 +170,7 @@ func probeSeccomp() error {
 	return errno
 }
 
-// probeRecursiveReadOnly asks with a call that fails in any case, for want of a
-// valid descriptor where the kernel has it (mount_setattr(2)).
+// probeRecursiveReadOnly passes no valid descriptor: EBADF shows that there is the call (mount_setattr(2)).
 func probeRecursiveReadOnly() error {
 	err := unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 	if errors.Is(err, unix.EBADF) {
@@ -205,9 +179,8 @@ func probeRecursiveReadOnly() error {
 	return err
 }
 
-// probeUserNamespaces: pods can have their own, whose limit may be 0 (user_namespaces(7)).
-// The owners of an image's files are mapped by mounts (mount_setattr(2),
-// MOUNT_ATTR_IDMAP), which most file systems take, and overlays as layers since Linux 5.19.
+// probeUserNamespaces: their limit may be 0 (user_namespaces(7)). Mounts map the owners of an image's files
+// (mount_setattr(2), MOUNT_ATTR_IDMAP): on most filesystems, and in overlays since Linux 5.19.
 func probeUserNamespaces(root string) error {
 	most, err := os.ReadFile("/proc/sys/user/max_user_namespaces")
 	if err == nil && strings.TrimSpace(string(most)) == "0" {
@@ -242,8 +215,7 @@ func probeUserNamespaces(root string) error {
 	return nil
 }
 
-// openUserns opens a new user namespace. Its process is traced, so it stops at its exec, and is
-// killed there.
+// openUserns opens a new user namespace. Its process, being traced, stops at its exec, and is killed there.
 func openUserns() (_ *os.File, err error) {
 	runtime.LockOSThread() // the process is killed with the thread that starts it
 	defer runtime.UnlockOSThread()
@@ -262,8 +234,7 @@ func openUserns() (_ *os.File, err error) {
 	return os.Open(fmt.Sprintf("/proc/%d/ns/user", process.Pid))
 }
 
-// count is how many CPUs or memory nodes the kernel can have: its list, such as 0-3, ends with
-// the last one. 0 is unknown.
+// count returns the last number of a list such as 0-3, plus one; 0 is unknown.
 func count(file string) uint64 {
 	list, _ := os.ReadFile(file)
 	text := strings.TrimSpace(string(list))
@@ -274,7 +245,7 @@ func count(file string) uint64 {
 	return last + 1
 }
 
-// memoryNodes is the same for memory nodes: a kernel without NUMA has one, and no list.
+// memoryNodes: a kernel without NUMA has one node, and no list.
 func memoryNodes(file string) uint64 {
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
 		return 1
@@ -284,8 +255,7 @@ func memoryNodes(file string) uint64 {
 
 const unifiedRoot = "/sys/fs/cgroup"
 
-// readControllers: on version 1 what is mounted counts, not what the kernel
-// could mount; in a hybrid tree that is what containers use.
+// readControllers: on version 1, and in a hybrid tree, those count that are mounted.
 func readControllers() ([]string, error) {
 	controllers, err := cgroups.GetAllSubsystems()
 	if err != nil {
@@ -304,8 +274,7 @@ func readControllers() ([]string, error) {
 	}), nil
 }
 
-// accountsSwap: kernels can be built or booted without accounting of swap.
-// The root of version 2 has no such file, whatever is below it has.
+// accountsSwap: not every kernel does. On version 2 all cgroups but the root have the file.
 func accountsSwap() bool {
 	if cgroups.IsCgroup2UnifiedMode() {
 		found, err := filepath.Glob(unifiedRoot + "/*/memory.swap.max")
@@ -315,7 +284,6 @@ func accountsSwap() bool {
 	return err == nil && cgroups.PathExists(filepath.Join(memory, "memory.memsw.limit_in_bytes"))
 }
 
-// delegates reports whether version 2 is mounted with nsdelegate.
 func delegates() bool {
 	if !cgroups.IsCgroup2UnifiedMode() {
 		return false
@@ -324,7 +292,7 @@ func delegates() bool {
 	return err == nil && len(mounts) == 1 && slices.Contains(strings.Split(mounts[0].VFSOptions, ","), "nsdelegate")
 }
 
-// resources are those of setrlimit(2), by the names of runtime-spec.
+// resources are those of setrlimit(2), by their names in runtime-spec.
 var resources = map[string]int{
 	"RLIMIT_AS": unix.RLIMIT_AS, "RLIMIT_CORE": unix.RLIMIT_CORE, "RLIMIT_CPU": unix.RLIMIT_CPU, "RLIMIT_DATA": unix.RLIMIT_DATA,
 	"RLIMIT_FSIZE": unix.RLIMIT_FSIZE, "RLIMIT_LOCKS": unix.RLIMIT_LOCKS, "RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
@@ -333,7 +301,7 @@ var resources = map[string]int{
 	"RLIMIT_RTTIME": unix.RLIMIT_RTTIME, "RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING, "RLIMIT_STACK": unix.RLIMIT_STACK,
 }
 
-// RlimitNear is the nearest hard limit that a process of this machine may have.
+// RlimitNear returns the nearest hard limit that a process may have here.
 func (m Machine) RlimitNear(name string, wanted uint64) uint64 {
 	if own, limited := m.Rlimits[name]; limited {
 		return min(wanted, own)

@@ -19,15 +19,13 @@ import (
 // DefaultProfile is the name of the default AppArmor profile.
 const DefaultProfile = "minicri-default"
 
-// The profile is written out here instead of by a library: those there are
-// need text/template, which makes the linker keep every method of every type,
-// a tenth of the daemon's memory.
+// A library for the profile would need text/template, for which the linker keeps every method of
+// every type: a tenth of the daemon's memory.
 //
 //go:embed default.profile
 var defaultProfile string
 
-// appArmorSupported reports whether the kernel has AppArmor on and the parser is installed,
-// which it is not in many containers that serve as nodes.
+// appArmorSupported needs the parser, too, which many containers that serve as nodes do not have.
 func appArmorSupported() bool {
 	enabled, err := os.ReadFile("/sys/module/apparmor/parameters/enabled")
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
@@ -37,24 +35,19 @@ func appArmorSupported() bool {
 	return err == nil
 }
 
-// LoadDefaultProfile loads the default profile; processes that an earlier one confines follow
-// it.
+// LoadDefaultProfile loads the default profile, also for processes that an earlier one confines.
 func LoadDefaultProfile(ctx context.Context) error {
-	// The cache would be read from, and written to, a directory of the machine.
+	// The cache would be in a directory of the machine.
 	command := exec.CommandContext(ctx, "apparmor_parser", "--replace", "--skip-cache")
-	command.Stdin = strings.NewReader(renderProfile(ownProfile()))
+	profile := strings.NewReplacer("@PROFILE@", DefaultProfile, "@DAEMON@", ownProfile()).Replace(defaultProfile)
+	command.Stdin = strings.NewReader(profile)
 	if output, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("load the AppArmor profile %s: %v: %w: %s", DefaultProfile, command, err, output)
 	}
 	return nil
 }
 
-// renderProfile fills in the profile for a daemon under the given one.
-func renderProfile(daemon string) string {
-	return strings.NewReplacer("@PROFILE@", DefaultProfile, "@DAEMON@", daemon).Replace(defaultProfile)
-}
-
-// ownProfile is the profile that confines this process: it sends the signals.
+// ownProfile returns the profile that confines this process, which sends the signals.
 func ownProfile() string {
 	current, err := os.ReadFile("/proc/self/attr/apparmor/current")
 	if err != nil {
@@ -67,8 +60,7 @@ func ownProfile() string {
 	return name
 }
 
-// checkSELinuxPolicy reports why the policy cannot confine containers: it names no labels for
-// them (selinux(8), lxc_contexts), or does not know the one that it names.
+// checkSELinuxPolicy: the policy must have labels for containers (selinux(8), lxc_contexts), and know them.
 func checkSELinuxPolicy() error {
 	process, mount := selinux.ContainerLabels()
 	if process == "" || mount == "" {
@@ -83,8 +75,7 @@ func checkSELinuxPolicy() error {
 	return nil
 }
 
-// NewLabels makes the labels of a process and of its files, with a level that no other pod has
-// unless an option names one; "" without SELinux.
+// NewLabels makes labels with a level of their own, unless an option names it; "" without SELinux.
 func (m Machine) NewLabels(options []string) (process, mount string, err error) {
 	if !m.SELinux {
 		return "", "", nil
@@ -95,27 +86,27 @@ func (m Machine) NewLabels(options []string) (process, mount string, err error) 
 	return process, mount, nil
 }
 
-// ReserveLevel keeps the level of a label for its pod over a restart of the daemon.
+// ReserveLevel keeps a label's level for its pod over a restart of the daemon.
 func (m Machine) ReserveLevel(process string) {
 	if m.SELinux {
 		selinux.ReserveLabel(process)
 	}
 }
 
-// ReleaseLevel is the end of ReserveLevel, and of NewLabels.
+// ReleaseLevel undoes ReserveLevel and NewLabels.
 func (m Machine) ReleaseLevel(process string) {
 	if m.SELinux {
 		selinux.ReleaseLabel(process)
 	}
 }
 
-// neverRelabelled are directories that the node itself needs with their labels.
+// neverRelabelled are directories whose labels the node itself needs.
 var neverRelabelled = []string{
 	"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin",
 	"/srv", "/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/local", "/usr/sbin", "/usr/share", "/var", "/var/lib", "/var/log", "/var/run",
 }
 
-// CheckRelabel reports why a path of the node must not be relabelled.
+// CheckRelabel reports why a path of the node must keep its label.
 func CheckRelabel(path string) error {
 	if slices.Contains(neverRelabelled, filepath.Clean(path)) {
 		return fmt.Errorf("%s is needed by the node with the SELinux labels that it has", path)
@@ -123,8 +114,7 @@ func CheckRelabel(path string) error {
 	return nil
 }
 
-// RelabelForAll gives a directory of the daemon's, and all below it, the label of files that
-// every container may use: an enforced policy lets none execute it without.
+// RelabelForAll labels a directory, and all below it, for all containers, so that they may execute it.
 func (m Machine) RelabelForAll(path string) error {
 	if !m.SELinux || m.SELinuxProblem != "" {
 		return nil
@@ -134,9 +124,8 @@ func (m Machine) RelabelForAll(path string) error {
 	return m.Relabel(path, mount, true)
 }
 
-// LabelLayers makes the directory of the layers of images, whose label what is made in it
-// inherits: every container may read them and none may write. The label of the mounts is not
-// enough: what a program maps is checked by the layer's file too.
+// LabelLayers makes the directory of layers, whose label new files inherit: containers may read, not write.
+// The mounts' label is not enough, because what a program maps is checked by the layer's file, too.
 func (m Machine) LabelLayers(dir string) error {
 	if !m.SELinux || m.SELinuxProblem != "" {
 		return nil
@@ -155,7 +144,7 @@ func (m Machine) LabelLayers(dir string) error {
 	if err != nil {
 		return fmt.Errorf("label layers: %w", err)
 	}
-	// The directory comes last: it shows that all is done.
+	// The directory's label, set last, shows that all is done.
 	for _, entry := range entries {
 		if err := selinux.Chcon(filepath.Join(dir, entry.Name()), wanted, true); err != nil {
 			return fmt.Errorf("label the layer %s: %w", entry.Name(), err)
@@ -167,8 +156,7 @@ func (m Machine) LabelLayers(dir string) error {
 	return nil
 }
 
-// Relabel gives a path, and all below it, the label of a container's files, with shared that of
-// all containers'. A file system without labels stays as it is.
+// Relabel labels a path, and all below it, for a container, or all if shared.
 func (m Machine) Relabel(path, mount string, shared bool) error {
 	if !m.SELinux || mount == "" {
 		return nil

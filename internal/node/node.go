@@ -1,11 +1,8 @@
-// Package node keeps the identity of a node: an id, made at random once, from which
-// the beginning of every name in the kernel follows. Two nodes on one machine may
-// have the same --root path, each in a mount namespace of its own, and must never
-// take the other's things for their orphans. With the id are kept the directories
-// that running pods depend on, and the cgroups below which pods were made.
-//
-// It owns the file ROOT/node.json, which is durable. A Node may be used by many
-// goroutines; its lock is held while the file is written.
+// Package node keeps the identity of a node: a random id, with which its names in the kernel begin. Two
+// nodes on one machine may have the same --root path in their mount namespaces, and must not take each
+// other's things for orphans. Beside the id are the directories that running pods depend on, and the cgroups
+// below which pods were made. The package owns the durable file ROOT/node.json. A Node holds its lock while
+// it writes the file.
 package node
 
 import (
@@ -24,15 +21,12 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// facts are the file.
 type facts struct {
-	ID       string `json:"id"`
-	State    string `json:"state"`
-	NetnsDir string `json:"netns_dir"`
-	// BootID is the boot that State and NetnsDir were last used in.
-	BootID string `json:"boot_id"`
-	// Parents are the topmost cgroups below which pods and containers were made.
-	Parents []string `json:"parents"`
+	ID       string   `json:"id"`
+	State    string   `json:"state"`
+	NetnsDir string   `json:"netns_dir"`
+	BootID   string   `json:"boot_id"` // the boot in which State and NetnsDir were last used
+	Parents  []string `json:"parents"` // the topmost cgroups below which pods and containers were made
 }
 
 // Node is the identity of a node.
@@ -43,8 +37,7 @@ type Node struct {
 	facts facts
 }
 
-// Open reads the identity of the node, or makes one. It refuses a state or netns directory in
-// which pods of this boot do not have their files and namespaces.
+// Open reads or makes the identity. It refuses other directories than those of this boot's pods.
 func Open(root, stateDir, netnsDir string) (*Node, error) {
 	boot, err := process.BootID()
 	if err != nil {
@@ -108,25 +101,23 @@ func hasRecords(root string) bool {
 	return false
 }
 
-// Mark is what the names of the cgroups of pods and of namespaces begin with.
+// Mark begins the names of cgroups of pods, and of namespaces.
 func (n *Node) Mark() string { return "minicri-" + n.facts.ID + "-" }
 
-// ContainerMark is the same for the cgroups of containers: neither mark begins
-// with the other.
+// ContainerMark begins those of containers' cgroups. No mark begins with another.
 func (n *Node) ContainerMark() string { return "minicri-c-" + n.facts.ID + "-" }
 
-// PluginMark is the same for the cgroups of runs of CNI plugins.
+// PluginMark begins those of the cgroups of CNI plugins.
 func (n *Node) PluginMark() string { return "minicri-cni-" + n.facts.ID + "-" }
 
-// Parents are the topmost cgroups below which pods and containers were made.
+// Parents returns the topmost cgroups below which pods and containers were made.
 func (n *Node) Parents() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.facts.Parents)
 }
 
-// Know notes the parent of a cgroup that is about to be made, a path below a hierarchy: the
-// node's things are looked for there.
+// Know records where to look for a cgroup, a path below a hierarchy, that is about to be made.
 func (n *Node) Know(path string) error {
 	parent, below, _ := strings.Cut(strings.Trim(filepath.Clean("/"+path), "/"), "/")
 	if below == "" { // the cgroup is itself a topmost one

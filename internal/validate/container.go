@@ -26,9 +26,8 @@ type container struct {
 	machine  machine.Machine
 }
 
-// Container reports what is wrong with a request for a container in a pod. What
-// depends on the image, or on files of the node that may come and go, shows
-// when the spec is made.
+// Container reports what is wrong with a container in a pod. What depends on the image, or on files of the
+// node that come and go, shows when the spec is made.
 func Container(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, m machine.Machine) error {
 	c := &container{config: config, security: config.GetLinux().GetSecurityContext(), pod: pod, machine: m}
 	if config == nil {
@@ -68,7 +67,7 @@ func Container(config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxCon
 	return c.err()
 }
 
-// metadata: the name goes into log lines and the container's unique name.
+// metadata checks the name, which goes into log lines and the container's unique name.
 func (c *container) metadata() {
 	name := c.config.GetMetadata().GetName()
 	switch {
@@ -83,7 +82,7 @@ func (c *container) metadata() {
 	}
 }
 
-// logPath is relative to the pod's log_directory, and stays in it.
+// logPath must stay in the pod's log_directory.
 func (c *container) logPath() {
 	name := c.config.GetLogPath()
 	switch {
@@ -119,17 +118,15 @@ func (c *container) devices() {
 	}
 }
 
-// mountOptions can only take away: those that would give, or change what other fields
-// say, are refused.
+// mountOptions only take away. Options that give, or change other fields, are refused.
 var mountOptions = []string{"noexec", "nodev", "nosuid", "nosymfollow", "noatime", "nodiratime"}
 
 func (c *container) mount(field string, m *runtimeapi.Mount) {
 	c.destination(field+"container_path", m.GetContainerPath())
 	switch {
 	case m.GetImage() == nil:
-		// In a pod that has an image volume, the kubelet (1.36, makeMounts) sends
-		// image_sub_path for the other volumes' sub paths as well. Those are in
-		// host_path already.
+		// If the pod has an image volume, the kubelet (1.36, makeMounts) sends image_sub_path for the other
+		// volumes, too; host_path has it already.
 		c.absolute(field+"host_path", m.GetHostPath())
 	case m.GetImage().GetImage() == "":
 		c.bad(field+"image", "has no name")
@@ -138,7 +135,7 @@ func (c *container) mount(field string, m *runtimeapi.Mount) {
 	case !m.GetReadonly():
 		c.bad(field+"readonly", "is false, but an image can only be mounted read-only")
 	}
-	// The labels of some directories are the node's.
+	// The node needs the labels of some directories.
 	if m.GetSelinuxRelabel() && c.machine.SELinux && m.GetImage() == nil {
 		if err := machine.CheckRelabel(m.GetHostPath()); err != nil {
 			c.bad(field+"selinux_relabel", "%w", err)
@@ -173,8 +170,7 @@ func (p *problems) destination(field, at string) {
 	}
 }
 
-// Mount reports what is wrong with a mount that does not come from a request; source is "" for
-// none.
+// Mount reports what is wrong with a mount that no request names; source "" is none.
 func Mount(destination, source string) error {
 	p := &problems{}
 	p.text("destination", destination)
@@ -186,7 +182,7 @@ func Mount(destination, source string) error {
 	return p.err()
 }
 
-// capabilities: what the daemon has not it cannot give; "all" means all that it has.
+// capabilities: the daemon can give only what it has, and "all" means that.
 func (c *container) capabilities() {
 	asked := c.security.GetCapabilities()
 	drop := oci.CapabilityNames(asked.GetDropCapabilities())
@@ -206,8 +202,7 @@ func (c *container) capabilities() {
 	}
 }
 
-// namespaces: a container has the user namespace of its pod, so it cannot ask for
-// another one; it need not ask.
+// namespaces: a container has its pod's user namespace, and need not ask for it.
 func (c *container) namespaces() {
 	o, own := c.security.GetNamespaceOptions(), oci.UserNamespace(c.pod)
 	const ofPod, ofContainer, ofNode, ofTarget = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
@@ -229,7 +224,7 @@ func (c *container) namespaces() {
 	}
 }
 
-// user: a name has to be found in the image; a number would be taken even if no one has it.
+// user refuses a number as a name: it would be taken even if no one has it.
 func (c *container) user() {
 	id, name, group := c.security.GetRunAsUser(), c.security.GetRunAsUsername(), c.security.GetRunAsGroup()
 	c.id(securityContext+"run_as_user", id.GetValue(), lastPosixID)
@@ -249,14 +244,12 @@ func (c *container) user() {
 	}
 }
 
-// mostListed bounds what all pods, and all containers, may take in a list without labels and
-// annotations, which a list that is too long leaves out. The kubelet reads a list as one message
-// of at most 16 MiB, and takes the node for dead without one. Statistics of pods name containers
-// too, so that each kind has less than half of it.
+// mostListed bounds all pods, and all containers, in a list without labels and annotations. The kubelet
+// reads at most 16 MiB, and takes the node for dead otherwise. Statistics of pods name containers, too: each
+// kind gets less than half.
 const mostListed = 7 << 20
 
-// Listed refuses a pod or a container, as kind says, that would make their list too
-// long. used are the bytes of all that are there, more those of this one.
+// Listed refuses a pod or container with which the list of its kind would exceed one message.
 func Listed(kind string, count, used, more int) error {
 	if used+more <= mostListed {
 		return nil

@@ -20,13 +20,11 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// Node is what the checks of a pod have to know of the runtime.
+// Node is what the checks of a pod need to know of the node.
 type Node struct {
-	Machine machine.Machine
-	// Handlers are the names of runtimes besides the default one, "".
-	Handlers []string
-	// SystemdCgroup: cgroup parents are names of slices.
-	SystemdCgroup bool
+	Machine       machine.Machine
+	Handlers      []string // the runtime handlers besides ""
+	SystemdCgroup bool     // cgroup parents are names of slices
 }
 
 type pod struct {
@@ -68,7 +66,7 @@ func Pod(config *runtimeapi.PodSandboxConfig, handler string, node Node) error {
 	return c.err()
 }
 
-// metadata goes into CNI_ARGS, log lines and the unique name of the sandbox.
+// metadata goes into CNI_ARGS, log lines and the sandbox's unique name.
 func (c *pod) metadata() {
 	m := c.config.GetMetadata()
 	if m == nil {
@@ -91,8 +89,7 @@ func (c *pod) metadata() {
 	}
 }
 
-// longestHostname is HOST_NAME_MAX (sethostname(2)).
-const longestHostname = 64
+const longestHostname = 64 // HOST_NAME_MAX (sethostname(2))
 
 func (c *pod) hostname() {
 	name := c.config.GetHostname()
@@ -108,7 +105,7 @@ func (c *pod) hostname() {
 	}
 }
 
-// dns: each of these becomes a word in resolv.conf(5).
+// dns checks what becomes a word in resolv.conf(5).
 func (c *pod) dns() {
 	dns := c.config.GetDnsConfig()
 	for field, words := range map[string][]string{"servers": dns.GetServers(), "searches": dns.GetSearches(), "options": dns.GetOptions()} {
@@ -170,7 +167,6 @@ func (c *pod) sysctls() {
 	}
 }
 
-// checkCgroupParent reports why a cgroup parent cannot be used with the driver.
 func checkCgroupParent(parent string, systemd bool) error {
 	switch {
 	case leadsUp(parent):
@@ -183,11 +179,9 @@ func checkCgroupParent(parent string, systemd bool) error {
 	return CgroupName(parent)
 }
 
-// longestElement is NAME_MAX, in bytes.
-const longestElement = 255
+const longestElement = 255 // NAME_MAX, in bytes
 
-// CgroupName reports why there can be no cgroup of that name, a path or what a driver
-// makes one of: what could not be looked for could not be removed either.
+// CgroupName reports why no cgroup can have the name or path: it could be neither found nor removed.
 func CgroupName(name string) error {
 	if strings.ContainsRune(name, 0) {
 		return fmt.Errorf("%q has a NUL character: %w", name, errdefs.ErrInvalidArgument)
@@ -216,8 +210,7 @@ func (c *pod) bandwidth() {
 	}
 }
 
-// BitsPerSecond reads a quantity as Kubernetes writes it: a number with one of
-// the suffixes k, M, G, T, P (powers of 1000) or Ki, Mi, Gi, Ti, Pi (of 1024).
+// BitsPerSecond reads a quantity: k, M, G, T, P are powers of 1000, Ki, Mi, Gi, Ti, Pi of 1024.
 func BitsPerSecond(text string) (uint64, error) {
 	digits := strings.TrimRight(text, "kKMGTPi")
 	factor, known := map[string]float64{
@@ -231,10 +224,8 @@ func BitsPerSecond(text string) (uint64, error) {
 	return uint64(number * factor), nil
 }
 
-// checkSysctl reports why a kernel parameter cannot be set for this pod: it
-// would be set for the whole node, or it belongs to a namespace that the pod
-// shares with the node. An element with dots alone (here slashes, see
-// oci.SysctlName) would lead out of the directory of the namespace's parameters.
+// checkSysctl refuses what is not of a namespace of the pod's own. An element of dots alone (here slashes,
+// see oci.SysctlName) would lead out of the namespace's directory.
 func checkSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
 	dotted := oci.SysctlName(name)
 	if strings.ContainsAny(dotted, "\x00 ") || slices.ContainsFunc(strings.Split(dotted, "."), func(element string) bool { return strings.Trim(element, "/") == "" }) {
@@ -252,8 +243,7 @@ func checkSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
 	}
 }
 
-// userNamespace: the mappings go into uid_map and gid_map as they are
-// (user_namespaces(7)), and id 0 of the container must be mapped.
+// userNamespace checks what goes into uid_map and gid_map (user_namespaces(7)).
 func (c *pod) userNamespace() {
 	const field = namespaceField + "userns_options"
 	options := c.security.GetNamespaceOptions()
@@ -277,9 +267,7 @@ func (c *pod) userNamespace() {
 	}
 }
 
-// mostMappings is less than the 340 lines that the kernel takes: the mappings of
-// a container's root are kept in a label of at most 4096 bytes.
-const mostMappings = 120
+const mostMappings = 120 // less than the kernel's 340: a label of 4096 bytes holds those of a root
 
 func (c *pod) mappings(field string, mappings []*runtimeapi.IDMapping) {
 	if len(mappings) == 0 || len(mappings) > mostMappings {

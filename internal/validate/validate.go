@@ -1,9 +1,7 @@
-// Package validate checks what the CRI asks for before anything is done about
-// it. Pod, Container and Resources report everything that is wrong with a
-// request at once, each with the name of its field in the API, as one error of
-// the kind errdefs.ErrInvalidArgument. They have no side effects; apart from
-// profiles that a request names by their files, they read nothing but the
-// request and what they are given. There is no state, and no lock.
+// Package validate checks what the CRI asks for before anything is done. Pod, Container and Resources report
+// all problems of a request in one error of the kind errdefs.ErrInvalidArgument, each with its field in the
+// API. They have no side effects, and read nothing else but profiles that a request names by file. There is
+// no state, and no lock.
 package validate
 
 import (
@@ -13,7 +11,9 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -24,7 +24,6 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// problems collects what is wrong with one request.
 type problems struct{ errs []error }
 
 func (p *problems) bad(field, format string, args ...any) {
@@ -39,24 +38,19 @@ func (p *problems) err() error {
 }
 
 const (
-	// longestName is the longest name that Kubernetes gives to anything.
-	longestName = 253
-	// mostText bounds all labels, and all annotations, of a pod or a container: they are
-	// in every list, which a message of gRPC has to hold. It is twice what the API server
-	// takes of annotations (TotalAnnotationSizeLimitB): the kubelet adds its own.
+	longestName = 253 // the limit of Kubernetes for any name
+	// mostText bounds all labels, and all annotations, of a pod or container, since every list holds them.
+	// It is twice the API server's limit (TotalAnnotationSizeLimitB): the kubelet adds its own.
 	mostText = 512 << 10
 
-	// The highest id means "no change" to the kernel (setresuid(2)); the programs that
-	// read /etc/passwd take half of the ids.
+	// The highest id means "no change" (setresuid(2)); readers of /etc/passwd take half of the ids.
 	lastID, lastPosixID = math.MaxUint32 - 1, math.MaxInt32
 
 	securityContext = "config.linux.security_context."
 	namespaceField  = securityContext + "namespace_options."
 )
 
-// form checks what holds for the fields of every message: texts have no NUL, labels and
-// annotations are UTF-8, enumerations have values that the API of this build knows, and
-// nothing is for Windows.
+// form checks all fields: no NUL, UTF-8 in labels and annotations, known enumerations, nothing for Windows.
 func (p *problems) form(prefix string, message protoreflect.Message) {
 	message.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		field := prefix + string(f.Name())
@@ -91,8 +85,7 @@ func (p *problems) value(field string, f protoreflect.FieldDescriptor, v protore
 	}
 }
 
-// pairs: labels and annotations are stored as they are; the values of other maps are
-// written to files of the kernel.
+// pairs: labels and annotations are stored as they are; other values are written to files of the kernel.
 func (p *problems) pairs(field string, f protoreflect.FieldDescriptor, pairs protoreflect.Map) {
 	size := 0
 	pairs.Range(func(key protoreflect.MapKey, value protoreflect.Value) bool {
@@ -115,7 +108,6 @@ func (p *problems) text(field, text string) {
 	}
 }
 
-// absolute: a place that does not lead back up.
 func (p *problems) absolute(field, name string) {
 	p.place(field, name)
 	if leadsUp(name) {
@@ -125,7 +117,7 @@ func (p *problems) absolute(field, name string) {
 
 func leadsUp(name string) bool { return slices.Contains(strings.Split(name, "/"), "..") }
 
-// place: one in a container may lead back up. It is cleaned, and nothing is above /.
+// place may lead back up in a container: it is cleaned, and nothing is above /.
 func (p *problems) place(field, name string) {
 	if !path.IsAbs(name) {
 		p.bad(field, "%q is not an absolute path", name)
@@ -161,7 +153,6 @@ func (p *problems) idRanges(field string, mappings []*runtimeapi.IDMapping) {
 	}
 }
 
-// profiles are those of a pod or a container.
 func (p *problems) profiles(seccomp, apparmor *runtimeapi.SecurityProfile, m machine.Machine) {
 	if err := checkSeccomp(seccomp); err != nil {
 		p.bad(securityContext+"seccomp", "%w", err)
@@ -171,17 +162,13 @@ func (p *problems) profiles(seccomp, apparmor *runtimeapi.SecurityProfile, m mac
 	}
 }
 
-// errNoAppArmor: a profile was asked for by name on a machine without AppArmor.
-var errNoAppArmor = errors.New("this machine has no AppArmor")
-
-// checkAppArmor reports why an AppArmor profile cannot be used.
 func checkAppArmor(profile *runtimeapi.SecurityProfile, m machine.Machine) error {
 	name := strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/")
 	switch {
 	case profile.GetProfileType() != runtimeapi.SecurityProfile_Localhost:
 		return nil
 	case !m.AppArmor:
-		return fmt.Errorf("profile %q: %w", name, errNoAppArmor)
+		return fmt.Errorf("profile %q: this machine has no AppArmor", name)
 	}
 	loaded, err := os.ReadFile("/sys/kernel/security/apparmor/profiles")
 	if err != nil {
@@ -193,7 +180,6 @@ func checkAppArmor(profile *runtimeapi.SecurityProfile, m machine.Machine) error
 	return nil
 }
 
-// checkSeccomp reports why a seccomp profile cannot be used.
 func checkSeccomp(profile *runtimeapi.SecurityProfile) error {
 	ref := profile.GetLocalhostRef()
 	switch {
@@ -208,4 +194,108 @@ func checkSeccomp(profile *runtimeapi.SecurityProfile) error {
 		return fmt.Errorf("%s is not a file", ref)
 	}
 	return nil
+}
+
+// Resources checks an update of resources; field is their place in the request, with a dot at its end.
+func Resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) error {
+	p := &problems{}
+	p.resources(field, r, m)
+	return p.err()
+}
+
+// InForce checks all resources in force together, where one may need another.
+func InForce(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) error {
+	p := &problems{}
+	p.inForce(field, r, m)
+	return p.err()
+}
+
+// inForce: a limit of memory and swap together needs one of memory.
+func (p *problems) inForce(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) {
+	p.resources(field, r, m)
+	if swap, memory := r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes(); swap > 0 && (memory == 0 || memory == -1) {
+		p.bad(field+"memory_swap_limit_in_bytes", "%d includes a memory limit, but there is none: set memory_limit_in_bytes, or -1 here", swap)
+	}
+}
+
+// resources: zero asks for nothing, -1 is no limit. The CPU's bounds are the kernel's, in microseconds
+// (kernel/sched/core.c: MIN_SHARES, MAX_SHARES, min_cfs_quota_period, max_cfs_quota_period,
+// max_cfs_runtime).
+func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) {
+	swap, memory := r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes()
+	for _, number := range []struct {
+		name               string
+		value, least, most int64
+		hasNone            bool
+	}{
+		{"cpu_period", r.GetCpuPeriod(), 1_000, 1_000_000, false},
+		{"cpu_quota", r.GetCpuQuota(), 1_000, 1<<44 - 1, true},
+		{"cpu_shares", r.GetCpuShares(), 2, 1 << 18, false},
+		{"memory_limit_in_bytes", memory, 1, math.MaxInt64, true},
+		{"memory_swap_limit_in_bytes", swap, 1, math.MaxInt64, true},
+		{"oom_score_adj", r.GetOomScoreAdj(), -1000, 1000, false}, // proc_pid_oom_score_adj(5)
+	} {
+		if number.value == 0 || number.value == -1 && number.hasNone {
+			continue
+		}
+		if number.value < number.least || number.value > number.most {
+			p.bad(field+number.name, "%d is not between %d and %d", number.value, number.least, number.most)
+		}
+	}
+	if swap > 0 && swap < memory {
+		p.bad(field+"memory_swap_limit_in_bytes", "%d is less than the memory limit %d, which it includes", swap, memory)
+	}
+	p.cpuset(field+"cpuset_cpus", r.GetCpusetCpus(), m.CPUs)
+	p.cpuset(field+"cpuset_mems", r.GetCpusetMems(), m.MemoryNodes)
+	for i, limit := range r.GetHugepageLimits() {
+		switch at, size := fmt.Sprintf("%shugepage_limits[%d].page_size", field, i), limit.GetPageSize(); {
+		case !hugepageSize.MatchString(size):
+			p.bad(at, "%q is not a size like 2MB or 1GB", size)
+		case len(m.HugepageSizes) > 0 && !slices.Contains(m.HugepageSizes, size):
+			p.bad(at, "this machine has no huge pages of %s, it has %q", size, m.HugepageSizes)
+		}
+	}
+	p.unified(field+"unified", r.GetUnified(), m)
+}
+
+var hugepageSize = regexp.MustCompile(`^[1-9][0-9]*[KMGT]B$`)
+
+// cpuset: numbers and ranges with commas (cpuset(7), list format), below count if it is known.
+func (p *problems) cpuset(field, set string, count uint64) {
+	if set == "" {
+		return
+	}
+	for part := range strings.SplitSeq(set, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		from, err := strconv.ParseUint(first, 10, 31)
+		to, errLast := strconv.ParseUint(last, 10, 31)
+		if errors.Join(err, errLast) != nil || to < from {
+			p.bad(field, "%q is not a list of numbers and ranges", set)
+			return
+		}
+		if count > 0 && to >= count {
+			p.bad(field, "%d is not on this machine, whose last one is %d", to, count-1)
+			return
+		}
+	}
+}
+
+// unified: each key is a file of the cgroup, CONTROLLER.FILE, or cgroup.FILE.
+func (p *problems) unified(field string, keys map[string]string, m machine.Machine) {
+	if len(keys) > 0 && !m.CgroupV2 {
+		p.bad(field, "needs cgroup v2, this machine has v1")
+		return
+	}
+	for key, value := range keys {
+		controller, what, _ := strings.Cut(key, ".")
+		switch {
+		case controller == "" || what == "" || strings.ContainsAny(key, "/\x00") || strings.ContainsRune(value, 0):
+			p.bad(fmt.Sprintf("%s[%s]", field, key), "is not a file of a cgroup")
+		case controller != "cgroup" && len(m.Controllers) > 0 && !slices.Contains(m.Controllers, controller):
+			p.bad(fmt.Sprintf("%s[%s]", field, key), "there is no controller %q, this machine has %q", controller, m.Controllers)
+		}
+	}
 }
