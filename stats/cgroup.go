@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -21,14 +22,12 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// hierarchies are where those of cgroups are mounted: of the controllers on version 1, by
-// name; without any, that of version 2.
+// hierarchies are the mounts of cgroup version 2, or of the controllers of version 1, by name.
 type hierarchies struct {
 	unified string
 	v1      map[string]string
 }
 
-// What the statistics need, and the metrics.
 const (
 	forStats   = cgroups.CPU | cgroups.Memory | cgroups.Pids
 	forMetrics = forStats | cgroups.IO | cgroups.HugeTLB
@@ -59,41 +58,31 @@ func findHierarchies() (hierarchies, error) {
 	return h, nil
 }
 
-// dir is a cgroup in the hierarchy of a controller. Cleaned as a rooted path, it never
-// leads out.
+// dir is a cgroup in the hierarchy of a controller. Cleaned as a rooted path, it never leads out.
 func (h hierarchies) dir(controller, path string) string {
-	hierarchy := h.v1[controller]
-	if hierarchy == "" {
-		hierarchy = h.unified
-	}
-	return filepath.Join(hierarchy, filepath.Clean("/"+path))
+	return filepath.Join(cmp.Or(h.v1[controller], h.unified), filepath.Clean("/"+path))
 }
 
-// read measures a cgroup, errdefs.ErrNotFound if there is none. On version 2 the numbers
-// that could be read are beside another error.
+// read returns errdefs.ErrNotFound without the cgroup. On version 2 the statistics may be partial, with an
+// error.
 func (h hierarchies) read(path string, wanted cgroups.Controller) (all *cgroups.Stats, err error) {
-	options := &cgroups.StatsOptions{Controllers: wanted}
+	var manager cgroups.Manager
 	if h.unified != "" {
-		manager, err := fs2.NewManager(&cgroups.Cgroup{}, h.dir("", path))
-		if err != nil {
-			return nil, err
+		manager, err = fs2.NewManager(&cgroups.Cgroup{}, h.dir("", path))
+	} else {
+		paths := make(map[string]string)
+		for name := range h.v1 {
+			paths[name] = h.dir(name, path)
 		}
-		all, err = manager.Stats(options)
-		return all, h.orGone(path, err)
+		manager, err = fs.NewManager(&cgroups.Cgroup{Resources: &cgroups.Resources{}}, paths)
 	}
-	paths := make(map[string]string)
-	for name := range h.v1 {
-		paths[name] = h.dir(name, path)
-	}
-	manager, err := fs.NewManager(&cgroups.Cgroup{Resources: &cgroups.Resources{}}, paths)
 	if err != nil {
 		return nil, err
 	}
-	all, err = manager.Stats(options)
+	all, err = manager.Stats(&cgroups.StatsOptions{Controllers: wanted})
 	return all, h.orGone(path, err)
 }
 
-// orGone is errdefs.ErrNotFound if the cgroup is not there.
 func (h hierarchies) orGone(path string, err error) error {
 	for _, controller := range []string{"memory", "cpuacct"} {
 		if _, statErr := os.Stat(h.dir(controller, path)); statErr == nil {
@@ -103,7 +92,7 @@ func (h hierarchies) orGone(path string, err error) error {
 	return fmt.Errorf("measure cgroup %s: %w", path, errdefs.ErrNotFound)
 }
 
-// usage is what a cgroup uses, or several. A part that is nil could not be read.
+// usage is what one or several cgroups use. A part that could not be read is nil.
 type usage struct {
 	*cgroups.Stats
 	at     time.Time
@@ -111,25 +100,22 @@ type usage struct {
 	swap   *swap
 }
 
-// memory is in bytes. limit is unlimited, or more, if there is none.
+// memory is in bytes. limit is at least unlimited if there is none.
 type memory struct {
 	usage, limit             uint64
 	inactiveFile, activeFile uint64
 	anon, faults, major      uint64
 }
 
-// swap is in bytes; limit is of swap alone.
 type swap struct{ usage, limit uint64 }
 
-// unlimited: version 1 says "no limit" with the largest signed number, rounded
-// to pages, and no machine has half of that.
+// unlimited is half of the largest signed number, by which version 1, rounded to pages, says "no limit".
 const unlimited = 1 << 62
 
-// workingSet is what the kubelet evicts by: what cannot easily be given back.
+// workingSet is what the kubelet evicts by: what the kernel cannot easily reclaim.
 func (m *memory) workingSet() uint64 { return m.usage - min(m.usage, m.inactiveFile) }
 
-// readUsage adds up the cgroups of a container or pod. Those that are gone add nothing;
-// errdefs.ErrNotFound if all are. What cannot be read is missing and logged.
+// readUsage adds up those cgroups that are there, errdefs.ErrNotFound without any. It logs what is missing.
 func (m *Meter) readUsage(id string, wanted cgroups.Controller, paths ...string) (sum *usage, gone error) {
 	for _, path := range paths {
 		all, err := m.hierarchies.read(path, wanted)
@@ -156,8 +142,7 @@ func (m *Meter) readUsage(id string, wanted cgroups.Controller, paths ...string)
 	return sum, nil
 }
 
-// add leaves a sum without pressure, which cannot be added, and without a limit: each
-// part has one of its own.
+// add leaves out pressure, which cannot be added, and the limit, which each part has for itself.
 func (u *usage) add(other *usage) {
 	u.CpuStats.PSI, u.MemoryStats.PSI, u.BlkioStats.PSI = nil, nil, nil
 	u.PidsStats.Current += other.PidsStats.Current
@@ -172,17 +157,16 @@ func (u *usage) add(other *usage) {
 	}
 }
 
-// takeMemory: usage and limits are of the cgroup and all below it, so on version 1 the
-// rows of memory.stat that begin with total_ belong to them.
+// takeMemory takes the total_ rows of memory.stat on version 1: usage and limits include the cgroups below.
 func (u *usage) takeMemory(h hierarchies, path string) {
 	stats := u.MemoryStats
 	row, prefix, anon := stats.Stats, "", "anon"
 	if len(row) == 0 {
-		return // the controller is not there
+		return // without the controller
 	}
 	m := &memory{usage: stats.Usage.Usage, limit: stats.Usage.Limit}
 	if h.unified != "" {
-		if _, err := os.Stat(filepath.Join(h.dir("memory", path), "memory.swap.current")); err == nil { // else the kernel does not count it
+		if _, err := os.Stat(filepath.Join(h.dir("memory", path), "memory.swap.current")); err == nil {
 			u.swap = &swap{usage: stats.SwapOnlyUsage.Usage, limit: stats.SwapOnlyUsage.Limit}
 		}
 	} else {
@@ -198,8 +182,7 @@ func (u *usage) takeMemory(h hierarchies, path string) {
 	u.memory = m
 }
 
-// psi is what the kernel says of pressure, nil where it says nothing. It counts
-// microseconds, and the API nanoseconds.
+// psi converts the kernel's microseconds to the API's nanoseconds.
 func psi(from *cgroups.PSIStats) *runtimeapi.PsiStats {
 	if from == nil {
 		return nil
@@ -216,18 +199,12 @@ func (u *usage) memoryUsage() *runtimeapi.MemoryUsage {
 		return nil
 	}
 	return &runtimeapi.MemoryUsage{
-		Timestamp:       u.at.UnixNano(),
-		WorkingSetBytes: value(m.workingSet()),
-		AvailableBytes:  available(m.limit, m.workingSet()),
-		UsageBytes:      value(m.usage),
-		RssBytes:        value(m.anon),
-		PageFaults:      value(m.faults),
-		MajorPageFaults: value(m.major),
-		Psi:             psi(u.MemoryStats.PSI),
+		Timestamp: u.at.UnixNano(), Psi: psi(u.MemoryStats.PSI),
+		WorkingSetBytes: value(m.workingSet()), AvailableBytes: available(m.limit, m.workingSet()),
+		UsageBytes: value(m.usage), RssBytes: value(m.anon), PageFaults: value(m.faults), MajorPageFaults: value(m.major),
 	}
 }
 
-// available is what is left of a limit, nil if there is none.
 func available(limit, used uint64) *runtimeapi.UInt64Value {
 	if limit >= unlimited {
 		return nil
@@ -252,18 +229,7 @@ func (u *usage) ioUsage() *runtimeapi.IoUsage {
 	return &runtimeapi.IoUsage{Timestamp: u.at.UnixNano(), Psi: psi(u.BlkioStats.PSI)}
 }
 
-const (
-	// defaultInterface is the one that the pod's addresses are on.
-	defaultInterface = "eth0"
-	// dumpTries: a dump is interrupted when an interface comes or goes.
-	dumpTries = 3
-	// netlinkTimeout ends the waiting for a kernel whose lock is held.
-	netlinkTimeout = time.Second
-)
-
-// readNetwork reads the counters of all interfaces in the namespace pinned at
-// the path. It is nil if there is none: the kubelet takes it for granted that there is a
-// default one.
+// readNetwork returns nil for a namespace without interfaces: the kubelet expects a default one.
 func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
 	links, err := listLinks(path)
 	if err != nil {
@@ -272,7 +238,7 @@ func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
 	if len(links) == 0 {
 		return nil, nil
 	}
-	first := max(0, slices.IndexFunc(links, func(a *netlink.LinkAttrs) bool { return a.Name == defaultInterface }))
+	first := max(0, slices.IndexFunc(links, func(a *netlink.LinkAttrs) bool { return a.Name == "eth0" }))
 	usage := &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano()}
 	for i, a := range links {
 		one := &runtimeapi.NetworkInterfaceUsage{
@@ -289,7 +255,7 @@ func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
 	return usage, nil
 }
 
-// listLinks are the interfaces in a namespace that have counters, but loopback.
+// listLinks returns the interfaces in a namespace that have counters, without loopback.
 func listLinks(path string) (links []*netlink.LinkAttrs, err error) {
 	namespace, err := netns.GetFromPath(path)
 	if err != nil {
@@ -301,11 +267,11 @@ func listLinks(path string) (links []*netlink.LinkAttrs, err error) {
 		return nil, err
 	}
 	defer handle.Close()
-	if err := handle.SetSocketTimeout(netlinkTimeout); err != nil {
+	if err := handle.SetSocketTimeout(time.Second); err != nil {
 		return nil, err
 	}
 	all, err := handle.LinkList()
-	for try := 1; errors.Is(err, netlink.ErrDumpInterrupted) && try < dumpTries; try++ {
+	for try := 1; errors.Is(err, netlink.ErrDumpInterrupted) && try < 3; try++ { // an interface came or went
 		all, err = handle.LinkList()
 	}
 	for _, link := range all {

@@ -1,16 +1,13 @@
-// Package stats measures pods and containers: cpu, memory, swap, processes and
-// pressure from the kernel's cgroup files (github.com/opencontainers/cgroups), network
-// counters by netlink, and the writable layers by the image store.
+// Package stats measures pods and containers: cpu, memory, swap, processes and pressure by cgroups, network
+// by netlink, and writable layers by the image store. A missing controller leaves its part of the answer
+// empty.
 //
-// It owns no container and no pod: the caller says what is to be measured, and
-// where. It keeps the last sample of each cgroup's cpu, from which a rate follows, and
-// the last measurement of each writable layer. A controller that is not there leaves its
-// part of the answer empty.
-//
-// Meter.mu guards these two maps and is not held while anything is read. Walking a
-// writable layer may take long, on a dead disk without end: each walk has a goroutine,
-// and a call waits no longer than layerWait for all of them together, or aloneWait for a
-// single container or pod. Close ends the walks.
+// A Meter keeps the last cpu sample of each cgroup and the last measurement of each layer; Meter.mu guards
+// the two
+// maps, and is not held while anything is read. The walk of a layer may take long, on a dead disk forever:
+// it has
+// its own goroutine, and a call waits up to layerWait for all layers, or aloneWait for a single container or
+// pod.
 package stats
 
 import (
@@ -28,60 +25,43 @@ import (
 	"github.com/minicri/minicri/image"
 )
 
-// Container is what is to be measured of one container.
+// Container is what is to be measured of one container. Image, StartedAt and Resources are for metrics alone.
 type Container struct {
-	ID string
-	// Cgroup is its path below a hierarchy.
-	Cgroup     string
+	ID         string
+	Cgroup     string // below a hierarchy
 	Attributes *runtimeapi.ContainerAttributes
-	// Image, StartedAt (nanoseconds since 1970) and Resources, what it was
-	// given, are for the metrics alone.
-	Image     string
-	StartedAt int64
-	Resources *runtimeapi.LinuxContainerResources
+	Image      string
+	StartedAt  int64                               // nanoseconds since 1970
+	Resources  *runtimeapi.LinuxContainerResources // as given
 }
 
 // Pod is what is to be measured of one pod.
 type Pod struct {
-	ID string
-	// Cgroups are the paths whose sum the pod uses: the pod's own cgroup, or
-	// those of all its parts if it has none.
-	Cgroups []string
-	// Netns is where its network namespace is pinned, "" for the node's, whose
-	// counters are not the pod's.
-	Netns      string
+	ID         string
+	Cgroups    []string // the pod's own, or if it has none those of its parts
+	Netns      string   // the pinned namespace, "" for the node's, whose counters are not the pod's
 	Attributes *runtimeapi.PodSandboxAttributes
-	// Containers are those that run.
-	Containers []Container
+	Containers []Container // those that run
 }
 
-// Layers measures the writable layer of a container, which may take as long as
-// the layer is large.
+// Layers measures the writable layer of a container. That takes long for a large one.
 type Layers interface {
 	SnapshotUsage(ctx context.Context, containerID string) (image.Usage, error)
 }
 
 const (
-	// layerWait is how long a list waits for layers that are being walked; then
-	// it answers with what was measured before.
-	layerWait = 50 * time.Millisecond
-	// aloneWait is how long a call about a single container or pod waits for a
-	// first measurement.
-	aloneWait = time.Second
-	// layerAge is how long a measurement is good: the kubelet's period.
-	layerAge = 10 * time.Second
-	// layersAtOnce are walked concurrently.
+	layerWait    = 50 * time.Millisecond // of a list, which then has older measurements
+	aloneWait    = time.Second           // of a single container or pod, for its first measurement
+	layerAge     = 10 * time.Second      // of a good measurement: the kubelet's period
 	layersAtOnce = 4
-	// shortestWindow is the least time that a rate is taken over: two callers that
-	// ask in turn get no rate of the few milliseconds between them.
+	// shortestWindow of a rate: two callers that ask in turn get no rate of the milliseconds between them.
 	shortestWindow = time.Second
-	// maxKept is how many samples and layers are kept before those are forgotten that
-	// are older than sampleAge.
+	// Beyond maxKept samples or layers, those older than sampleAge are forgotten.
 	maxKept   = 4096
 	sampleAge = 5 * time.Minute
 )
 
-// Meter measures. Its methods may be called side by side.
+// Meter measures. Its methods may be called concurrently.
 type Meter struct {
 	hierarchies hierarchies
 	source      Layers
@@ -97,12 +77,11 @@ type Meter struct {
 	layers  map[string]image.Usage // by container
 }
 
-// sample is the cpu time of a cgroup, and the rate over the window that ended then, nil
-// for the first sample.
+// sample is the cpu time of a cgroup, and the rate over the window that ended then.
 type sample struct {
 	at    time.Time
 	total time.Duration
-	rate  *runtimeapi.UInt64Value
+	rate  *runtimeapi.UInt64Value // nil for the first sample
 }
 
 // Open finds the cgroup hierarchies. The context is the daemon's.
@@ -119,14 +98,13 @@ func Open(ctx context.Context, source Layers, logger *slog.Logger) (*Meter, erro
 	return m, nil
 }
 
-// Close ends the walks of writable layers, and waits for their end.
+// Close ends the walks of writable layers, and waits for them.
 func (m *Meter) Close() {
 	m.cancel()
-	_ = m.slots.Acquire(context.Background(), layersAtOnce) // it has no other error than the context's
+	_ = m.slots.Acquire(context.Background(), layersAtOnce)
 }
 
-// Container measures one container. One that does not run has no cgroup, and
-// no more than its attributes and its writable layer.
+// Container measures one container. Without a cgroup it has only attributes and a writable layer.
 func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.ContainerStats, error) {
 	m.refresh(ctx, m.waitFor(c), c)
 	measured, err := m.container(c)
@@ -136,14 +114,13 @@ func (m *Meter) Container(ctx context.Context, c Container) (*runtimeapi.Contain
 	return measured, err
 }
 
-// Containers measures all that have a cgroup. What has ended in the meantime,
-// or cannot be measured, is left out.
+// Containers measures all that have a cgroup and can be measured.
 func (m *Meter) Containers(ctx context.Context, containers []Container) []*runtimeapi.ContainerStats {
 	m.refresh(ctx, layerWait, containers...)
 	return listed(m, containers, m.container)
 }
 
-// listed measures those that can be measured.
+// listed logs what cannot be measured, unless it is gone, and leaves it out.
 func listed[From, To any](m *Meter, all []From, measure func(From) (To, error)) []To {
 	list := make([]To, 0, len(all))
 	for _, one := range all {
@@ -157,24 +134,18 @@ func listed[From, To any](m *Meter, all []From, measure func(From) (To, error)) 
 	return list
 }
 
-// container reads the cgroup, errdefs.ErrNotFound if there is none.
 func (m *Meter) container(c Container) (*runtimeapi.ContainerStats, error) {
 	used, err := m.readUsage(c.ID, forStats, c.Cgroup)
 	if err != nil {
 		return nil, err
 	}
 	return &runtimeapi.ContainerStats{
-		Attributes:    c.Attributes,
-		Cpu:           m.cpuUsage(c.Cgroup, used),
-		Memory:        used.memoryUsage(),
-		WritableLayer: m.writableLayer(c.ID),
-		Swap:          used.swapUsage(),
-		Io:            used.ioUsage(),
+		Attributes: c.Attributes, WritableLayer: m.writableLayer(c.ID),
+		Cpu: m.cpuUsage(c.Cgroup, used), Memory: used.memoryUsage(), Swap: used.swapUsage(), Io: used.ioUsage(),
 	}, nil
 }
 
-// Pod measures one pod. One that does not run has no cgroup, and no more than
-// its attributes.
+// Pod measures one pod. Without a cgroup it has only attributes.
 func (m *Meter) Pod(ctx context.Context, p Pod) (*runtimeapi.PodSandboxStats, error) {
 	m.refresh(ctx, m.waitFor(p.Containers...), p.Containers...)
 	measured, err := m.pod(p)
@@ -184,7 +155,7 @@ func (m *Meter) Pod(ctx context.Context, p Pod) (*runtimeapi.PodSandboxStats, er
 	return measured, err
 }
 
-// Pods measures all that have a cgroup, and leaves out the others.
+// Pods measures all that have a cgroup.
 func (m *Meter) Pods(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxStats {
 	m.refresh(ctx, layerWait, containersOf(pods)...)
 	return listed(m, pods, m.pod)
@@ -203,10 +174,8 @@ func (m *Meter) pod(p Pod) (*runtimeapi.PodSandboxStats, error) {
 		return nil, err
 	}
 	linux := &runtimeapi.LinuxPodSandboxStats{
-		Cpu:        m.cpuUsage("pod "+p.ID, used),
-		Memory:     used.memoryUsage(),
+		Cpu: m.cpuUsage("pod "+p.ID, used), Memory: used.memoryUsage(), Io: used.ioUsage(),
 		Containers: listed(m, p.Containers, m.container),
-		Io:         used.ioUsage(),
 	}
 	if count := used.PidsStats.Current; count > 0 {
 		linux.Process = &runtimeapi.ProcessUsage{Timestamp: used.at.UnixNano(), ProcessCount: value(count)}
@@ -219,18 +188,15 @@ func (m *Meter) pod(p Pod) (*runtimeapi.PodSandboxStats, error) {
 	return &runtimeapi.PodSandboxStats{Attributes: p.Attributes, Linux: linux}, nil
 }
 
-// cpuUsage has a rate from the second sample on; samples are kept by the key.
+// cpuUsage has a rate from the second sample of the key on.
 func (m *Meter) cpuUsage(key string, used *usage) *runtimeapi.CpuUsage {
 	return &runtimeapi.CpuUsage{
-		Timestamp:            used.at.UnixNano(),
-		UsageCoreNanoSeconds: value(used.CpuStats.CpuUsage.TotalUsage),
-		UsageNanoCores:       m.rate(key, used.at, time.Duration(used.CpuStats.CpuUsage.TotalUsage)),
-		Psi:                  psi(used.CpuStats.PSI),
+		Timestamp: used.at.UnixNano(), Psi: psi(used.CpuStats.PSI), UsageCoreNanoSeconds: value(used.CpuStats.CpuUsage.TotalUsage),
+		UsageNanoCores: m.rate(key, used.at, time.Duration(used.CpuStats.CpuUsage.TotalUsage)),
 	}
 }
 
-// rate is how many nanoseconds of cpu time the cgroup uses each second, since
-// the sample before; nil if this is the first one.
+// rate is the nanoseconds of cpu time used each second since the sample before, nil for the first one.
 func (m *Meter) rate(key string, at time.Time, total time.Duration) *runtimeapi.UInt64Value {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -240,7 +206,7 @@ func (m *Meter) rate(key string, at time.Time, total time.Duration) *runtimeapi.
 		return last.rate
 	}
 	next := sample{at: at, total: total}
-	if found && total >= last.total { // a cgroup that was made again under its old name counts from zero
+	if found && total >= last.total { // a new cgroup of the same name counts from zero
 		next.rate = value(uint64(float64(total-last.total) / window.Seconds()))
 	}
 	m.samples[key] = next
@@ -250,7 +216,6 @@ func (m *Meter) rate(key string, at time.Time, total time.Duration) *runtimeapi.
 	return next.rate
 }
 
-// waitFor is how long a call about single containers waits for their layers.
 func (m *Meter) waitFor(containers ...Container) time.Duration {
 	for _, c := range containers {
 		if m.layer(c.ID).Time.IsZero() {
@@ -260,8 +225,7 @@ func (m *Meter) waitFor(containers ...Container) time.Duration {
 	return layerWait
 }
 
-// refresh measures the layers whose last measurement is old, and waits for no longer
-// than the limit.
+// refresh measures the layers whose last measurement is old, and waits up to the limit.
 func (m *Meter) refresh(ctx context.Context, limit time.Duration, containers ...Container) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -301,23 +265,20 @@ func (m *Meter) walk(id string) error {
 	return nil
 }
 
-// layer is the last measurement; its time is zero before the first has ended.
+// layer is the last measurement, with a zero time before the first.
 func (m *Meter) layer(id string) image.Usage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.layers[id]
 }
 
-// writableLayer is nil before the first measurement has ended.
 func (m *Meter) writableLayer(id string) *runtimeapi.FilesystemUsage {
 	used := m.layer(id)
 	if used.Time.IsZero() {
 		return nil
 	}
 	return &runtimeapi.FilesystemUsage{
-		Timestamp:  used.Time.UnixNano(),
-		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: used.Mountpoint},
-		UsedBytes:  value(used.Bytes),
-		InodesUsed: value(used.Inodes),
+		Timestamp: used.Time.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: used.Mountpoint},
+		UsedBytes: value(used.Bytes), InodesUsed: value(used.Inodes),
 	}
 }

@@ -16,8 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Metrics are those of pods and their containers. What has ended in the
-// meantime, or cannot be read, is left out.
+// Metrics are those of pods and their containers, without what has ended or cannot be read.
 func (m *Meter) Metrics(ctx context.Context, pods []Pod) []*runtimeapi.PodSandboxMetrics {
 	m.refresh(ctx, layerWait, containersOf(pods)...)
 	list := make([]*runtimeapi.PodSandboxMetrics, 0, len(pods))
@@ -48,9 +47,8 @@ func (m *Meter) podMetrics(p Pod) *runtimeapi.PodSandboxMetrics {
 	return answer
 }
 
-// cgroupMetrics are those of the pod as a whole, as cAdvisor has them: the rows
-// whose container is "". A pod without a cgroup of its own has the sum of its
-// parts, where sums have a meaning.
+// cgroupMetrics are the pod's own, as cAdvisor has them: the rows whose container is "". A pod without a
+// cgroup has the sums of its parts, where sums have a meaning.
 func (m *Meter) cgroupMetrics(p Pod, to *metrics) {
 	used, err := m.readUsage(p.ID, forMetrics, p.Cgroups...)
 	if errdefs.IsNotFound(err) {
@@ -123,7 +121,6 @@ func (m *metrics) addPressure(used *usage) {
 	}
 }
 
-// addLayer adds what is known of the writable layer and of its file system.
 func (m *Meter) addLayer(c Container, to *metrics) {
 	used := m.layer(c.ID)
 	if used.Time.IsZero() {
@@ -140,17 +137,12 @@ func (m *Meter) addLayer(c Container, to *metrics) {
 	to.add("container_fs_inodes_total", fs.Files, used.Mountpoint)
 }
 
-// What the kernel takes where nothing is asked for (sched-bwc.rst, cgroups(7)).
-const (
-	defaultPeriod = 100_000
-	defaultShares = 1024
-)
-
+// addSpec has the kernel's defaults where nothing is asked for (sched-bwc.rst, cgroups(7)).
 func (m *metrics) addSpec(c Container) {
 	resources := c.Resources
 	m.add("container_start_time_seconds", seconds(time.Duration(c.StartedAt)))
-	m.add("container_spec_cpu_period", positive(resources.GetCpuPeriod(), defaultPeriod))
-	m.add("container_spec_cpu_shares", positive(resources.GetCpuShares(), defaultShares))
+	m.add("container_spec_cpu_period", positive(resources.GetCpuPeriod(), 100_000))
+	m.add("container_spec_cpu_shares", positive(resources.GetCpuShares(), 1024))
 	if quota := resources.GetCpuQuota(); quota > 0 {
 		m.add("container_spec_cpu_quota", uint64(quota))
 	}
@@ -158,7 +150,7 @@ func (m *metrics) addSpec(c Container) {
 	m.add("container_spec_memory_swap_limit_bytes", wholePages(resources.GetMemorySwapLimitInBytes()))
 }
 
-// wholePages is what the kernel makes of a limit (page_counter_memparse).
+// wholePages rounds a limit as the kernel does (page_counter_memparse).
 func wholePages(limit int64) uint64 {
 	page := uint64(os.Getpagesize())
 	return positive(limit, 0) / page * page
@@ -193,8 +185,7 @@ func (m *Meter) networkMetrics(p Pod, to *metrics) {
 	}
 }
 
-// descriptor is one metric, by the name that cAdvisor gave it, with the labels
-// that it has besides those of every metric.
+// descriptor is one metric under cAdvisor's name. labels follow baseLabels.
 type descriptor struct {
 	name, help string
 	kind       runtimeapi.MetricType
@@ -206,11 +197,9 @@ const (
 	gauge   = runtimeapi.MetricType_GAUGE
 )
 
-// baseLabels are those of every metric, in this order.
 var baseLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
-// descriptors are all metrics. Values are whole numbers in the CRI, so seconds
-// are rounded down.
+// descriptors are all metrics. The CRI has whole numbers, so seconds are rounded down.
 var descriptors = []descriptor{
 	{"container_cpu_usage_seconds_total", "Cpu time used.", counter, []string{"cpu"}},
 	{"container_cpu_user_seconds_total", "Cpu time used in user mode.", counter, nil},
@@ -273,15 +262,13 @@ var descriptors = []descriptor{
 }
 
 // Descriptors are all metrics that [Meter.Metrics] may give.
-func Descriptors() []*runtimeapi.MetricDescriptor {
-	var list []*runtimeapi.MetricDescriptor
+func Descriptors() (list []*runtimeapi.MetricDescriptor) {
 	for _, d := range descriptors {
 		list = append(list, &runtimeapi.MetricDescriptor{Name: d.name, Help: d.help, LabelKeys: slices.Concat(baseLabels, d.labels)})
 	}
 	return list
 }
 
-// metrics are those of one container, or of one pod.
 type metrics struct {
 	base []string // the values of baseLabels
 	list []*runtimeapi.Metric
@@ -343,10 +330,6 @@ func (m *metrics) addMemory(h hierarchies, path string, used *usage) {
 	number("container_spec_memory_reservation_limit_bytes", reserved, err)
 }
 
-// maxCounted is the most processes whose files are counted: a look at each takes
-// some ten microseconds, and a container may have as many as its limit allows.
-const maxCounted = 1000
-
 func (m *metrics) addProcesses(directory string, used *usage) {
 	m.add("container_threads_max", used.PidsStats.Limit)
 	pids, err := cgroups.GetPids(directory)
@@ -354,13 +337,13 @@ func (m *metrics) addProcesses(directory string, used *usage) {
 		return
 	}
 	m.add("container_processes", uint64(len(pids)))
-	// None is added for no limit: a value of the CRI has no number for it.
+	// The CRI has no number for "no limit".
 	var limit unix.Rlimit
 	if len(pids) > 0 && unix.Prlimit(pids[0], unix.RLIMIT_NOFILE, nil, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
 		m.add("container_ulimits_soft", limit.Cur, "max_open_files")
 	}
-	if len(pids) > maxCounted {
-		return // a part of them would be a wrong number
+	if len(pids) > 1000 {
+		return // each takes some ten microseconds, and a part of them would be a wrong number
 	}
 	var files, sockets uint64
 	for _, pid := range pids {
@@ -371,7 +354,6 @@ func (m *metrics) addProcesses(directory string, used *usage) {
 	m.add("container_sockets", sockets)
 }
 
-// openFiles counts those of a process; one that has ended has none.
 func openFiles(pid string) (files, sockets uint64) {
 	directory := "/proc/" + pid + "/fd"
 	entries, err := os.ReadDir(directory)
@@ -387,8 +369,7 @@ func openFiles(pid string) (files, sockets uint64) {
 	return files, sockets
 }
 
-// addDevices adds what was read and written. Devices without a transfer have no
-// row.
+// addDevices adds the reads and writes. Devices without any have no row.
 func (m *metrics) addDevices(used *usage) {
 	for _, kind := range []struct {
 		entries       []cgroups.BlkioStatEntry

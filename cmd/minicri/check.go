@@ -29,10 +29,6 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-// errNotClean is how `minicri check` ends when there is a problem.
-var errNotClean = errors.New("this node has problems, see above")
-
-// checkCommand is `minicri check`: what this node lacks, and what was left.
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	l, err := look("check", arguments)
 	if err != nil {
@@ -61,12 +57,12 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 		return err
 	}
 	if !doctor.Clean(findings) {
-		return errNotClean
+		return errors.New("this node has problems, see above")
 	}
 	return nil
 }
 
-// examine looks at the node, and asks its daemon what only that can know.
+// examine looks at the node, and asks its daemon what only the daemon knows.
 func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.Finding, error) {
 	c := l.Config
 	identity, err := node.Read(c.Root)
@@ -111,7 +107,7 @@ func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) err
 	return table.Flush()
 }
 
-// writeJSON writes a value for people: its texts are from outside.
+// writeJSON writes a value to a terminal, which must not obey its texts.
 func writeJSON(output io.Writer, value any) error {
 	document, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -121,7 +117,6 @@ func writeJSON(output io.Writer, value any) error {
 	return err
 }
 
-// writeYAML writes a value with the keys that it has in JSON.
 func writeYAML(output io.Writer, value any) error {
 	document, err := json.Marshal(value)
 	if err != nil {
@@ -138,10 +133,10 @@ func writeYAML(output io.Writer, value any) error {
 	return err
 }
 
-// statusLimit is how long the daemon may take for its status; it asks programs for it.
+// statusLimit is long because the daemon runs programs to find its status.
 const statusLimit = 30 * time.Second
 
-// daemonAt is a client of the daemon at a socket until the context ends.
+// daemonAt returns a client, which is open until the context ends.
 func daemonAt(ctx context.Context, socket string) (runtimeapi.RuntimeServiceClient, error) {
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
@@ -152,7 +147,6 @@ func daemonAt(ctx context.Context, socket string) (runtimeapi.RuntimeServiceClie
 	return runtimeapi.NewRuntimeServiceClient(connection), nil
 }
 
-// hasEnded asks the daemon whether a pod has ended, or is gone.
 func hasEnded(ctx context.Context, socket, id string) bool {
 	ctx, cancel := context.WithTimeout(ctx, statusLimit)
 	defer cancel()
@@ -164,7 +158,7 @@ func hasEnded(ctx context.Context, socket, id string) bool {
 	return status.Code(err) == codes.NotFound || err == nil && answer.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
-// verboseStatus is what the daemon says of itself, nil if none serves.
+// verboseStatus returns nil if no daemon serves.
 func verboseStatus(ctx context.Context, socket string) (answer *runtimeapi.StatusResponse, err error) {
 	if serves, err := daemonServes(ctx, socket); !serves {
 		return nil, err
@@ -179,8 +173,7 @@ func verboseStatus(ctx context.Context, socket string) (answer *runtimeapi.Statu
 	return answer, withoutCode(err)
 }
 
-// askDaemon returns what the daemon says of itself, nil if none serves, and what is
-// wrong with NRI plugins, nil if it does not say.
+// askDaemon returns a nil Daemon if none serves, and nil plugins if it does not report their problems.
 func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []error) {
 	answer, err := verboseStatus(ctx, socket)
 	switch {
@@ -193,33 +186,25 @@ func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []
 	for _, c := range answer.GetStatus().GetConditions() {
 		said.Conditions = append(said.Conditions, doctor.Condition{Type: c.GetType(), Holds: c.GetStatus(), Message: c.GetMessage()})
 	}
-	var orphans, texts items
-	said.Err = errors.Join(orphans.read(answer, "orphanSnapshots"), texts.read(answer, "nriProblems"))
-	said.Orphans = orphans.Items
+	read := func(name string) (list struct{ Items []string }) {
+		if text, there := answer.GetInfo()[name]; there {
+			if err := json.Unmarshal([]byte(text), &list); err != nil {
+				said.Err = errors.Join(said.Err, fmt.Errorf("read %s of the status: %w", name, err))
+			}
+		}
+		return list
+	}
+	said.Orphans = read("orphanSnapshots").Items
 	if _, on := answer.GetInfo()["nriProblems"]; on {
 		plugins = []error{}
 	}
-	for _, text := range texts.Items {
+	for _, text := range read("nriProblems").Items {
 		plugins = append(plugins, errors.New(text))
 	}
 	return said, plugins
 }
 
-// items is a list in the info of a status.
-type items struct{ Items []string }
-
-func (i *items) read(answer *runtimeapi.StatusResponse, name string) error {
-	text, there := answer.GetInfo()[name]
-	if !there {
-		return nil
-	}
-	if err := json.Unmarshal([]byte(text), i); err != nil {
-		return fmt.Errorf("read %s of the status: %w", name, err)
-	}
-	return nil
-}
-
-// runningConfig has the keys of the daemon that serves, nil if none does.
+// runningConfig returns the configuration keys of the daemon that serves, nil if none does.
 func runningConfig(ctx context.Context, socket string) (map[string]any, error) {
 	answer, err := verboseStatus(ctx, socket)
 	if err != nil || answer == nil {
@@ -228,7 +213,7 @@ func runningConfig(ctx context.Context, socket string) (map[string]any, error) {
 	return keysIn([]byte(answer.GetInfo()["config"]))
 }
 
-// keysIn are the keys of a configuration in JSON, with their tables, and their values.
+// keysIn returns the values in a JSON configuration by key, with the table: "nri.enabled".
 func keysIn(document []byte) (map[string]any, error) {
 	var tables map[string]any
 	if err := json.Unmarshal(document, &tables); err != nil {
@@ -249,8 +234,7 @@ func addKeys(keys map[string]any, prefix string, table map[string]any) {
 	}
 }
 
-// withoutCode returns the message of a gRPC status, in the words of the daemon's log:
-// of its code it has what the message leaves out (package errtext).
+// withoutCode returns the message of a gRPC status, with the kind that package errtext left to the code.
 func withoutCode(err error) error {
 	answer, ok := status.FromError(err)
 	if !ok || err == nil {
@@ -263,29 +247,28 @@ func withoutCode(err error) error {
 	return errors.New(answer.Message())
 }
 
-// tryPod runs a pod as the kubelet would, and removes it.
+// tryPod runs and removes a pod as the kubelet would.
 func tryPod(ctx context.Context, c *config.Config) doctor.Finding {
-	finding := doctor.Finding{Subject: "pod", Grade: doctor.Problem, Advice: "'minicri timeline minicri-check' shows its steps"}
-	serves, err := daemonServes(ctx, c.Socket)
-	if err != nil {
-		finding.Message, finding.Advice = "not run: "+err.Error(), ""
-		return finding
+	failed := func(message, advice string) doctor.Finding {
+		return doctor.Finding{Subject: "pod", Grade: doctor.Problem, Message: message, Advice: advice}
 	}
-	if !serves {
-		finding.Message, finding.Advice = "not run: no daemon serves "+c.Socket, "start it: systemctl start minicri"
-		return finding
+	serves, err := daemonServes(ctx, c.Socket)
+	switch {
+	case err != nil:
+		return failed("not run: "+err.Error(), "")
+	case !serves:
+		return failed("not run: no daemon serves "+c.Socket, "start it: systemctl start minicri")
 	}
 	began := time.Now()
 	address, err := runAndRemove(ctx, c)
 	if err != nil {
-		finding.Message = err.Error()
-		return finding
+		return failed(err.Error(), "'minicri timeline minicri-check' shows its steps")
 	}
 	message := fmt.Sprintf("ran with address %s, and was removed; %v", address, time.Since(began).Round(time.Millisecond))
 	return doctor.Finding{Subject: "pod", Grade: doctor.Good, Message: message}
 }
 
-// runAndRemove returns the address of the pod.
+// runAndRemove returns the address of the pod, which has namespaces of its own.
 func runAndRemove(ctx context.Context, c *config.Config) (address string, err error) {
 	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
 	defer disconnect()
@@ -295,7 +278,14 @@ func runAndRemove(ctx context.Context, c *config.Config) (address string, err er
 	}
 	limited, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Run))
 	defer cancel()
-	answer, err := runtime.RunPodSandbox(limited, &runtimeapi.RunPodSandboxRequest{Config: checkPod()})
+	answer, err := runtime.RunPodSandbox(limited, &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
+		// Two checks at once run two pods: each has its own uid.
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "minicri-check", Namespace: "minicri", Uid: object.NewID()},
+		Hostname: "minicri-check",
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
+		}},
+	}})
 	if err != nil {
 		return "", fmt.Errorf("it cannot be run: %w", withoutCode(err))
 	}
@@ -317,16 +307,4 @@ func runAndRemove(ctx context.Context, c *config.Config) (address string, err er
 		return "", fmt.Errorf("it was run and is not ready: %v", state)
 	}
 	return status.GetStatus().GetNetwork().GetIp(), nil
-}
-
-// checkPod has namespaces of its own. Each has another uid, so that two checks do not
-// meet.
-func checkPod() *runtimeapi.PodSandboxConfig {
-	return &runtimeapi.PodSandboxConfig{
-		Metadata: &runtimeapi.PodSandboxMetadata{Name: "minicri-check", Namespace: "minicri", Uid: object.NewID()},
-		Hostname: "minicri-check",
-		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
-		}},
-	}
 }

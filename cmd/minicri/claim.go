@@ -15,16 +15,11 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// errInUse is the error of a socket or directory that another daemon uses.
 var errInUse = errors.New("in use by another daemon")
 
-// handover is how long a daemon that was killed may seem to be there: a process
-// that it was just starting holds its socket and its locks up to the execve(2).
-const handover = 2 * time.Second
-
-// claim takes the socket and the directories for this daemon, and returns what
-// releases the directories.
+// claim takes the socket and the directories for this daemon. unlock releases the directories.
 func claim(ctx context.Context, c *config.Config) (unlock func(), err error) {
+	// A process that a killed daemon was just starting holds its socket and locks until execve(2).
 	ctx, cancel := context.WithTimeout(ctx, handover)
 	defer cancel()
 	for {
@@ -42,9 +37,7 @@ func claim(ctx context.Context, c *config.Config) (unlock func(), err error) {
 	}
 }
 
-// lockDirectories keeps a second daemon away from the directories of this one;
-// the kernel releases the locks with the process (flock(2)). What an earlier daemon
-// was writing there when it was killed is removed.
+// lockDirectories keeps a second daemon away (flock(2)), and removes what an earlier one had not finished.
 func lockDirectories(c *config.Config) (unlock func(), err error) {
 	var locks []*os.File
 	unlock = func() {
@@ -54,12 +47,11 @@ func lockDirectories(c *config.Config) (unlock func(), err error) {
 	}
 	for _, directory := range []string{c.Root, c.State} {
 		lock, err := lockDirectory(directory)
-		if err != nil {
-			unlock()
-			return nil, err
+		if err == nil {
+			locks = append(locks, lock)
+			err = state.ClearTemporary(directory)
 		}
-		locks = append(locks, lock)
-		if err := state.ClearTemporary(directory); err != nil {
+		if err != nil {
 			unlock()
 			return nil, err
 		}
@@ -86,7 +78,7 @@ func lockDirectory(directory string) (*os.File, error) {
 	return lock, nil
 }
 
-// removeStale removes a socket that no process listens on, and nothing else.
+// removeStale removes nothing but a socket that no process listens on.
 func removeStale(path string) error {
 	err := socket.CheckFree(path)
 	switch {

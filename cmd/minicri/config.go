@@ -18,7 +18,6 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-// configCommand is "minicri config".
 func configCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	if len(arguments) == 0 {
 		return misused("config: default, check or show? `minicri help config`")
@@ -43,14 +42,22 @@ func configCommand(ctx context.Context, arguments []string, output io.Writer) er
 		}
 		return errors.Join(showConfig(output, l, running), l.Strict())
 	case verb == "from-containerd" && len(words) == 1:
-		return fromContainerd(words[0], output)
+		data, err := os.ReadFile(words[0])
+		if err != nil {
+			return fmt.Errorf("read containerd's configuration: %w", err)
+		}
+		text, err := containerd.Convert(data)
+		if err != nil {
+			return fmt.Errorf("%s: %w", words[0], err)
+		}
+		_, err = output.Write(text)
+		return err
 	default:
 		return misused("usage: minicri config default, config check [FILE], config show or config from-containerd FILE")
 	}
 }
 
-// checkConfig reports what a daemon with these flags would refuse at its start on this
-// machine, and keys that it does not know.
+// checkConfig reports what a daemon with these flags would refuse on this machine, and unknown keys.
 func checkConfig(ctx context.Context, flags []string, output io.Writer) error {
 	l, _, err := config.Read(flags, output)
 	if err != nil {
@@ -79,8 +86,7 @@ func checkConfig(ctx context.Context, flags []string, output io.Writer) error {
 	return err
 }
 
-// showConfig prints each value that is in force and where it is from. running has the
-// daemon's, nil if none serves.
+// showConfig prints each value and its source. running is from runningConfig.
 func showConfig(output io.Writer, l *config.Loaded, running map[string]any) error {
 	document, err := json.Marshal(l.Config)
 	if err != nil {
@@ -102,21 +108,6 @@ func showConfig(output io.Writer, l *config.Loaded, running map[string]any) erro
 	return nil
 }
 
-// fromContainerd is "minicri config from-containerd": the file of minicri is printed.
-func fromContainerd(file string, output io.Writer) error {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("read containerd's configuration: %w", err)
-	}
-	text, err := containerd.Convert(data)
-	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
-	}
-	_, err = output.Write(text)
-	return err
-}
-
-// call is a command that looks at a node: its words and flags, and the configuration.
 type call struct {
 	*config.Loaded
 	words []string
@@ -126,8 +117,7 @@ type call struct {
 func (c call) text(flag string) string { return c.flags.Lookup(flag).Value.String() }
 func (c call) has(flag string) bool    { return c.text(flag) == "true" }
 
-// look reads the configuration for a command that looks at a node: what is wrong with
-// it is said, and keeps the command from nothing.
+// look reads the configuration. It reports what is wrong with it, and the command goes on.
 func look(command string, arguments []string) (c call, err error) {
 	c.Loaded, c.words, err = config.Read(arguments, os.Stderr, func(set *flag.FlagSet) {
 		manual.Flags(command, set)

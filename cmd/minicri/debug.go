@@ -20,7 +20,6 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// debugCommand is `minicri debug bundle FILE`: what a maintainer asks for.
 func debugCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	l, err := look("debug", arguments)
 	if err != nil {
@@ -43,10 +42,7 @@ func debugCommand(ctx context.Context, arguments []string, output io.Writer) err
 	return err
 }
 
-// daemonLimit is how long the daemon may take for all parts that it is asked for.
-const daemonLimit = 30 * time.Second
-
-// collect adds every part; in place of one that cannot be collected it adds the error.
+// collect adds every part. Where one cannot be collected it adds the error.
 func collect(ctx context.Context, l *config.Loaded, b *bundle) {
 	c := l.Config
 	b.add("version.txt", func() (any, error) { return "minicri " + version + "\n", nil })
@@ -59,7 +55,7 @@ func collect(ctx context.Context, l *config.Loaded, b *bundle) {
 		return sources.String(), nil
 	})
 	daemon := inspect.NewClient(inspect.DebugSocket(c.State))
-	limited, cancel := context.WithTimeout(ctx, daemonLimit)
+	limited, cancel := context.WithTimeout(ctx, 30*time.Second) // for all that the daemon is asked
 	defer cancel()
 	b.add("timelines.json", func() (any, error) { return findTimelines(limited, c, "") })
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {
@@ -70,7 +66,7 @@ func collect(ctx context.Context, l *config.Loaded, b *bundle) {
 		return json.RawMessage(data), err
 	})
 	logs, _ := filepath.Glob(filepath.Join(c.State, "shims", "*", client.Log)) // the pattern is fine
-	for _, path := range logs {                                                // what supervisors have logged last
+	for _, path := range logs {
 		b.add("supervisors/"+filepath.Base(filepath.Dir(path))+".log", func() (any, error) { return client.TailOfLog(path) })
 	}
 	b.add("check.json", func() (any, error) { return examine(ctx, l, nil) })
@@ -81,16 +77,13 @@ func collect(ctx context.Context, l *config.Loaded, b *bundle) {
 	b.machine(ctx)
 }
 
-// bundle is an archive (tar.gz) of what a maintainer asks for. Every part goes
-// through package redact, profiles excepted, which have no data of pods. A part
-// that cannot be collected is a file with the error.
+// bundle is a tar.gz. Every part goes through package redact, but profiles, which have no data of pods.
 type bundle struct {
 	tar *tar.Writer
 	err error // what could not be written
 }
 
-// add adds a file: a string or bytes as a text, and any other value as JSON. Profiles
-// stay as they are.
+// add adds a string or bytes as text, and any other value as JSON. Profiles stay as they are.
 func (b *bundle) add(name string, get func() (any, error)) {
 	value, err := get()
 	var data []byte
@@ -117,8 +110,6 @@ func (b *bundle) add(name string, get func() (any, error)) {
 	b.err = errors.Join(b.err, err)
 }
 
-// networks adds the files of a directory of network configurations to a folder of
-// the archive.
 func (b *bundle) networks(folder, directory string) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
@@ -134,10 +125,6 @@ func (b *bundle) networks(folder, directory string) {
 	}
 }
 
-// commandLimit is how long a program that describes the machine may take.
-const commandLimit = 10 * time.Second
-
-// machine adds what the machine is and what the daemon has last logged.
 func (b *bundle) machine(ctx context.Context) {
 	for _, path := range []string{"/proc/version", "/proc/meminfo", "/proc/loadavg", "/proc/pressure/io", "/proc/pressure/cpu", "/proc/pressure/memory", "/proc/self/mountinfo", "/proc/cgroups", "/etc/os-release"} {
 		b.add("machine"+strings.ReplaceAll(path, "/", "-")+".txt", func() (any, error) { return os.ReadFile(path) })
@@ -146,7 +133,7 @@ func (b *bundle) machine(ctx context.Context) {
 		"journal": "journalctl -u minicri -n 5000 --no-pager", "links": "ip -d address", "routes": "ip route show table all", "kernel": "dmesg",
 	} {
 		b.add("machine-"+name+".txt", func() (any, error) {
-			ctx, cancel := context.WithTimeout(ctx, commandLimit)
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 			defer cancel()
 			words := strings.Fields(command)
 			return exec.CommandContext(ctx, words[0], words[1:]...).Output()

@@ -27,19 +27,17 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-// imageOptions is what runImage needs to know of the daemon.
 type imageOptions struct {
-	Socket string       // where a daemon answers (inspect.DebugSocket)
-	Store  image.Config // its images, used when no daemon serves
-	Input  io.Reader    // the archive "-"
-	Output io.Writer
-
+	Socket          string       // where a daemon answers (inspect.DebugSocket)
+	Store           image.Config // its images, used when no daemon serves
+	Input           io.Reader    // the archive "-"
+	Output          io.Writer
 	Creds, Platform string // of a pull
 	JSON            bool   // the form of a list
 	Force           bool   // whether a file may be overwritten
 }
 
-// runImage is `minicri image`: words are the verb and its arguments.
+// runImage gets the verb and its arguments as words.
 func runImage(ctx context.Context, words []string, o imageOptions) (err error) {
 	if len(words) == 0 {
 		return misused("image: a verb is missing: `minicri help image` lists them")
@@ -96,12 +94,7 @@ func runImage(ctx context.Context, words []string, o imageOptions) (err error) {
 	}
 }
 
-// lastChange is how long a pull or an import that was interrupted may take to end: the
-// store is not closed beside it.
-const lastChange = time.Minute
-
-// openImages prefers the daemon: the store belongs to it while it runs. Without one
-// this process answers itself.
+// openImages prefers the daemon, which owns the store. If none serves, this process answers itself.
 func openImages(ctx context.Context, verb string, options imageOptions) (images inspect.Client, done func() error, err error) {
 	serves, err := daemonServes(ctx, options.Socket)
 	switch {
@@ -110,7 +103,7 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	case serves:
 		return inspect.NewClient(options.Socket), func() error { return nil }, nil
 	}
-	// A command that looks makes no store.
+	// Commands that only look do not make a store.
 	if _, err := os.Stat(filepath.Join(options.Store.Root, "image")); err != nil && verb != "pull" && verb != "import" {
 		return images, nil, fmt.Errorf("no daemon serves, and there are no images of one: %w", err)
 	}
@@ -119,23 +112,21 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
 	}
 	mux := http.NewServeMux()
-	inspect.ImageRoutes(mux, store, slog.New(slog.DiscardHandler), nil) // it says itself how a pull ends
+	inspect.ImageRoutes(mux, store, slog.New(slog.DiscardHandler), nil)
 	listener, server := bufconn.Listen(1<<20), &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	return inspect.NewClientBy("in this process", listener.DialContext), func() error {
-		err := inspect.Stop(server, lastChange)
-		<-served // it always has an error, that it was closed
+		err := inspect.Stop(server, time.Minute) // an interrupted pull or import ends before the store is closed
+		<-served
 		if verb == "ls" || verb == "inspect" || verb == "save" {
 			return errors.Join(err, store.Close())
 		}
-		// There is no background once the process ends.
 		return errors.Join(err, store.Collect(context.WithoutCancel(ctx)), store.Close())
 	}, nil
 }
 
-// writeFile makes a file of what write writes, or none. With force it replaces one that
-// is there, which stays until the new one is whole.
+// writeFile makes a whole file or none. With force it replaces one that is there, once the new one is whole.
 func writeFile(path string, force bool, write func(io.Writer) error) error {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target // the link stays
@@ -156,7 +147,7 @@ func writeFile(path string, force bool, write func(io.Writer) error) error {
 	return nil
 }
 
-// daemonServes fails where who asks may not know.
+// daemonServes fails if the caller may not ask.
 func daemonServes(ctx context.Context, socket string) (bool, error) {
 	dialer := net.Dialer{Timeout: time.Second}
 	connection, err := dialer.DialContext(ctx, "unix", socket)
@@ -176,8 +167,9 @@ func printImages(all []inspect.Image, call imageOptions) error {
 	table := tabwriter.NewWriter(call.Output, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "IMAGE\tDIGEST\tID\tSIZE")
 	for _, one := range all {
+		_, digest, _ := strings.Cut(strings.Join(one.Digests[:min(1, len(one.Digests))], ""), "@")
 		for _, name := range shownNames(one) {
-			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", redact.Line(name), shortID(digestOfImage(one)), shortID(one.ID), humanSize(one.Size))
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", redact.Line(name), shortID(digest), shortID(one.ID), humanSize(one.Size))
 		}
 	}
 	return table.Flush()
@@ -194,13 +186,6 @@ func shownNames(i inspect.Image) []string {
 	}
 }
 
-// digestOfImage is that of the manifest, by which a registry has the image; "" if it comes from
-// none.
-func digestOfImage(i inspect.Image) string {
-	_, digest, _ := strings.Cut(strings.Join(i.Digests[:min(1, len(i.Digests))], ""), "@")
-	return digest
-}
-
 func shortID(id string) string {
 	id = strings.TrimPrefix(id, "sha256:")
 	return id[:min(12, len(id))]
@@ -208,7 +193,6 @@ func shortID(id string) string {
 
 func humanSize(bytes int64) string { return units.BytesSize(float64(bytes)) }
 
-// imageCommand runs `minicri image` with the configuration of the daemon.
 func imageCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	l, err := look("image", arguments)
 	if err != nil {
@@ -228,8 +212,7 @@ func imageCommand(ctx context.Context, arguments []string, output io.Writer) err
 	})
 }
 
-// stateOf returns the directory of the daemon whose images are meant. Who names its CRI
-// socket alone means the one that serves there, which knows where its directory is.
+// stateOf returns the state directory. If only --socket is given, it asks the daemon that serves there.
 func stateOf(ctx context.Context, l *config.Loaded) (string, error) {
 	if l.Sources["socket"] != "--socket" || l.Sources["state"] == "--state" {
 		return l.State, nil
@@ -287,8 +270,7 @@ func pullImage(ctx context.Context, images inspect.Client, name string, call ima
 	return nil
 }
 
-// pullProgress shows a pull: on a terminal one line, rewritten as it proceeds; elsewhere
-// a line when a blob is done.
+// pullProgress redraws one line on a terminal, and elsewhere writes a line for each finished blob.
 type pullProgress struct {
 	output   io.Writer
 	terminal bool
@@ -300,7 +282,7 @@ func newPullProgress(output io.Writer) *pullProgress {
 	return &pullProgress{output: output, terminal: styleOf(output).Width > 0, latest: map[string]image.Progress{}, began: time.Now()}
 }
 
-// show shows the progress of one blob. Calls do not overlap.
+// show must not be called concurrently.
 func (l *pullProgress) show(p image.Progress) {
 	before := l.latest[p.Digest]
 	l.latest[p.Digest] = p
@@ -312,7 +294,7 @@ func (l *pullProgress) show(p image.Progress) {
 	}
 }
 
-// redraw draws a bar as full as the download. Other stages have downloaded their blob.
+// redraw draws the bar of the download, which is complete for a blob in any later stage.
 func (l *pullProgress) redraw() {
 	const width = 20
 	var done, total int64
@@ -332,7 +314,6 @@ func (l *pullProgress) redraw() {
 		humanSize(done), humanSize(total), humanSize(int64(speed)), ready, len(l.latest))
 }
 
-// end ends the line.
 func (l *pullProgress) end() {
 	if l.terminal && len(l.latest) > 0 {
 		fmt.Fprintln(l.output)

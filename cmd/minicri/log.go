@@ -18,7 +18,7 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-// newLogger logs to stderr, from the configured level on, which may be set anew.
+// newLogger logs to stderr, from the configured level on. Its level can be changed.
 func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 	configured, err := c.Level()
 	if err != nil {
@@ -27,7 +27,6 @@ func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 	level := &slog.LevelVar{}
 	level.Set(configured)
 	logger := slog.New(newHandler(os.Stderr, c.LogFormat, &slog.HandlerOptions{Level: level}, toJournal(os.Stderr)))
-	// Libraries log to the default: one stream, one form.
 	libraries := slog.New(libraryLog{logger.Handler()})
 	slog.SetDefault(libraries)
 	klog.SetSlogLogger(libraries)
@@ -38,7 +37,6 @@ func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 	return logger, level, nil
 }
 
-// newHandler writes to a file; the journal gets the priority of each line.
 func newHandler(file io.Writer, format string, options *slog.HandlerOptions, journal bool) slog.Handler {
 	if journal {
 		file = prioritized{file}
@@ -49,26 +47,28 @@ func newHandler(file io.Writer, format string, options *slog.HandlerOptions, jou
 	return slog.NewTextHandler(file, options)
 }
 
-// toJournal reports whether a file leads to journald (systemd.exec(5), JOURNAL_STREAM).
+// toJournal reports whether a file leads to journald (JOURNAL_STREAM, systemd.exec(5)).
 func toJournal(file *os.File) bool {
 	var found unix.Stat_t
 	err := unix.Fstat(int(file.Fd()), &found)
 	return err == nil && os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", found.Dev, found.Ino)
 }
 
-// endError is why a daemon ended, with the form of its log.
+// endError is why a daemon ended, with the format of its log.
 type endError struct {
 	error
 	form string
 }
 
-// Unwrap returns what happened.
 func (e endError) Unwrap() error { return e.error }
 
-// sayLast writes why the process ends. The journal gets the priority of an error, and a
-// log of JSON ends with JSON.
+// sayLast writes why the process ends, to a daemon's log in one line and in the log's format.
 func sayLast(to io.Writer, journal bool, err error) {
-	text, priority := redact.Printable(errorText(err)), ""
+	separator, priority := "; ", ""
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		separator = "\n  "
+	}
+	text := redact.Printable(strings.ReplaceAll(err.Error(), "\n", separator))
 	if end, is := errors.AsType[endError](err); is && end.form == "json" {
 		slog.New(newHandler(to, end.form, nil, journal)).Error("minicri ends", "err", text)
 		return
@@ -80,13 +80,11 @@ func sayLast(to io.Writer, journal bool, err error) {
 	fmt.Fprintln(to, priority+"minicri:", text)
 }
 
-// prioritized adds priorities for journalctl -p (sd-daemon(3)) to lines of a handler of
-// slog, which begin with the time and the level.
+// prioritized adds priorities for journalctl -p (sd-daemon(3)) to lines from slog.
 type prioritized struct{ io.Writer }
 
 var levelOf = regexp.MustCompile(`^(?:time=\S+ level=|\{"time":"[^"]+","level":")(ERROR|WARN|INFO)`)
 
-// Write implements io.Writer.
 func (p prioritized) Write(line []byte) (int, error) {
 	priority := "<7>"
 	if found := levelOf.FindSubmatch(line); found != nil {
@@ -98,17 +96,20 @@ func (p prioritized) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// libraryLog is the log of libraries. Some of them log an error when a caller is
-// gone, which is none of the node.
+// libraryLog logs errors of cancelled calls as debug messages: the caller is gone, the node is well.
 type libraryLog struct{ slog.Handler }
 
-// lateAnswer is what ttrpc logs when the supervisor answers a call that was
-// cancelled.
+// lateAnswer is what ttrpc logs when the supervisor answers a cancelled call.
 const lateAnswer = "ttrpc: received message on inactive stream"
 
-// Handle implements slog.Handler.
 func (l libraryLog) Handle(ctx context.Context, r slog.Record) error {
-	if isCancelled(r) {
+	cancelled := r.Message == lateAnswer
+	r.Attrs(func(a slog.Attr) bool {
+		err, is := a.Value.Any().(error)
+		cancelled = cancelled || is && errors.Is(err, context.Canceled)
+		return !cancelled
+	})
+	if cancelled {
 		if !l.Enabled(ctx, slog.LevelDebug) {
 			return nil
 		}
@@ -117,24 +118,8 @@ func (l libraryLog) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// isCancelled reports whether a record is about a call that was cancelled.
-func isCancelled(r slog.Record) (yes bool) {
-	yes = r.Message == lateAnswer
-	r.Attrs(func(a slog.Attr) bool {
-		if err, ok := a.Value.Any().(error); ok && errors.Is(err, context.Canceled) {
-			yes = true
-		}
-		return !yes
-	})
-	return yes
-}
-
-// WithAttrs implements slog.Handler.
 func (l libraryLog) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return libraryLog{l.Handler.WithAttrs(attrs)}
 }
 
-// WithGroup implements slog.Handler.
-func (l libraryLog) WithGroup(name string) slog.Handler {
-	return libraryLog{l.Handler.WithGroup(name)}
-}
+func (l libraryLog) WithGroup(name string) slog.Handler { return libraryLog{l.Handler.WithGroup(name)} }

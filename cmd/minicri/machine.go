@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,7 +20,6 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/machine"
-	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/nri"
@@ -27,7 +27,6 @@ import (
 	"github.com/minicri/minicri/stream"
 )
 
-// readDefaults reads what the configuration gives to all pods and containers.
 func readDefaults(c *config.Config, m machine.Machine) (oci.Defaults, error) {
 	d := oci.Defaults{
 		Env: c.DefaultEnv, Sysctls: make(map[string]string), DeviceOwnership: c.DeviceOwnership, CgroupWritable: c.CgroupWritable,
@@ -54,17 +53,12 @@ func readDefaults(c *config.Config, m machine.Machine) (oci.Defaults, error) {
 		}
 		d.Sysctls[name] = value
 	}
-	if c.BaseSpec == "" {
-		return d, nil
-	}
 	var err error
-	if d.Base, err = readBase(c.BaseSpec); err != nil {
-		return d, fmt.Errorf("base_spec: %w", err)
-	}
-	return d, nil
+	d.Base, err = readBase("base_spec", c.BaseSpec, nil)
+	return d, err
 }
 
-// handlerDefaults are those of the runtime handlers, on top of the node's.
+// handlerDefaults adds the keys of each runtime handler to the node's defaults.
 func handlerDefaults(c *config.Config, all oci.Defaults) (map[string]oci.Defaults, error) {
 	of := make(map[string]oci.Defaults)
 	for name, runtime := range c.Runtimes {
@@ -72,11 +66,9 @@ func handlerDefaults(c *config.Config, all oci.Defaults) (map[string]oci.Default
 		d.PrivilegedWithoutHostDevices, d.OwnSandbox = runtime.PrivilegedWithoutHostDevices, runtime.SandboxPerContainer
 		d.PodAnnotations = slices.Concat(all.PodAnnotations, runtime.PodAnnotations)
 		d.ContainerAnnotations = slices.Concat(all.ContainerAnnotations, runtime.ContainerAnnotations)
-		if runtime.BaseSpec != "" {
-			var err error
-			if d.Base, err = readBase(runtime.BaseSpec); err != nil {
-				return nil, fmt.Errorf("runtimes.%s.base_spec: %w", name, err)
-			}
+		var err error
+		if d.Base, err = readBase("runtimes."+name+".base_spec", runtime.BaseSpec, all.Base); err != nil {
+			return nil, err
 		}
 		of[name] = d
 	}
@@ -86,45 +78,41 @@ func handlerDefaults(c *config.Config, all oci.Defaults) (map[string]oci.Default
 	return of, nil
 }
 
-func readBase(path string) (*specs.Spec, error) {
+func readBase(key, path string, otherwise *specs.Spec) (*specs.Spec, error) {
+	if path == "" {
+		return otherwise, nil
+	}
 	data, err := state.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", key, err)
 	}
 	base := &specs.Spec{}
 	if err := json.Unmarshal(data, base); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %s: %w", key, path, err)
 	}
 	return base, nil
 }
 
-// preflight returns for which values a daemon refuses to start on this machine, apart
-// from what Config.Check finds; obstacles has what is in its way. Each error begins with
-// its key.
+// preflight returns the values that a daemon refuses on this machine, apart from what Config.Check and
+// obstacles find. Each error begins with its key.
 func preflight(c *config.Config, m machine.Machine) (problems []error) {
+	if c.CgroupDriver == "systemd" && !systemdRuns() {
+		problems = append(problems, fmt.Errorf("cgroup_driver: systemd does not run here (there is no /run/systemd/system), so no pod could be started: write 'cgroupfs', for the kubelet too"))
+	}
 	defaults, err := readDefaults(c, m)
 	_, handlersErr := handlerDefaults(c, defaults)
-	s := c.Streaming
-	certErr := stream.TLS{Cert: s.TLSCert, Key: s.TLSKey}.Check()
-	if certErr != nil {
-		certErr = fmt.Errorf("streaming.tls_cert, streaming.tls_key: %w", certErr)
+	problems = append(problems, err, handlersErr)
+	if err := (stream.TLS{Cert: c.Streaming.TLSCert, Key: c.Streaming.TLSKey}).Check(); err != nil {
+		problems = append(problems, fmt.Errorf("streaming.tls_cert, streaming.tls_key: %w", err))
 	}
-	metricsErr := stream.TLS{Cert: c.MetricsCert, Key: c.MetricsKey}.Check()
-	if metricsErr != nil {
-		metricsErr = fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", metricsErr)
+	if err := (stream.TLS{Cert: c.MetricsCert, Key: c.MetricsKey}).Check(); err != nil {
+		problems = append(problems, fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", err))
 	}
-	for _, err := range []error{checkCgroupDriver(c), err, handlersErr, certErr, metricsErr} {
-		if err != nil {
-			problems = append(problems, err)
-		}
-	}
-	return problems
+	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })
 }
 
-// obstacles returns what else keeps a daemon with this configuration from starting, which
-// the start finds on its way. It makes nothing. running is what the daemon that serves
-// has in force, nil if none serves: what that has taken is no obstacle. Each error begins
-// with its key.
+// obstacles returns what else would stop the start of a daemon. It makes nothing. running is from
+// runningConfig: what that daemon uses is no obstacle. Each error begins with its key.
 func obstacles(ctx context.Context, c *config.Config, running map[string]any) (problems []error) {
 	add := func(key string, err error) {
 		if err != nil {
@@ -153,8 +141,7 @@ func obstacles(ctx context.Context, c *config.Config, running map[string]any) (p
 	return problems
 }
 
-// canMake is an error if a directory is not there and cannot be made, or if it cannot be
-// written to.
+// canMake fails if a directory neither exists nor can be made, or cannot be written to.
 func canMake(directory string) error {
 	above := filepath.Clean(directory)
 	info, err := os.Stat(above)
@@ -177,7 +164,6 @@ func canMake(directory string) error {
 	return err
 }
 
-// located adds file and line to each.
 func located(l *config.Loaded, problems []error) []error {
 	for i, problem := range problems {
 		problems[i] = l.Locate(problem)
@@ -191,23 +177,6 @@ func systemdRuns() bool {
 	return err == nil
 }
 
-func checkCgroupDriver(c *config.Config) error {
-	if c.CgroupDriver == "systemd" && !systemdRuns() {
-		return fmt.Errorf("cgroup_driver: systemd does not run here (there is no /run/systemd/system), so no pod could be started: write 'cgroupfs', for the kubelet too")
-	}
-	return nil
-}
-
-// pluginCgroup is where the cgroups of plugin runs are made: next to those of
-// pods or, under systemd, which owns the cgroups of pods, in the daemon's own.
-func pluginCgroup(c *config.Config) string {
-	if systemdCgroup(c) {
-		return ""
-	}
-	return cgroupParent(c, false)
-}
-
-// readMachine reads what the machine offers, and logs what it lacks.
 func readMachine(ctx context.Context, root string, logger *slog.Logger) (machine.Machine, error) {
 	m, err := machine.Read(root)
 	if err != nil {
@@ -221,21 +190,10 @@ func readMachine(ctx context.Context, root string, logger *slog.Logger) (machine
 		return m, nil
 	}
 	if err := machine.LoadDefaultProfile(ctx); err != nil {
-		// As in a container that is a node: pods run, and are confined by less.
 		logger.Warn("AppArmor confines nothing here", "err", err)
 		m.AppArmor = false
 	}
 	return m, nil
-}
-
-// openNode finds out which node this is, and notes the cgroup below which pods are
-// made that name none.
-func openNode(c *config.Config, systemd bool) (*node.Node, error) {
-	n, err := node.Open(c.Root, c.State, c.NetnsDir)
-	if err != nil {
-		return nil, err
-	}
-	return n, n.Know(cgroup.Path(oci.CgroupsPath(cgroupParent(c, systemd), n.Mark(), "id", systemd)))
 }
 
 func findShim(path string) (string, error) {
@@ -252,8 +210,7 @@ func findShim(path string) (string, error) {
 	return path, nil
 }
 
-// systemdCgroup reports whether the cgroup driver is systemd: by the configuration,
-// or if it has none because the machine runs systemd with cgroup v2.
+// systemdCgroup reports whether the cgroup driver is systemd, the default where that runs with cgroup v2.
 func systemdCgroup(c *config.Config) bool {
 	if c.CgroupDriver != "" {
 		return c.CgroupDriver == "systemd"
@@ -262,12 +219,8 @@ func systemdCgroup(c *config.Config) bool {
 }
 
 func cgroupParent(c *config.Config, systemd bool) string {
-	switch {
-	case c.CgroupParent != "":
-		return c.CgroupParent
-	case systemd:
+	if c.CgroupParent == "" && systemd {
 		return "system.slice"
-	default:
-		return "/minicri"
 	}
+	return cmp.Or(c.CgroupParent, "/minicri")
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/minicri/minicri/internal/manual"
 )
 
-// version is a semantic version, set by the linker (hack/version).
+// version is set by the linker (hack/version).
 var version = "0.1.0-dev"
 
 func main() {
@@ -38,32 +38,21 @@ func main() {
 	}
 }
 
-// errorText is one line for a daemon, as a log has it, and for a command with its own
-// lines: those after the first are indented, so that each is seen to belong to it.
-func errorText(err error) string {
-	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
-		return strings.ReplaceAll(err.Error(), "\n", "\n  ")
-	}
-	return strings.ReplaceAll(err.Error(), "\n", "; ")
-}
-
-// usageError is a command line that means nothing: the exit code is 2.
+// usageError is an invalid command line: the exit code is 2.
 type usageError struct{ error }
 
-// Unwrap returns what is wrong with it.
 func (e usageError) Unwrap() error { return e.error }
 
 func misused(format string, values ...any) error { return usageError{fmt.Errorf(format, values...)} }
 
-// command runs the command that the arguments begin with; the daemon if they
-// begin with a flag.
+// command runs the command that the arguments name, or the daemon.
 func command(ctx context.Context, arguments []string, output io.Writer) error {
 	switch {
-	case len(arguments) == 1 && (arguments[0] == "--version" || arguments[0] == "-version" || arguments[0] == "-v"):
+	case len(arguments) == 1 && slices.Contains([]string{"--version", "-version", "-v"}, arguments[0]):
 		arguments = []string{"version"}
 	case len(arguments) == 0 || strings.HasPrefix(arguments[0], "-"):
 		return serve(ctx, arguments)
-	case slices.ContainsFunc(arguments, isHelp):
+	case slices.ContainsFunc([]string{"--help", "-help", "-h"}, func(flag string) bool { return slices.Contains(arguments, flag) }):
 		return help(arguments, output)
 	}
 	switch rest := arguments[1:]; arguments[0] {
@@ -89,12 +78,7 @@ func command(ctx context.Context, arguments []string, output io.Writer) error {
 	}
 }
 
-func isHelp(argument string) bool {
-	return argument == "--help" || argument == "-help" || argument == "-h"
-}
-
-// help prints what the command does that the words begin with, the list of all
-// commands without words, and of a group such as image those of the group.
+// help describes the command that the words begin with, or lists the commands of a group, or all.
 func help(words []string, output io.Writer) error {
 	if i := slices.IndexFunc(words, func(word string) bool { return strings.HasPrefix(word, "-") }); i >= 0 {
 		words = words[:i]

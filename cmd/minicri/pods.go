@@ -24,10 +24,6 @@ import (
 	"github.com/minicri/minicri/internal/timeline"
 )
 
-// watchPeriod is how often `minicri pods --watch` looks.
-const watchPeriod = 2 * time.Second
-
-// podsCommand is `minicri pods`: the node at a glance.
 func podsCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	c, err := look("pods", arguments)
 	if err != nil {
@@ -61,13 +57,12 @@ func podsCommand(ctx context.Context, arguments []string, output io.Writer) erro
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(watchPeriod):
+		case <-time.After(2 * time.Second):
 		}
 	}
 }
 
-// asked reports whether a pod is shown; name is a part of its name, or the beginning of
-// its id.
+// asked reports whether a pod is shown. name is a part of its name, or the beginning of its id.
 func asked(l timeline.Line, name, namespace, state string) bool {
 	its, own, _ := strings.Cut(l.Name, "/")
 	return (namespace == "" || its == namespace) && (state == "" || l.State == state) &&
@@ -91,7 +86,6 @@ func (c call) showPods(output io.Writer, form string, now, earlier *timeline.Gla
 	return now.Table(output, earlier, style)
 }
 
-// styleOf is how lists are written: in colours and cut to its width on a terminal.
 func styleOf(output io.Writer) (style timeline.Style) {
 	if file, ok := output.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
 		style.Color = os.Getenv("NO_COLOR") == ""
@@ -100,7 +94,6 @@ func styleOf(output io.Writer) (style timeline.Style) {
 	return style
 }
 
-// timelineCommand is `minicri timeline`: the lives of pods.
 func timelineCommand(ctx context.Context, arguments []string, output io.Writer) error {
 	c, err := look("timeline", arguments)
 	if err != nil {
@@ -140,7 +133,6 @@ func timelineCommand(ctx context.Context, arguments []string, output io.Writer) 
 	case wanted == "":
 		return timeline.List(output, pods, time.Now(), style)
 	}
-	// Of a pod with several attempts the last one is shown.
 	if err := pods[0].Text(output, style); err != nil || len(pods) == 1 {
 		return err
 	}
@@ -148,7 +140,7 @@ func timelineCommand(ctx context.Context, arguments []string, output io.Writer) 
 	return timeline.List(output, pods[1:], time.Now(), style)
 }
 
-// findTimelines asks the daemon, or where none runs, or answers, its files.
+// findTimelines asks the daemon. If none runs, or it does not answer, it reads the daemon's files.
 func findTimelines(ctx context.Context, c *config.Config, wanted string) ([]timeline.Pod, error) {
 	pods, err := inspect.NewClient(inspect.DebugSocket(c.State)).Timelines(ctx, wanted)
 	switch {

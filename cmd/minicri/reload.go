@@ -15,9 +15,7 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// apply puts into force what can be of a configuration, for what begins from now
-// on: nothing that is under way changes its limits. NRI may refuse where its plugins
-// are to come from; c then says what is in force instead.
+// apply puts the reloadable keys into force. If NRI refuses its keys, c gets those in force instead.
 func (n *parts) apply(c *config.Config) error {
 	n.runtime.Sandboxes.SetLimits(sandboxLimits(c))
 	n.supervisors.SetAnswer(time.Duration(c.Limits.Kill))
@@ -35,9 +33,7 @@ func (n *parts) apply(c *config.Config) error {
 	return err
 }
 
-// reload reads the configuration and puts into force what can be. One that
-// cannot be read changes nothing. systemd is notified when it begins and when it is
-// over (sd_notify(3)).
+// reload tells systemd its beginning and end (sd_notify(3)). A broken configuration changes nothing.
 func (d *serving) reload() {
 	notify(d.logger, fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", process.Monotonic().Microseconds()))
 	defer notify(d.logger, daemon.SdNotifyReady)
@@ -48,7 +44,7 @@ func (d *serving) reload() {
 	d.node.metrics.ObserveReload(whole)
 }
 
-// reloadFiles reports whether all that can be reloaded is in force.
+// reloadFiles reports whether all reloadable keys are in force.
 func (d *serving) reloadFiles() (whole bool, err error) {
 	l, err := loadForServing(d.arguments)
 	if err != nil {
@@ -65,17 +61,15 @@ func (d *serving) reloadFiles() (whole bool, err error) {
 		return false, err
 	}
 	d.level.Set(level)
-	if err := d.node.apply(fresh); err != nil {
+	if err = d.node.apply(fresh); err != nil {
 		d.logger.Error("NRI cannot be reloaded, all other keys can: correct nri, or free what it needs, and send SIGHUP", "nri.enabled", fresh.NRI.Enabled, "err", err)
-	} else {
-		whole = true
 	}
+	whole = err == nil
 	d.node.runtime.Containers.SetHandlerDefaults(of)
 	before := d.node.inForce.Load()
 	d.node.inForce.Store(before.Reloaded(fresh))
-	changed := changedKeys(reflect.ValueOf(before).Elem(), reflect.ValueOf(fresh).Elem(), "")
 	var applied, restart []string
-	for _, key := range changed {
+	for _, key := range changedKeys(reflect.ValueOf(before).Elem(), reflect.ValueOf(fresh).Elem(), "") {
 		if config.IsReloaded(key) {
 			applied = append(applied, key)
 		} else {
@@ -84,13 +78,13 @@ func (d *serving) reloadFiles() (whole bool, err error) {
 	}
 	if len(restart) > 0 {
 		d.logger.Warn("configuration reloaded; some keys have changed that need a restart of the daemon", "applied", applied, "keys", restart)
-		return whole, nil
+	} else {
+		d.logger.Info("configuration reloaded", "applied", applied)
 	}
-	d.logger.Info("configuration reloaded", "applied", applied)
 	return whole, nil
 }
 
-// stamp changes whenever one of the configuration's files does.
+// stamp changes with the configuration's files.
 func stamp(arguments []string) string {
 	var b strings.Builder
 	file := config.File(arguments)

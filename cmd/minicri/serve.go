@@ -28,16 +28,21 @@ import (
 	"github.com/minicri/minicri/stream"
 )
 
-// serve is the daemon: it restores what an earlier one left, serves until the
-// context ends, and leaves the pods running.
+// What a start and an end of the daemon wait for at most.
+const (
+	handover    = 2 * time.Second        // for an earlier daemon to end
+	firstProof  = 8 * time.Second        // for a proof that pods can be made, before it says ready
+	lastAnswers = 250 * time.Millisecond // for calls that only look, when all others have ended
+	lastSpans   = time.Second            // for a collector of traces
+)
+
+// serve is the daemon, which restores what an earlier one left, and leaves its own pods running.
 func serve(ctx context.Context, arguments []string) (err error) {
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGHUP) // from the first moment on neither ends the daemon
-	defer signal.Ignore(syscall.SIGUSR1, syscall.SIGHUP)    // until the very end
-	// What is made for containers of any user must not depend on the shell that
-	// the daemon was started from.
-	syscall.Umask(0o022)
-	read := stamp(arguments) // first: what changes from here on is followed
+	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGHUP) // neither may ever end the daemon
+	defer signal.Ignore(syscall.SIGUSR1, syscall.SIGHUP)
+	syscall.Umask(0o022)     // whatever the shell had: containers of any user need the files
+	read := stamp(arguments) // first: later changes cause a reload
 	l, err := loadForServing(arguments)
 	if l != nil { // also of a configuration that is refused
 		defer func() {
@@ -58,7 +63,7 @@ func serve(ctx context.Context, arguments []string) (err error) {
 		return err
 	}
 	warnOfUnknown(l, logger)
-	// Before anything is made, so that a daemon that is refused leaves nothing.
+	// First, so that a daemon that is refused leaves nothing.
 	unlock, err := claim(ctx, c)
 	if err != nil {
 		return err
@@ -71,7 +76,7 @@ func serve(ctx context.Context, arguments []string) (err error) {
 	return d.run(ctx, signals)
 }
 
-// loadForServing reads the configuration of a daemon, which refuses what is broken.
+// loadForServing refuses a broken configuration.
 func loadForServing(arguments []string) (*config.Loaded, error) {
 	l, words, err := config.Read(arguments, os.Stdout, manual.DescribeDaemon)
 	switch {
@@ -89,19 +94,10 @@ func warnOfUnknown(l *config.Loaded, logger *slog.Logger) {
 	}
 }
 
-// garbagePercent is half of the Go runtime's default: the daemon allocates
-// little, and what it holds is taken from the node's pods. The runtime itself returns
-// what a burst of calls has left, within some minutes.
-const garbagePercent = 50
-
-// firstProof is how long the start waits for what shows that pods can be made.
-const firstProof = 8 * time.Second
-
 func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error) {
 	c, logger := d.config, d.logger
-	debug.SetGCPercent(garbagePercent)
-	// What belongs to the daemon ends after the last call has: its context is
-	// not that of the signal.
+	debug.SetGCPercent(50) // the daemon allocates little, and takes its memory from the pods
+	// Background work ends after the last call, not with the signal.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wait sync.WaitGroup
 	defer wait.Wait()
@@ -118,7 +114,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 		Measure: node.runtime.MeasurePods,
 	}
 	d.start(background, &wait, signals)
-	// It ends before what it shows is closed.
+	// The inspection ends before what it shows is closed.
 	inspecting, endInspection := context.WithCancel(background)
 	var inspected sync.WaitGroup
 	defer inspected.Wait()
@@ -144,7 +140,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	notify(logger, daemon.SdNotifyReady)
 	go watchdog(background, seen, logger) // not waited for: a lock may never be had
 	logger.Info("serving", "socket", c.Socket, "version", version, "pods", len(node.runtime.Sandboxes.List()))
-	debug.FreeOSMemory() // what only the start needed
+	debug.FreeOSMemory() // of the start
 
 	select {
 	case err := <-served:
@@ -157,7 +153,6 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	return nil
 }
 
-// start starts the background work of the daemon, which ends with the context.
 func (d *serving) start(ctx context.Context, wait *sync.WaitGroup, signals <-chan os.Signal) {
 	wait.Go(func() { process.ReapOrphans(ctx, d.node.runtime.Containers) })
 	wait.Go(func() { d.node.runtime.Networks.Run(ctx) })
@@ -169,8 +164,7 @@ func (d *serving) start(ctx context.Context, wait *sync.WaitGroup, signals <-cha
 	wait.Go(func() { d.handleSignals(ctx, signals) })
 }
 
-// startInspection serves what people and Prometheus look at, until the context
-// ends: the debug socket and, if configured, the metrics.
+// startInspection serves the debug socket and, if configured, the metrics until the context ends.
 func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, node *inspect.Node) error {
 	listener, err := listen(inspect.DebugSocket(d.config.State))
 	if err != nil {
@@ -197,22 +191,16 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 	return nil
 }
 
-// lastAnswers is how long calls that only look may take when all others have
-// ended.
-const lastAnswers = 250 * time.Millisecond
-
-// shutdown lets the calls under way finish, for no longer than the limit; then
-// it cancels them, and what they were making is destroyed. Until then the socket
-// answers Status and List: the node is without a CRI only from the end of this
-// daemon to the start of the next.
+// shutdown lets the calls under way finish within the limit. Then it cancels them, and what they were making
+// is destroyed. The socket answers Status and List until then.
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
-	runtime.Events.Close() // a call that listens has no end of its own
+	runtime.Events.Close() // calls that listen never end by themselves
 	runtime.Containers.Cancel()
 	runtime.Networks.Leave() // a DEL may take longer than the shutdown
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	drained := runtime.Drain(ctx)
-	// First: a DEL that still runs is left to the next daemon, not cut.
+	// First: the next daemon takes over a DEL that still runs.
 	runtime.Networks.Close()
 	runtime.Sandboxes.Close()
 	finished := make(chan struct{})
@@ -231,9 +219,6 @@ func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Durat
 	<-finished
 }
 
-// lastSpans is how long the last spans may take, when the daemon ends.
-const lastSpans = time.Second
-
 func closeTraces(traces *otlp.Exporter, logger *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), lastSpans)
 	defer cancel()
@@ -242,8 +227,7 @@ func closeTraces(traces *otlp.Exporter, logger *slog.Logger) {
 	}
 }
 
-// listen makes the socket, for root alone from its first moment on. A socket
-// that is there is of a daemon that has ended: the directories were locked.
+// listen makes a socket for root alone, in place of a stale one.
 func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return nil, err
@@ -260,14 +244,10 @@ func notify(logger *slog.Logger, state string) {
 	}
 }
 
-// lookPeriod is how often the configuration is looked at for changes.
-const lookPeriod = time.Second
-
-// handleSignals checks all attachments at SIGUSR1, and reloads the configuration at SIGHUP
-// and when one of its files has changed and was not written to for a period, until the
-// context ends.
+// handleSignals checks all attachments at SIGUSR1. It reloads the configuration at SIGHUP, and when a file
+// of it has changed and then stayed the same for a period.
 func (d *serving) handleSignals(ctx context.Context, signals <-chan os.Signal) {
-	tick := time.NewTicker(lookPeriod)
+	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	last := d.read
 	for {
@@ -291,37 +271,31 @@ func (d *serving) handleSignals(ctx context.Context, signals <-chan os.Signal) {
 	}
 }
 
-// serving is what the daemon was started with.
 type serving struct {
 	arguments []string
-	// read is the stamp of the files that config is from.
-	read   string
-	config *config.Config
-	level  *slog.LevelVar
-	logger *slog.Logger
-	// node is set before anything can ask for a reload.
-	node *parts
+	read      string // the stamp of config's files
+	config    *config.Config
+	level     *slog.LevelVar
+	logger    *slog.Logger
+	node      *parts // set before a reload can be asked for
 }
 
-// changedKeys are the keys of the configuration that are different in two.
 func changedKeys(was, is reflect.Value, prefix string) (keys []string) {
 	for i := range was.NumField() {
 		field := was.Type().Field(i)
 		key := prefix + field.Tag.Get("toml")
-		if !field.IsExported() || reflect.DeepEqual(was.Field(i).Interface(), is.Field(i).Interface()) {
-			continue
-		}
-		if field.Type.Kind() == reflect.Struct {
+		switch {
+		case !field.IsExported() || reflect.DeepEqual(was.Field(i).Interface(), is.Field(i).Interface()):
+		case field.Type.Kind() == reflect.Struct:
 			keys = append(keys, changedKeys(was.Field(i), is.Field(i), key+".")...)
-			continue
+		default:
+			keys = append(keys, key)
 		}
-		keys = append(keys, key)
 	}
 	return keys
 }
 
-// watchdog pings systemd as long as the daemon is well (WatchdogSec= in
-// systemd.service(5)), until the context ends. Without a watchdog it returns at once.
+// watchdog pings systemd while the daemon is well (WatchdogSec=, systemd.service(5)).
 func watchdog(ctx context.Context, node *inspect.Node, logger *slog.Logger) {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -330,8 +304,7 @@ func watchdog(ctx context.Context, node *inspect.Node, logger *slog.Logger) {
 	if interval <= 0 {
 		return
 	}
-	// Every third of the interval, so that one ping may come late, and that after two
-	// of them the log says what is stuck: systemd ends the daemon after the third.
+	// One ping may come late, and the log says what is stuck before systemd ends the daemon.
 	third := max(interval/3, time.Millisecond)
 	inspect.Watch(ctx, node.Probes(), third, func() { notify(logger, daemon.SdNotifyWatchdog) }, logger)
 }

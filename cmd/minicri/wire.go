@@ -30,18 +30,26 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// parts are what the daemon consists of.
 type parts struct {
-	kernel
-	runtime *server.Runtime
-	images  *image.Store
-	streams *stream.Server
-	metrics *metrics.Metrics
-	logger  *slog.Logger
-	closers []func() error
+	machine         machine.Machine
+	handlers        *handler.Set
+	defaults        oci.Defaults            // of all handlers; a reload keeps them
+	handlerDefaults map[string]oci.Defaults // by handler
+	hierarchies     cgroup.Hierarchies
+	netns, userns   *namespace.Dir
+	systemd         bool
+	node            *node.Node
+	lives           *step.Lives // of pods and containers that are gone
+	supervisors     *client.Set
+	inForce         *atomic.Pointer[config.Config] // with reloaded keys
+	runtime         *server.Runtime
+	images          *image.Store
+	streams         *stream.Server
+	metrics         *metrics.Metrics
+	logger          *slog.Logger
+	closers         []func() error
 }
 
-// wire puts the packages together.
 func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (_ *parts, err error) {
 	n := &parts{metrics: metrics.New(), logger: logger}
 	defer func() {
@@ -56,9 +64,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	stored := imageConfig(c, logger)
-	stored.Observe = func(pull image.PullResult) {
-		n.metrics.ObservePull(pull.Took, pull.Bytes, pull.Err) // the line of the log is its caller's, who knows for which pod
-	}
+	stored.Observe = func(pull image.PullResult) { n.metrics.ObservePull(pull.Took, pull.Bytes, pull.Err) }
 	if n.images, err = image.Open(ctx, stored); err != nil {
 		return nil, err
 	}
@@ -86,10 +92,9 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (_ *parts,
 }
 
 func (n *parts) onClose(end func() error) { n.closers = append(n.closers, end) }
+func (n *parts) onEnd(end func())         { n.onClose(func() error { end(); return nil }) }
 
-func (n *parts) onEnd(end func()) { n.onClose(func() error { end(); return nil }) }
-
-// close ends what is under way, the last part first; pods and images stay.
+// close ends what is under way, the last part first. Pods and images stay.
 func (n *parts) close() (err error) {
 	for _, end := range slices.Backward(n.closers) {
 		err = errors.Join(err, end())
@@ -105,25 +110,6 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 		ProgressTimeout: time.Duration(i.ProgressTimeout), MaxDownloads: i.MaxDownloads, KeepLayers: i.KeepLayers,
 		Logger: logger,
 	}
-}
-
-// kernel is what the machine has and where our things in it are.
-type kernel struct {
-	machine  machine.Machine
-	handlers *handler.Set
-	// defaults are those of all runtime handlers, which a reload does not change.
-	defaults oci.Defaults
-	// handlerDefaults are those of runtime handlers, by name.
-	handlerDefaults map[string]oci.Defaults
-	hierarchies     cgroup.Hierarchies
-	netns, userns   *namespace.Dir
-	systemd         bool
-	node            *node.Node
-	// lives keeps the timelines of pods and containers that are gone.
-	lives       *step.Lives
-	supervisors *client.Set
-	// inForce is the configuration with what was reloaded.
-	inForce *atomic.Pointer[config.Config]
 }
 
 func (n *parts) wireRuntime(ctx context.Context, c *config.Config) (err error) {
@@ -151,8 +137,7 @@ func (n *parts) wireRuntime(ctx context.Context, c *config.Config) (err error) {
 		return err
 	}
 	n.onEnd(runtime.Containers.Close)
-	// This build's supervisor serves before the first pod asks for it. One that does not
-	// start now is started by that pod.
+	// The first pod does not wait for its supervisor.
 	limited, cancel := context.WithTimeout(ctx, time.Duration(c.Limits.Kill))
 	defer cancel()
 	if _, err := n.supervisors.Ensure(limited, n.supervisors.Own()); err != nil {
@@ -164,36 +149,39 @@ func (n *parts) wireRuntime(ctx context.Context, c *config.Config) (err error) {
 }
 
 func (n *parts) findKernel(ctx context.Context, c *config.Config) (err error) {
-	k := &n.kernel
-	k.inForce = &atomic.Pointer[config.Config]{}
-	k.inForce.Store(c)
-	if k.machine, err = readMachine(ctx, c.Root, n.logger); err != nil {
+	n.inForce = &atomic.Pointer[config.Config]{}
+	n.inForce.Store(c)
+	if n.machine, err = readMachine(ctx, c.Root, n.logger); err != nil {
 		return err
 	}
-	if err = errors.Join(preflight(c, k.machine)...); err != nil {
+	if err = errors.Join(preflight(c, n.machine)...); err != nil {
 		return err
 	}
-	if k.defaults, err = readDefaults(c, k.machine); err != nil {
+	if n.defaults, err = readDefaults(c, n.machine); err != nil {
 		return err
 	}
-	if k.handlerDefaults, err = handlerDefaults(c, k.defaults); err != nil {
+	if n.handlerDefaults, err = handlerDefaults(c, n.defaults); err != nil {
 		return err
 	}
-	k.handlers = openHandlers(c, k.machine, n.logger)
-	if k.hierarchies, err = cgroup.FindHierarchies(); err != nil {
+	n.handlers = openHandlers(c, n.machine, n.logger)
+	if n.hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		return err
 	}
-	k.systemd = systemdCgroup(c)
-	if k.node, err = openNode(c, k.systemd); err != nil {
+	n.systemd = systemdCgroup(c)
+	if n.node, err = node.Open(c.Root, c.State, c.NetnsDir); err != nil {
 		return err
 	}
-	if k.netns, err = namespace.Open(c.NetnsDir, k.node.Mark()); err != nil {
+	pod := oci.CgroupsPath(cgroupParent(c, n.systemd), n.node.Mark(), "id", n.systemd)
+	if err = n.node.Know(cgroup.Path(pod)); err != nil {
 		return err
 	}
-	if k.userns, err = namespace.Open(filepath.Join(c.State, "userns"), k.node.Mark()); err != nil {
+	if n.netns, err = namespace.Open(c.NetnsDir, n.node.Mark()); err != nil {
 		return err
 	}
-	if k.lives, err = step.OpenLives(filepath.Join(c.Root, "lives")); err != nil {
+	if n.userns, err = namespace.Open(filepath.Join(c.State, "userns"), n.node.Mark()); err != nil {
+		return err
+	}
+	if n.lives, err = step.OpenLives(filepath.Join(c.Root, "lives")); err != nil {
 		return err
 	}
 	path, err := findShim(c.Shim)
@@ -205,20 +193,17 @@ func (n *parts) findKernel(ctx context.Context, c *config.Config) (err error) {
 		return err
 	}
 	n.onClose(shim.Close)
-	// The supervisors of an earlier daemon are found.
-	k.supervisors, err = client.NewSet(client.SetOptions{
+	n.supervisors, err = client.NewSet(client.SetOptions{
 		Dir:    filepath.Join(c.State, "shims"),
-		Start:  client.StartOptions{Binary: shim.Path(), Build: shim.Build(), Version: version, ForOthers: shim.ForOthers(), SystemdCgroup: k.systemd},
+		Start:  client.StartOptions{Binary: shim.Path(), Build: shim.Build(), Version: version, ForOthers: shim.ForOthers(), SystemdCgroup: n.systemd},
 		Answer: time.Duration(c.Limits.Kill), Logger: n.logger,
 	})
 	if err == nil {
-		n.onEnd(k.supervisors.Close)
+		n.onEnd(n.supervisors.Close)
 	}
 	return err
 }
 
-// openHandlers says at the start which handlers cannot run pods; Status does as
-// long as it is so.
 func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *handler.Set {
 	set := handler.New(handlerSpecs(c), handler.Features{
 		RecursiveReadOnlyMounts: m.RecursiveReadOnly, UserNamespaces: m.UserNamespaces, NetDevices: true, MemoryPolicy: true,
@@ -231,13 +216,10 @@ func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *han
 	return set
 }
 
-// handlerSpecs are the runtime handlers of a configuration.
 func handlerSpecs(c *config.Config) map[string]handler.Spec {
 	specs := make(map[string]handler.Spec)
-	for name, runtime := range c.Runtimes {
-		specs[name] = handler.Spec{
-			Program: runtime.Program(), CNIConf: runtime.CNIConf, OwnSandbox: runtime.SandboxPerContainer,
-		}
+	for name, r := range c.Runtimes {
+		specs[name] = handler.Spec{Program: r.Program(), CNIConf: r.CNIConf, OwnSandbox: r.SandboxPerContainer}
 	}
 	if c.DefaultRuntime != "" {
 		standsFor := specs[c.DefaultRuntime]
@@ -261,7 +243,7 @@ func (n *parts) containerOptions(c *config.Config) container.Options {
 	return container.Options{
 		Options: n.sandboxOptions(c), Sandboxes: n.runtime.Sandboxes, Images: n.images,
 		PidsLimit: c.PidsLimit, CDIDirs: c.CDIDirs, HandlerDefaults: n.handlerDefaults,
-		Places: &sweep.Places{ // where pods and containers of this node leave things
+		Places: &sweep.Places{
 			Node: n.node, Hierarchies: n.hierarchies, Netns: n.netns, Userns: n.userns, Root: c.Root, State: c.State, Kill: time.Duration(c.Limits.Kill),
 		},
 		ObserveExit: n.metrics.ObserveExit, ObserveLost: n.metrics.ObserveLost, Events: n.runtime, Plugins: n.runtime.Plugins,
@@ -269,8 +251,12 @@ func (n *parts) containerOptions(c *config.Config) container.Options {
 }
 
 func (n *parts) openNetworks(ctx context.Context, c *config.Config) (*network.CNI, error) {
+	parent := "" // systemd owns the cgroups of pods: plugins run in the daemon's
+	if !n.systemd {
+		parent = cgroupParent(c, false)
+	}
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: pluginCgroup(c), Mark: n.node.PluginMark(), Namespaces: n.netns,
+		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: parent, Mark: n.node.PluginMark(), Namespaces: n.netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork), Limits: networkLimits(c), Observe: n.metrics.ObservePlugin, Logger: n.logger,
 		Later: func(id string, row step.Row) {
 			if err := n.lives.Append(id, row); err != nil {
@@ -280,7 +266,7 @@ func (n *parts) openNetworks(ctx context.Context, c *config.Config) (*network.CN
 	})
 }
 
-// nriOptions are those of a configuration; a reload needs no measured and no logger.
+// nriOptions needs no metrics and no logger for a reload.
 func nriOptions(c *config.Config, measured *metrics.Metrics, logger *slog.Logger) nri.Options {
 	n := c.NRI
 	return nri.Options{

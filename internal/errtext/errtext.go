@@ -1,6 +1,5 @@
-// Package errtext makes the text of an error for callers that get its kind apart
-// from it: as the code of an answer, or as the reason in a status. It keeps
-// nothing, so it has no state and no lock.
+// Package errtext makes the text of an error for callers that get its kind apart from it, as the code of an
+// answer or the reason in a status. It keeps no state.
 package errtext
 
 import (
@@ -11,16 +10,14 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// kinds are those that errors are wrapped with at their ends.
 var kinds = []error{
 	errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrFailedPrecondition,
 	errdefs.ErrNotImplemented, errdefs.ErrUnauthenticated, errdefs.ErrPermissionDenied, errdefs.ErrResourceExhausted,
 	errdefs.ErrUnavailable, errdefs.ErrDataLoss,
 }
 
-// Of is the text of an error without the kinds of errdefs that it was wrapped
-// with at its end. Words of the kernel stay, although those of EINVAL and EACCES are the
-// same ("invalid argument", "permission denied"): these two are taken away once.
+// Of is the text of an error without the errdefs kinds at its end. Of "invalid argument" and "permission
+// denied" it removes one: a second is the kernel's word for EINVAL or EACCES.
 func Of(err error) string {
 	text := strings.TrimRight(err.Error(), " \n")
 	left := slices.DeleteFunc(slices.Clone(kinds), func(kind error) bool { return !errors.Is(err, kind) })

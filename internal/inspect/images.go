@@ -14,8 +14,7 @@ import (
 
 // Image is an image as people and programs read it.
 type Image struct {
-	ID string `json:"id"`
-	// Tags are names, Digests the same repositories with the manifest's digest.
+	ID      string   `json:"id"`
 	Tags    []string `json:"tags"`
 	Digests []string `json:"digests"`
 	Size    int64    `json:"size"`
@@ -36,8 +35,8 @@ type PullUpdate struct {
 	Error    string          `json:",omitempty"`
 }
 
-// ImageRoutes serves what `minicri image` asks of an image store, for which the CRI has
-// no calls: none that takes or gives an archive, and none that reports how far a pull is.
+// ImageRoutes serves what `minicri image` asks of an image store. The CRI has no calls for archives, nor for
+// the progress of a pull.
 //
 //	GET /images                    the images
 //	DELETE /images?name=           removes one, with all its names
@@ -48,8 +47,7 @@ type PullUpdate struct {
 //	GET /images/save?name=         an archive; the trailer Error says what it lacks
 //	POST /images/pull?name=        takes an image.Auth, answers with lines of PullUpdate
 //
-// enter counts a call in that changes something, or refuses it; nil if nobody counts.
-// logger gets a line for each pull, as the CRI's have one.
+// enter, if any, counts a call that changes something, or refuses it. logger gets a line for each pull.
 func ImageRoutes(mux *http.ServeMux, images *image.Store, logger *slog.Logger, enter func() (leave func(), err error)) {
 	handle := func(pattern string, serve http.HandlerFunc) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -61,7 +59,7 @@ func ImageRoutes(mux *http.ServeMux, images *image.Store, logger *slog.Logger, e
 				}
 				defer leave()
 			}
-			// A request that is cancelled does not wait for its client.
+			// A cancelled request does not wait for its client.
 			stop := context.AfterFunc(r.Context(), func() {
 				connection := http.NewResponseController(w)
 				_ = connection.SetReadDeadline(time.Now())
@@ -74,7 +72,7 @@ func ImageRoutes(mux *http.ServeMux, images *image.Store, logger *slog.Logger, e
 	for pattern, do := range map[string]func(r *http.Request, name string) (any, error){
 		"GET /images": func(*http.Request, string) (any, error) { return imagesOf(images.List()...), nil },
 		"DELETE /images": func(r *http.Request, name string) (any, error) {
-			if _, err := images.Get(name); err != nil { // the call itself succeeds for none
+			if _, err := images.Get(name); err != nil { // Remove succeeds for none
 				return nil, err
 			}
 			return nil, images.Remove(r.Context(), name)
@@ -110,11 +108,9 @@ func ImageRoutes(mux *http.ServeMux, images *image.Store, logger *slog.Logger, e
 	handle("POST /images/pull", func(w http.ResponseWriter, r *http.Request) { servePull(w, r, images, logger) })
 }
 
-// archiveError is the trailer of an archive that is not whole.
 const archiveError = "Error"
 
-// servePull leaves progress out while the client does not take it: a pull never
-// waits for the client that watches it.
+// servePull drops progress that the client does not read: a pull never waits for its client.
 func servePull(w http.ResponseWriter, r *http.Request, images *image.Store, logger *slog.Logger) {
 	var auth image.Auth
 	if err := json.NewDecoder(r.Body).Decode(&auth); err != nil {
@@ -149,7 +145,7 @@ func servePull(w http.ResponseWriter, r *http.Request, images *image.Store, logg
 	_ = lines.Encode(last)
 }
 
-// Pull pulls an image, path is that of the request, and reports how far it is.
+// Pull pulls an image by a request path, and reports the progress.
 func (c Client) Pull(ctx context.Context, path string, auth io.Reader, progress func(image.Progress)) (Image, error) {
 	response, err := c.Call(ctx, http.MethodPost, path, auth)
 	if err != nil {
@@ -171,7 +167,7 @@ func (c Client) Pull(ctx context.Context, path string, auth io.Reader, progress 
 	}
 }
 
-// Save writes the archive of an image that a path of ImageRoutes has.
+// Save writes the archive that an ImageRoutes path returns.
 func (c Client) Save(ctx context.Context, path string, archive io.Writer) error {
 	response, err := c.Call(ctx, http.MethodGet, path, http.NoBody)
 	if err != nil {

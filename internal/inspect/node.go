@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,18 +28,16 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// Probes of a node take the locks of its pods, containers and attachments for a moment.
+// Probes take the locks of pods, containers and attachments for a moment.
 func (n *Node) Probes() map[string]func() {
 	return map[string]func(){
 		"pods": func() { n.Sandboxes.Building() }, "containers": func() { n.Containers.List() }, "attachments": func() { n.Networks.Pending() },
 	}
 }
 
-// Watch takes every lock that all calls need once in a period, and calls ping when it
-// has had them all, until the context ends: nothing that waits for one of them waits
-// forever. A pod that hangs, a plugin or a disk does not count: they hold up no other.
-// A probe that takes longer than a period is logged with the stacks of all goroutines,
-// which a restart would take along; one that hangs keeps Watch from returning.
+// Watch takes each lock that all calls need, once a period, and then calls ping, until the context ends. If
+// one
+// takes longer it logs all stacks, which a restart would lose. One that hangs keeps Watch from returning.
 func Watch(ctx context.Context, probes map[string]func(), period time.Duration, ping func(), logger *slog.Logger) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
@@ -61,18 +60,16 @@ func Watch(ctx context.Context, probes map[string]func(), period time.Duration, 
 
 // Node is what a daemon knows.
 type Node struct {
-	// Root is the daemon's durable directory, State the volatile one.
-	Root, State string
+	Root, State string // the durable and the volatile directory
 
 	Sandboxes  *sandbox.Store
 	Containers *container.Store
 	Networks   *network.CNI
 	Lives      *step.Lives
-	// Measure measures the pods that are ready.
-	Measure func(context.Context) []*runtimeapi.PodSandboxStats
+	Measure    func(context.Context) []*runtimeapi.PodSandboxStats // of the pods that are ready
 }
 
-// Timelines are the pods that are asked for; see query.
+// Timelines returns the pods that were asked for, see query.
 func (n *Node) Timelines(wanted string) ([]timeline.Pod, error) {
 	containers := make(map[string][]timeline.Container)
 	for _, c := range n.Containers.List() {
@@ -91,16 +88,13 @@ func (n *Node) Timelines(wanted string) ([]timeline.Pod, error) {
 	return query(pods, n.Lives, wanted)
 }
 
-// Files are the directories of a daemon that does not run: what it has written
-// last is what is known.
+// Files are the directories of a daemon that does not run.
 type Files struct {
 	Root, State string
-	// Netns is the path of a pod's network namespace.
-	Netns func(id string) string
+	Netns       func(id string) string // the path of a pod's network namespace
 }
 
-// Timelines are the pods that are asked for; see query. The daemon reports what cannot
-// be read.
+// Timelines returns the pods that were asked for, see query. It leaves out records that cannot be read.
 func (f Files) Timelines(wanted string) ([]timeline.Pod, error) {
 	if _, err := os.Stat(f.Root); err != nil {
 		return nil, err
@@ -155,21 +149,16 @@ func podOf(id string, config *runtimeapi.PodSandboxConfig, facts *sandbox.Facts,
 	return p
 }
 
-// containerOf has the CRI's state in a word, with how it ended.
 func containerOf(id string, config *runtimeapi.ContainerConfig, facts *container.Facts, rows []step.Row) timeline.Container {
 	state := strings.ToLower(strings.TrimPrefix(facts.State().String(), "CONTAINER_"))
 	if facts.FinishedAt != 0 {
 		state += fmt.Sprintf(" (%s, %d)", facts.ExitReason(), facts.ExitCode)
 	}
-	image, m := config.GetImage().GetUserSpecifiedImage(), config.GetMetadata()
-	if image == "" {
-		image = config.GetImage().GetImage()
-	}
+	image, m := cmp.Or(config.GetImage().GetUserSpecifiedImage(), config.GetImage().GetImage()), config.GetMetadata()
 	return timeline.Container{ID: id, Name: m.GetName(), Attempt: m.GetAttempt(), Image: image, State: state, Rows: rows}
 }
 
-// networkOf reads the attachment from the journal; nil if the pod has none, and
-// never had.
+// networkOf reads the attachment from the journal. It returns nil if the pod never had one.
 func networkOf(root, id, path string, result []byte) *timeline.Network {
 	attachment, err := state.Peek[network.Attachment](filepath.Join(root, "attachments"), id)
 	if err != nil && len(result) == 0 {
@@ -183,9 +172,8 @@ func networkOf(root, id, path string, result []byte) *timeline.Network {
 	return n
 }
 
-// query finds the pods that are asked for: an id or its beginning, a name,
-// NAMESPACE/NAME, the same of a container, or "" for all; those that are there,
-// and those that are gone or have failed. Those that began last come first.
+// query finds pods, also those that are gone or failed, by an id or its beginning, a name, NAMESPACE/NAME,
+// the same of a container, or "" for all. The last to begin comes first.
 func query(pods []timeline.Pod, lives *step.Lives, wanted string) ([]timeline.Pod, error) {
 	past, err := lives.List()
 	if err != nil {
@@ -199,7 +187,7 @@ func query(pods []timeline.Pod, lives *step.Lives, wanted string) ([]timeline.Po
 	return pods, nil
 }
 
-// join adds the lives to the pods: containers to theirs, the others by themselves.
+// join adds lives of containers to their pods, and other lives as pods.
 func join(pods []timeline.Pod, past []step.Life) []timeline.Pod {
 	index := make(map[string]int)
 	for i, p := range pods {
@@ -253,7 +241,13 @@ func (n *Node) Glance(ctx context.Context) *timeline.Glance {
 	for _, stats := range n.Measure(ctx) {
 		measured[stats.GetAttributes().GetId()] = stats.GetLinux()
 	}
-	problems := n.attachmentProblems()
+	problems := make(map[string][]string) // by pod
+	for _, a := range n.Networks.Pending() {
+		problems[a.ID] = append(problems[a.ID], redact.Text(fmt.Sprintf("CNI DEL of %s has failed %d times: %s", a.Network, a.Tries, a.LastError)))
+	}
+	for _, d := range n.Networks.Drifted() {
+		problems[d.ID] = append(problems[d.ID], redact.Text(fmt.Sprintf("CNI CHECK of %s: %s", d.Network, d.Error)))
+	}
 	for i, sb := range append(listed, n.Sandboxes.Building()...) {
 		p := podOf(sb.ID, sb.Config(), sb.Facts(), n.Sandboxes.LiveAddresses(sb), nil)
 		used := measured[sb.ID]
@@ -287,20 +281,6 @@ func (n *Node) Glance(ctx context.Context) *timeline.Glance {
 	return g
 }
 
-// attachmentProblems are what is wrong with attachments, by pod.
-func (n *Node) attachmentProblems() map[string][]string {
-	problems := make(map[string][]string)
-	for _, a := range n.Networks.Pending() {
-		problems[a.ID] = append(problems[a.ID], redact.Text(fmt.Sprintf("CNI DEL of %s has failed %d times: %s", a.Network, a.Tries, a.LastError)))
-	}
-	for _, d := range n.Networks.Drifted() {
-		problems[d.ID] = append(problems[d.ID], redact.Text(fmt.Sprintf("CNI CHECK of %s: %s", d.Network, d.Error)))
-	}
-	return problems
-}
-
-// supervisorMemory is that of the processes that serve below a daemon's volatile
-// directory.
 func supervisorMemory(stateDir string) (bytes uint64) {
 	processes, _ := procfs.AllProcs() // without them their memory is not known
 	for _, p := range processes {
@@ -312,8 +292,7 @@ func supervisorMemory(stateDir string) (bytes uint64) {
 	return bytes
 }
 
-// memoryOf is what a process has of the memory, in bytes: pages that it shares
-// count in part (Pss in proc_pid_smaps_rollup, proc(5)); 0 if it is not there.
+// memoryOf is the Pss of a process in bytes (proc_pid_smaps(5)), 0 if it is gone.
 func memoryOf(pid int) uint64 {
 	p, err := procfs.NewProc(pid)
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package inspect shows people what a node is doing: the lives of its pods, their
-// state and costs, and what the daemon itself is doing. A daemon serves it on a
-// socket that is for root alone (DebugSocket), and Files answers from the files
-// where none runs. It changes nothing but what `minicri image` asks for, keeps no state,
-// and waits for no lock of a pod. Packages timeline and redact leave secrets out.
+// Package inspect shows people the lives of a node's pods, their state and costs, and the daemon's own work.
+// A
+// daemon serves it on DebugSocket; Files answers where none runs. It changes only what `minicri image` asks
+// for,
+// keeps no state, and waits for no lock of a pod. Packages timeline and redact remove secrets.
 package inspect
 
 import (
@@ -27,25 +27,22 @@ import (
 	"github.com/minicri/minicri/internal/timeline"
 )
 
-// DebugSocket is the path of the socket below a daemon's volatile directory.
+// DebugSocket is the socket below a daemon's volatile directory.
 func DebugSocket(state string) string { return filepath.Join(state, "debug.sock") }
 
-// Server answers questions about a daemon over HTTP, on a unix socket.
+// Server answers questions about a daemon over HTTP. Logger and Enter are those of ImageRoutes.
 type Server struct {
-	Node   *Node
-	Images *image.Store
-	// Logger and Enter are those of ImageRoutes.
-	Logger *slog.Logger
-	Enter  func() (leave func(), err error)
-	// Metrics answers a scrape, whether there is an address for that or not.
+	Node    *Node
+	Images  *image.Store
+	Logger  *slog.Logger
+	Enter   func() (leave func(), err error)
 	Metrics http.Handler
 }
 
-// lastRequests is how long requests may take to end once they are cancelled.
+// lastRequests is how long cancelled requests may take to end.
 const lastRequests = 2 * time.Second
 
-// Serve answers on the listener until the context ends, and then waits for the requests,
-// which end with it:
+// Serve answers until the context ends, and with it the requests:
 //
 //	/timelines?pod=NAME    the lives of pods, as JSON
 //	/pods                  all pods at a glance, as JSON
@@ -66,8 +63,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	}
 }
 
-// Stop ends a server whose requests are over or cancelled, when they have ended or after
-// the limit.
+// Stop closes a server when its requests have ended, or after the limit.
 func Stop(server *http.Server, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -100,7 +96,6 @@ func answer(w http.ResponseWriter, value any, err error) {
 	_ = json.NewEncoder(w).Encode(value) // nobody reads on
 }
 
-// stacks are those of all goroutines of this process, as a panic has them.
 func stacks() string {
 	var b strings.Builder
 	_ = runtimepprof.Lookup("goroutine").WriteTo(&b, 2) // no error of a Builder
@@ -121,21 +116,16 @@ func NewClient(socket string) Client {
 	})
 }
 
-// NewClientBy asks who answers where dial leads to.
+// NewClientBy asks whom dial connects to.
 func NewClientBy(name string, dial func(context.Context) (net.Conn, error)) Client {
-	// A client that forgets to close leaves nothing open.
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
-	return Client{name, &http.Client{Transport: transport}, answerLimit}
+	return Client{name, &http.Client{Transport: transport}, 15 * time.Second}
 }
 
-// ErrNoAnswer is the error of a daemon that is there and does not answer.
+// ErrNoAnswer is the error of a daemon that is stopped or wedged.
 var ErrNoAnswer = errors.New("the daemon does not answer")
 
-// answerLimit is how long a daemon may take for an answer: one that is stopped or
-// wedged gives none.
-const answerLimit = 15 * time.Second
-
-// Timelines are the pods that are asked for; see Node.Timelines.
+// Timelines is Node.Timelines.
 func (c Client) Timelines(ctx context.Context, wanted string) (pods []timeline.Pod, err error) {
 	err = c.JSON(ctx, "/timelines?pod="+url.QueryEscape(wanted), &pods)
 	return pods, err
@@ -147,7 +137,7 @@ func (c Client) Glance(ctx context.Context) (g *timeline.Glance, err error) {
 	return g, err
 }
 
-// JSON reads what the daemon has at a path of Server.Serve.
+// JSON decodes the answer at a path of Server.Serve.
 func (c Client) JSON(ctx context.Context, path string, into any) error {
 	data, err := c.Read(ctx, path)
 	if err != nil {
@@ -159,7 +149,7 @@ func (c Client) JSON(ctx context.Context, path string, into any) error {
 	return nil
 }
 
-// Read returns what the daemon has at a path of Server.Serve.
+// Read returns the answer at a path of Server.Serve.
 func (c Client) Read(ctx context.Context, path string) (data []byte, err error) {
 	limited, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
@@ -174,7 +164,7 @@ func (c Client) Read(ctx context.Context, path string) (data []byte, err error) 
 	return data, err
 }
 
-// Do makes a call whose answer has nothing.
+// Do makes a call without an answer.
 func (c Client) Do(ctx context.Context, method, path string) error {
 	answer, err := c.Call(ctx, method, path, http.NoBody)
 	if err != nil {
@@ -183,7 +173,7 @@ func (c Client) Do(ctx context.Context, method, path string) error {
 	return answer.Body.Close()
 }
 
-// Call asks without a limit of time. The caller closes the answer's body.
+// Call asks without a time limit. The caller closes the answer's body.
 func (c Client) Call(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, method, "http://minicri"+path, body)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package manual describes the commands of minicri: the usage text of the
-// program, its manual page and its shell completions are made of this one list.
-// It owns nothing and keeps no state; hack/manual renders the pages.
+// Package manual describes the commands of minicri: the usage text, the manual page and the shell
+// completions are made of this list. It keeps no state. hack/manual renders the pages.
 package manual
 
 import (
@@ -11,25 +10,21 @@ import (
 
 // Command is one command of minicri.
 type Command struct {
-	// Words are what the command line begins with: "config check".
-	Words string
-	// Argument is what follows them, "" for nothing. FILE is completed.
-	Argument string
-	Help     string
-	Flags    []Flag
-	// Configured commands take the daemon's flags too.
-	Configured bool
+	Words      string // "config check"
+	Argument   string // what follows; FILE is completed
+	Help       string
+	Flags      []Flag
+	Configured bool // the command takes the daemon's flags too
 }
 
 // Flag is a flag of a command.
 type Flag struct {
-	Name string
-	// Value is what follows it, "" for a flag that is given or not.
-	Value string
+	Name  string
+	Value string // "" for a flag that is given or not
 	Help  string
 }
 
-// Commands are all commands, in the order of the usage text.
+// Commands returns all commands in the order of the usage text.
 func Commands() []Command {
 	pull := []Flag{{"creds", "USER:PASSWORD", "credentials for the registry"}, {"platform", "OS/ARCH[/VARIANT]", "of the image to pull; the node's if empty"}}
 	asJSON := Flag{"json", "", "print JSON"}
@@ -78,7 +73,7 @@ func Commands() []Command {
 	}
 }
 
-// Flags adds the flags of the commands whose first word is name.
+// Flags adds the flags of all commands whose first word is name.
 func Flags(name string, set *flag.FlagSet) {
 	for _, c := range Commands() {
 		if first, _, _ := strings.Cut(c.Words, " "); first == name {
@@ -102,14 +97,14 @@ func (c Command) addFlags(set *flag.FlagSet) {
 // Line is the command as it is typed: "config check FILE".
 func (c Command) Line() string { return strings.TrimSpace(c.Words + " " + c.Argument) }
 
-// Describe prints what the command does and its flags; those of the set are the daemon's.
+// Describe prints what the command does, its flags, and the daemon's flags in the set.
 func (c Command) Describe(set *flag.FlagSet) {
 	c.addFlags(set)
 	fmt.Fprintf(set.Output(), "Usage: minicri %s [flags]\n\n%s%s.\n\n", c.Line(), strings.ToUpper(c.Help[:1]), c.Help[1:])
 	set.PrintDefaults()
 }
 
-// DescribeDaemon is Describe for minicri without a command.
+// DescribeDaemon makes the usage text of minicri without a command.
 func DescribeDaemon(set *flag.FlagSet) {
 	set.Usage = func() {
 		fmt.Fprint(set.Output(), "Usage: minicri [flags]\n\nServe the CRI in the foreground. `minicri help` lists the commands.\n\n")
@@ -117,7 +112,7 @@ func DescribeDaemon(set *flag.FlagSet) {
 	}
 }
 
-// Usage is the list of all commands.
+// Usage lists all commands.
 func Usage() string {
 	var b strings.Builder
 	b.WriteString("minicri runs pods for a kubelet (Kubernetes CRI v1).\n\n")
@@ -129,7 +124,7 @@ func Usage() string {
 	return b.String()
 }
 
-// UsageOf is the list of the commands whose first word is group: "image".
+// UsageOf lists the commands whose first word is group.
 func UsageOf(group string) string {
 	var b strings.Builder
 	for _, c := range Commands() {

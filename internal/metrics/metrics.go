@@ -1,7 +1,6 @@
-// Package metrics shows the runtime to Prometheus. It owns one registry and one
-// listener, off unless an address is configured. What can be counted when it
-// is asked for is read from its owner at each scrape; only what passes (calls,
-// steps, exits) is kept here. No label has an unbounded set of values.
+// Package metrics shows the runtime to Prometheus. It owns one registry and one listener, off unless an
+// address is configured. It reads at each scrape what can be counted then, and keeps only what passes:
+// calls, steps, exits. No label has an unbounded set of values.
 package metrics
 
 import (
@@ -32,8 +31,7 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// Metrics are the runtime's metrics. Observe and its kin may be called by many
-// goroutines, from the moment that they are made.
+// Metrics are the runtime's metrics. Observe and its kin may be called concurrently.
 type Metrics struct {
 	registry *prometheus.Registry
 	sources  Sources
@@ -86,21 +84,18 @@ func register[C prometheus.Collector](m *Metrics, made C) C {
 
 // ObserveReload notes whether a configuration was put into force.
 func (m *Metrics) ObserveReload(ok bool) {
-	if !ok {
-		m.reloaded.WithLabelValues().Set(0)
-		return
+	m.reloaded.WithLabelValues().Set(map[bool]float64{true: 1}[ok])
+	if ok {
+		m.reloadedAt.WithLabelValues().SetToCurrentTime()
 	}
-	m.reloaded.WithLabelValues().Set(1)
-	m.reloadedAt.WithLabelValues().SetToCurrentTime()
 }
 
-// Observe notes how long a step took, and whether it failed.
+// Observe notes a step that has ended.
 func (m *Metrics) Observe(name step.Name, took time.Duration, err error) {
-	m.steps.WithLabelValues(string(name), outcomeOf(err == nil)).Observe(took.Seconds())
+	m.steps.WithLabelValues(string(name), outcomes[err == nil]).Observe(took.Seconds())
 }
 
-// ObserveCall notes a call of a method, "/service/Method", that has ended with a
-// code.
+// ObserveCall notes a call of a method, "/service/Method", that has ended.
 func (m *Metrics) ObserveCall(method, code string, took time.Duration) {
 	m.calls.WithLabelValues(path.Base(method), code).Observe(took.Seconds())
 }
@@ -108,10 +103,9 @@ func (m *Metrics) ObserveCall(method, code string, took time.Duration) {
 // ObservePlugin notes a run of a CNI plugin.
 func (m *Metrics) ObservePlugin(plugin, verb string, took time.Duration, ok bool) {
 	verb = known(verb, "ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION")
-	m.plugins.WithLabelValues(m.cniNames.label(plugin), verb, outcomeOf(ok)).Observe(took.Seconds())
+	m.plugins.WithLabelValues(m.cniNames.label(plugin), verb, outcomes[ok]).Observe(took.Seconds())
 }
 
-// other stands for what has no label value of its own.
 const other = "other"
 
 func known(value string, values ...string) string {
@@ -124,15 +118,12 @@ func known(value string, values ...string) string {
 // maxPlugins bounds the label values that configurations and plugins choose.
 const maxPlugins = 64
 
-// names are the label values of a kind that have rows. Plugins of NRI name
-// themselves: one that comes back under another name each time must not cost
-// memory forever.
+// names are label values in use. NRI plugins name themselves: new names must not take memory forever.
 type names struct {
 	mu    sync.Mutex
 	known []string
 }
 
-// label is the name, or other.
 func (n *names) label(name string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -145,7 +136,7 @@ func (n *names) label(name string) string {
 	return name
 }
 
-// ObserveExit notes that a container has ended, with the reason of the CRI.
+// ObserveExit notes that a container has exited, with the CRI's reason.
 func (m *Metrics) ObserveExit(reason string) {
 	m.exits.WithLabelValues(known(reason, "Completed", "Error", "OOMKilled", "StartError", "Unknown")).Inc()
 	if reason == "OOMKilled" {
@@ -158,7 +149,7 @@ func (m *Metrics) ObserveLost() { m.lost.WithLabelValues().Inc() }
 
 // ObservePull notes a pull that has ended.
 func (m *Metrics) ObservePull(took time.Duration, bytes int64, err error) {
-	m.pull.WithLabelValues(outcomeOf(err == nil)).Observe(took.Seconds())
+	m.pull.WithLabelValues(outcomes[err == nil]).Observe(took.Seconds())
 	m.pulled.WithLabelValues().Add(float64(bytes))
 }
 
@@ -175,12 +166,7 @@ func (m *Metrics) NRILatency(plugin, request string, took time.Duration) {
 // NRIPlugins notes how many NRI plugins are connected.
 func (m *Metrics) NRIPlugins(count int) { m.nriPlugins.WithLabelValues().Set(float64(count)) }
 
-func outcomeOf(ok bool) string {
-	if !ok {
-		return "error"
-	}
-	return "ok"
-}
+var outcomes = map[bool]string{true: "ok", false: "error"}
 
 // Watch adds what is counted at each scrape.
 func (m *Metrics) Watch(sources Sources) {
@@ -193,8 +179,7 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Serve answers /metrics and /metrics/cadvisor on a TCP address until the context ends;
-// without TLS if that is nil.
+// Serve answers /metrics and /metrics/cadvisor on a TCP address, by TLS unless that is nil.
 func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config, logger *slog.Logger) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -218,19 +203,16 @@ func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config,
 
 // Family is a family of metrics, as docs/metrics.md describes it.
 type Family struct {
-	Name string // begins with "minicri_"
-	Kind string // "counter", "gauge" or "histogram"
-	Help string
-	// Labels are the labels with what they may be: no set is unbounded.
+	Name   string // begins with "minicri_"
+	Kind   string // "counter", "gauge" or "histogram"
+	Help   string
 	Labels []Label
 }
 
-// Label is a label of a family and its values in words.
+// Label is a label and its values in words.
 type Label struct{ Name, Values string }
 
-// Families are all families that this package makes, in the order of the page;
-// those of the Go runtime and of the process (go_, process_: its memory, CPU and
-// descriptors) are client_golang's own.
+// Families are all that this package makes, in the order of the page.
 func Families() []Family {
 	outcome, plugin, request := Label{"outcome", "ok, error"}, Label{"plugin", "the NRI plugins"}, Label{"request", "the requests of NRI"}
 	return []Family{
@@ -265,8 +247,7 @@ func Families() []Family {
 	}
 }
 
-// family panics for a name that Families does not have: that is a mistake in
-// the program.
+// family panics for a name that Families does not have.
 func family(name string) (f Family, labels []string) {
 	all := Families()
 	f = all[slices.IndexFunc(all, func(f Family) bool { return f.Name == name })]
@@ -278,7 +259,6 @@ func family(name string) (f Family, labels []string) {
 
 // Sources are the owners of what is counted at each scrape.
 type Sources struct {
-	// Version is the daemon's.
 	Version    string
 	Sandboxes  *sandbox.Store
 	Containers *container.Store
@@ -287,27 +267,21 @@ type Sources struct {
 	// Cadvisor measures pods and containers; Descriptors say what it measures.
 	Cadvisor    func() []*runtimeapi.PodSandboxMetrics
 	Descriptors []*runtimeapi.MetricDescriptor
-	// Root is the durable directory.
-	Root string
-	// Streams counts the open sessions, Dropped the events that were lost.
-	Streams func() int
-	Dropped func() uint64
+	Root        string        // the durable directory
+	Streams     func() int    // open sessions
+	Dropped     func() uint64 // lost events
 }
 
-// counts reads its sources at each scrape.
 type counts struct{ Sources }
 
-// Describe implements prometheus.Collector; what is collected describes itself.
+var kinds = map[bool]prometheus.ValueType{true: prometheus.CounterValue, false: prometheus.GaugeValue}
+
 func (c *counts) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (c *counts) Collect(out chan<- prometheus.Metric) {
 	emit := func(name string, value float64, labels ...string) {
 		f, names := family(name)
-		kind := prometheus.GaugeValue
-		if f.Kind == "counter" {
-			kind = prometheus.CounterValue
-		}
+		kind := kinds[f.Kind == "counter"]
 		out <- prometheus.MustNewConstMetric(prometheus.NewDesc(f.Name, f.Help, names, nil), kind, value, labels...)
 	}
 	count := func(name string, count int, labels ...string) { emit(name, float64(count), labels...) }
@@ -336,11 +310,7 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	count("minicri_plugin_runs_stuck", len(c.Networks.Stuck()))
 	now, cancel := context.WithCancel(context.Background())
 	cancel() // a scrape does not wait for the first answer of the plugins
-	networkReady := 0
-	if c.Networks.Ready(now) == nil {
-		networkReady = 1
-	}
-	count("minicri_network_ready", networkReady)
+	count("minicri_network_ready", map[bool]int{true: 1}[c.Networks.Ready(now) == nil])
 	count("minicri_streams_open", c.Streams())
 	emit("minicri_events_dropped_total", float64(c.Dropped()))
 	count("minicri_images", len(c.Images.List()))
@@ -355,32 +325,28 @@ func disk(root string, emit func(name string, value float64, labels ...string)) 
 	}
 	emit("minicri_disk_size_bytes", float64(disk.Blocks)*float64(disk.Bsize))
 	emit("minicri_disk_free_bytes", float64(disk.Bavail)*float64(disk.Bsize))
-	if disk.Files > 0 { // btrfs makes inodes as it needs them, and counts none
+	if disk.Files > 0 { // btrfs counts none
 		emit("minicri_disk_free_inodes", float64(disk.Ffree))
 	}
 }
 
-// cadvisor are the metrics of pods and containers, under the names of cAdvisor: what the
-// kubelet shows at its own /metrics/cadvisor.
+// cadvisor has the metrics of pods and containers under the names of cAdvisor.
 type cadvisor struct {
 	described []*runtimeapi.MetricDescriptor
 	measure   func() []*runtimeapi.PodSandboxMetrics
 }
 
-// maxScrapes is how many scrapes of pods are answered at once: each measures all of them.
+// maxScrapes limits how many scrapes measure all pods at once.
 const maxScrapes = 4
 
-// handler answers a scrape, without a value that makes no metric.
 func (c cadvisor) handler() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(c)
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, ErrorHandling: promhttp.ContinueOnError})
 }
 
-// Describe implements prometheus.Collector; what is collected describes itself.
 func (cadvisor) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
 func (c cadvisor) Collect(out chan<- prometheus.Metric) {
 	descs := make(map[string]*prometheus.Desc)
 	for _, d := range c.described {
@@ -392,10 +358,7 @@ func (c cadvisor) Collect(out chan<- prometheus.Metric) {
 			all = append(all, of.GetMetrics()...)
 		}
 		for _, v := range all {
-			kind := prometheus.GaugeValue
-			if v.GetMetricType() == runtimeapi.MetricType_COUNTER {
-				kind = prometheus.CounterValue
-			}
+			kind := kinds[v.GetMetricType() == runtimeapi.MetricType_COUNTER]
 			metric, err := prometheus.NewConstMetric(descs[v.GetName()], kind, float64(v.GetValue().GetValue()), v.GetLabelValues()...)
 			if err != nil { // in a goroutine of the registry a panic would end the daemon
 				metric = prometheus.NewInvalidMetric(descs[v.GetName()], err)

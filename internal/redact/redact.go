@@ -1,6 +1,5 @@
-// Package redact takes secrets out of what is shown or handed on, and what a terminal
-// would obey: messages that plugins, registries and programs have written, and
-// configurations. It errs on the side of hiding. It owns nothing and keeps no state.
+// Package redact removes secrets, and what a terminal would obey, from what is shown: configurations, and
+// messages of plugins, registries and programs. It errs on the side of hiding, and keeps no state.
 package redact
 
 import (
@@ -16,12 +15,12 @@ import (
 // Hidden stands where a secret was.
 const Hidden = "(hidden)"
 
-// secret is the part of a name that says that its value is one.
+// secret is the part of a name that says that the value is one.
 const secret = `(?:password|passwd|passphrase|passkey|pwd|psk|pre[-_]?shared|secret|token|credential|cookie|signature|api[-_]?key|access[-_]?key|private[-_]?key|client[-_]?key|authorization|auth[-_]?key)`
 
 var (
 	secretName = regexp.MustCompile(`(?i)` + secret)
-	// secretFile is the name of a value that is a path, which is no secret.
+	// secretFile names a path, which is no secret.
 	secretFile  = regexp.MustCompile(`(?i)(file|path|dir)$`)
 	environment = regexp.MustCompile(`(?i)(^|_)envs?$|^DefaultEnv$|^environment$|^(identity|registry)_?token$|^auths?$|^[k-]?certificate[-_]authority[-_]data$`)
 
@@ -34,15 +33,14 @@ var (
 		{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*)?`), Hidden},
 		{regexp.MustCompile(`(?i)\b(bearer|basic) +[A-Za-z0-9+/=_.~-]{6,}`), "$1 " + Hidden},
 		{regexp.MustCompile(`\b(AKIA|ASIA)[A-Z0-9]{16}\b`), Hidden},
-		// A flag and its value, and short names that are a part of other words too.
+		// A flag and its value, then short names that are also parts of other words.
 		{regexp.MustCompile(`(?i)(--?[\w-]*` + secret + `[\w-]*\s+)(\\?"[^"]*"|'[^']*'|[^\s,;&"'=-][^\s,;&"']*)`), "${1}" + Hidden},
 		{regexp.MustCompile(`(?i)\b((?:[\w.-]*[_.-])?(?:pass|sig|key)\\?["']?\s*=\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + Hidden},
 		{regexp.MustCompile(`(?i)([\w.-]*` + secret + `[\w.-]*\\?["']?\s*[:=]\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + Hidden},
 	}
 )
 
-// Text returns a text without what looks like a secret in it: values of variables
-// and parameters whose names say so, credentials in addresses, tokens, keys.
+// Text hides what looks like a secret: values of names that say so, credentials in addresses, tokens, keys.
 func Text(text string) string {
 	for _, p := range patterns {
 		text = p.find.ReplaceAllString(text, p.replace)
@@ -50,8 +48,7 @@ func Text(text string) string {
 	return text
 }
 
-// JSON returns a document with the values of keys that say so replaced, and
-// environments as a whole; its texts are as from Text. What is no JSON is text.
+// JSON hides the values of secret keys, whole environments, and what Text hides. What is no JSON is a text.
 func JSON(document []byte) json.RawMessage {
 	if len(document) == 0 {
 		return nil
@@ -67,8 +64,6 @@ func JSON(document []byte) json.RawMessage {
 	return clean
 }
 
-// hides reports whether the value of a key is not to be shown. What is true or
-// false is no secret, and neither is nothing.
 func hides(key string, value any) bool {
 	switch value.(type) {
 	case bool, nil:
@@ -77,9 +72,8 @@ func hides(key string, value any) bool {
 	return environment.MatchString(key) || secretName.MatchString(key) && !secretFile.MatchString(key)
 }
 
-// Printable returns a text that a terminal prints and does not obey: in the place of
-// each character that is not printed, escape sequences and those that turn the
-// direction of writing among them, is a question mark. Lines stay.
+// Printable returns a text that a terminal does not obey: a question mark replaces each character that is
+// not printed, such as escape sequences and changes of the writing direction. Newlines stay.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -92,13 +86,10 @@ func Printable(text string) string {
 	}, strings.ToValidUTF8(text, "?"))
 }
 
-// Line is Printable for a place that has one line, as a cell of a table: a newline, with
-// which a text could make rows of its own, is a space.
+// Line is Printable without newlines, with which a text could forge rows of a table.
 func Line(text string) string { return strings.ReplaceAll(Printable(text), "\n", " ") }
 
-// Lines returns a copy of a value whose texts are as from Line: whoever wrote them, a
-// pod's author, an image, a plugin, a registry, must not write to the terminal of who
-// reads them. The value is one that JSON keeps.
+// Lines applies Line to all texts in a copy of a value, which JSON must preserve.
 func Lines[T any](value T) (shown T) {
 	document, err := json.Marshal(value)
 	var read any
@@ -106,13 +97,12 @@ func Lines[T any](value T) (shown T) {
 	decoder.UseNumber()
 	if err == nil && decoder.Decode(&read) == nil {
 		if document, err = json.Marshal(each(read, Line, func(string, any) bool { return false })); err == nil {
-			_ = json.Unmarshal(document, &shown) // it was such a value
+			_ = json.Unmarshal(document, &shown)
 		}
 	}
 	return shown
 }
 
-// each replaces the texts in a document, and hides the values of keys.
 func each(value any, text func(string) string, hides func(key string, value any) bool) any {
 	switch v := value.(type) {
 	case string:
@@ -131,8 +121,7 @@ func each(value any, text func(string) string, hides func(key string, value any)
 	return value
 }
 
-// PrintableJSON is Printable for a JSON document, which keeps its meaning: characters
-// that are not printed are escaped.
+// PrintableJSON escapes the characters that are not printed. The document keeps its meaning.
 func PrintableJSON(document []byte) []byte {
 	var b bytes.Buffer
 	for _, r := range string(document) {

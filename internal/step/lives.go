@@ -19,46 +19,35 @@ import (
 
 // Life is the timeline of a pod or container that is gone, or could not be made.
 type Life struct {
-	// Kind is "pod" or "container", or "image" for a pull that failed and was
-	// for no pod that is there.
-	Kind string `json:"kind"`
-	ID   string `json:"id"`
-	// Pod is the id of a container's pod, "" for a pod.
-	Pod string `json:"pod,omitempty"`
-	// Name is what people call it: namespace/name, and of a container its own.
-	Name    string `json:"name"`
-	Attempt uint32 `json:"attempt,omitempty"`
-	// End is when it was removed, or failed.
-	End time.Time `json:"end"`
-	// Error is why it could not be made, "" if it was made and then removed.
-	Error string `json:"error,omitempty"`
-	Rows  []Row  `json:"rows"`
+	Kind    string    `json:"kind"` // "pod", "container", or "image" for a failed pull that was for no pod
+	ID      string    `json:"id"`
+	Pod     string    `json:"pod,omitempty"` // the id of a container's pod
+	Name    string    `json:"name"`          // namespace/name, and a container's own
+	Attempt uint32    `json:"attempt,omitempty"`
+	End     time.Time `json:"end"`             // when it was removed, or failed
+	Error   string    `json:"error,omitempty"` // why it could not be made
+	Rows    []Row     `json:"rows"`
 	// Network is the configuration of the pod's network, "" if it is too large.
 	Network json.RawMessage `json:"network,omitempty"`
 }
 
-// Lives are kept up to these numbers; a file takes at most two blocks of the
-// disk, so all of them at most 8 MiB.
+// A file takes at most two blocks of the disk, so all lives together at most 8 MiB.
 const (
-	maxLives  = 1000
-	maxFailed = 750
-	maxBytes  = 8 << 10
-	// maxLifeError is the longest error of a life, maxNetwork its largest configuration
-	// of a network, in bytes.
+	maxLives     = 1000
+	maxFailed    = 750
+	maxBytes     = 8 << 10
 	maxLifeError = 1 << 10
 	maxNetwork   = 1536
 )
 
-// Lives keeps the last lives, one file each, those that failed longest: a file's
-// name says when it ended, whether it failed, the kind and the id.
+// Lives keeps the last lives, failed ones longest, in files named by end, outcome, kind and id.
 type Lives struct {
 	directory string
 
 	mu sync.Mutex // held while one is written and others are removed
 }
 
-// OpenLives keeps lives in a directory, which it makes. A directory that another
-// process keeps lives in may be opened for List and Get.
+// OpenLives keeps lives in a directory, which it makes.
 func OpenLives(directory string) (*Lives, error) {
 	if err := errors.Join(os.MkdirAll(directory, 0o700), state.ClearTemporary(directory)); err != nil {
 		return nil, fmt.Errorf("make the directory for timelines: %w", err)
@@ -66,17 +55,15 @@ func OpenLives(directory string) (*Lives, error) {
 	return FindLives(directory), nil
 }
 
-// FindLives is OpenLives for those that only read: the directory need not be there.
+// FindLives is OpenLives for those that only read. The directory may be missing.
 func FindLives(directory string) *Lives { return &Lives{directory: directory} }
 
-// RefusedID is the id of what was refused before it had one: the same for every
-// try, of which the last one is kept.
+// RefusedID is the id of what was refused before it had one, the same for each try.
 func RefusedID(kind, name string) string {
 	sum := sha256.Sum256([]byte(kind + " " + name))
 	return hex.EncodeToString(sum[:])
 }
 
-// idOf is the id in a file's name, "" for another file.
 func idOf(name string) string {
 	parts := strings.SplitN(strings.TrimSuffix(name, ".json"), "-", 4)
 	if len(parts) < 4 || !strings.HasSuffix(name, ".json") {
@@ -87,9 +74,8 @@ func idOf(name string) string {
 
 func didFail(name string) bool { return strings.Contains(name, "-failed-") }
 
-// Keep writes a life down, in the place of an earlier one of the same id, and removes
-// the oldest one beyond the limits that did not fail, unless most did. It is not worth an
-// fsync. A nil Lives keeps nothing.
+// Keep replaces an earlier life of the same id. Beyond the limit it removes the oldest that did not fail, or
+// the oldest failed one if most did. It does not fsync. A nil Lives keeps nothing.
 func (l *Lives) Keep(life Life) error {
 	if l == nil {
 		return nil
@@ -138,7 +124,7 @@ func (l *Lives) Keep(life Life) error {
 	return err
 }
 
-// Append adds a row to the last life of an id; where there is none it does nothing.
+// Append adds a row to the last life of an id, if there is one.
 func (l *Lives) Append(id string, row Row) error {
 	lives, err := l.Get(id)
 	if err != nil || len(lives) == 0 {
@@ -148,7 +134,7 @@ func (l *Lives) Append(id string, row Row) error {
 	return l.Keep(lives[0])
 }
 
-// encode leaves out rows from the middle until the life fits its file.
+// encode removes rows from the middle until the life fits its file.
 func (l Life) encode() ([]byte, error) {
 	l.Error = l.Error[:min(len(l.Error), maxLifeError)]
 	if len(l.Network) > maxNetwork {
@@ -159,13 +145,13 @@ func (l Life) encode() ([]byte, error) {
 		if err != nil || len(data) < maxBytes || len(l.Rows) == 0 {
 			return data, err
 		}
-		// As many as are too many when all have one size, at least one.
+		// How many fit if all have the same size; at least one goes.
 		most := min(len(l.Rows)*maxBytes/len(data), len(l.Rows)-1)
 		l.Rows = slices.Concat(l.Rows[:(most+1)/2], l.Rows[len(l.Rows)-most/2:])
 	}
 }
 
-// list has the names of the files that are lives, the oldest first.
+// list returns the files of lives, the oldest first.
 func (l *Lives) list() (names []string, err error) {
 	entries, err := os.ReadDir(l.directory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -179,11 +165,10 @@ func (l *Lives) list() (names []string, err error) {
 	return names, nil
 }
 
-// List returns the lives that are kept, the newest first. A file that cannot be
-// read is left out.
+// List returns all lives, the newest first, without files that cannot be read.
 func (l *Lives) List() ([]Life, error) { return l.Get("") }
 
-// Get returns those whose id begins so, the newest first.
+// Get returns the lives whose id begins so, the newest first.
 func (l *Lives) Get(id string) (lives []Life, err error) {
 	names, err := l.list()
 	for _, name := range slices.Backward(names) {

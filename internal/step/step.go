@@ -1,11 +1,8 @@
-// Package step runs the named steps of the lives of pods and containers, and
-// keeps their timelines.
+// Package step runs the named steps of the lives of pods and containers, and keeps their timelines.
 //
-// A Step is data: its name, the operation that it belongs to, and when it is
-// left out. The packages sandbox and container each have a list of theirs, over
-// which the documentation's test, the crash matrix and the metrics range. A
-// Sequence is one way through some of them; around each step it does, in one
-// place, all that a step has:
+// A Step is data: its name, its operation, and when it is left out. Packages sandbox and container list theirs,
+// for the documentation's test, the crash matrix and the metrics. A Sequence is one way through some of them.
+// It does all that a step has:
 //
 //	the name          pod/record, container/rootfs: kind and step
 //	error prefix      "record: ...", under the id of the object
@@ -15,12 +12,10 @@
 //	timeline          a Row, also of a step that failed
 //	span              of package trace, where the call is traced
 //
-// A Timeline is what has happened to one object, step by step; Record adds rows
-// to it from below, such as the runs of CNI plugins. When the object is gone, or
-// could not be made, its Life goes to Lives, which keeps the last ones on disk.
+// A Timeline is what has happened to one object. Record adds rows from below, such as runs of CNI plugins.
+// Lives keeps the Life of an object that is gone, or could not be made, on disk.
 //
-// A Timeline has a lock, held for the moment of adding a row. Lives has one,
-// held while a file is written. Neither is held while a step runs.
+// A Timeline's lock is held to add a row, that of Lives to write a file; neither is held while a step runs.
 package step
 
 import (
@@ -35,10 +30,10 @@ import (
 	"github.com/minicri/minicri/internal/trace"
 )
 
-// Name is the name of a step: its kind, a slash, and the step's own name.
+// Name is a kind, a slash, and the step's own name.
 type Name string
 
-// Kind is what the step happens to: "pod" or "container".
+// Kind is "pod" or "container".
 func (n Name) Kind() string {
 	kind, _, _ := strings.Cut(string(n), "/")
 	return kind
@@ -50,10 +45,10 @@ func (n Name) Own() string {
 	return own
 }
 
-// Before and After are the failpoints around the step.
+// Before is the failpoint before the step.
 func (n Name) Before() string { return string(n) + " before" }
 
-// After is passed when the step has succeeded.
+// After is the failpoint that a successful step passes.
 func (n Name) After() string { return string(n) + " after" }
 
 // Error is the failure of a step.
@@ -62,7 +57,7 @@ type Error struct {
 	Err  error
 }
 
-// Error says the step and why it failed.
+// Error names the step.
 func (e *Error) Error() string { return e.Step.Own() + ": " + e.Err.Error() }
 
 // Unwrap returns why the step failed.
@@ -70,17 +65,13 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Step is one step of a life, as the lists of sandbox and container have it.
 type Step struct {
-	Name Name
-	// Operation is what goes through the step: "run", "stop", "remove" ...
-	Operation string
-	// Only says for which objects the step is done; "" for all.
-	Only string
+	Name      Name
+	Operation string // "run", "stop", "remove" ...
+	Only      string // for which objects; "" for all
 }
 
-// Names are the names of the steps of an operation, in their order, for objects
-// that are what Only asks for.
-func Names(steps []Step, operation string, are ...string) []Name {
-	var names []Name
+// Names are the steps of an operation, in order, for objects that are what Only asks for.
+func Names(steps []Step, operation string, are ...string) (names []Name) {
 	for _, s := range steps {
 		if s.Operation == operation && (s.Only == "" || slices.Contains(are, s.Only)) {
 			names = append(names, s.Name)
@@ -89,12 +80,11 @@ func Names(steps []Step, operation string, are ...string) []Name {
 	return names
 }
 
-// Observer receives each step that has ended; nil if nothing measures.
+// Observer receives each step that has ended.
 type Observer func(step Name, took time.Duration, err error)
 
-// Sequence is one way through steps. After the first error that Step or Join sees (that of
-// Async is seen by Join) the steps that follow do nothing, so a function of Steps reads as a
-// table of contents. It is used by one goroutine.
+// Sequence is one way through steps. After the first error that Step or Join sees, the following steps do
+// nothing, so a function of Steps reads as a table of contents. One goroutine uses it.
 type Sequence struct {
 	ctx      context.Context
 	observe  Observer
@@ -107,7 +97,7 @@ func Begin(ctx context.Context, observe Observer, timeline *Timeline) *Sequence 
 	return &Sequence{ctx: ctx, observe: observe, timeline: timeline}
 }
 
-// Err is the error of the first step that failed, joined with those under way.
+// Err is the error of the first failed step, joined with those under way then.
 func (s *Sequence) Err() error { return s.err }
 
 // Step does a step, unless an earlier one failed.
@@ -117,8 +107,7 @@ func (s *Sequence) Step(name Name, do func(context.Context) error) {
 	}
 }
 
-// Do does a step whatever became of the others, and returns its error: for
-// teardown, which does every part.
+// Do does a step even if others failed, and returns its error: teardown does every part.
 func (s *Sequence) Do(name Name, do func(context.Context) error) error {
 	row := s.timeline.begin(name)
 	ctx, end := trace.Begin(s.ctx, string(name))
@@ -143,9 +132,8 @@ func (s *Sequence) Do(name Name, do func(context.Context) error) error {
 	return nil
 }
 
-// withCause names in the error of a step whose context has ended the cause of that: how
-// long the limit was, or who cancelled it. What was called, in this process or another,
-// knows only that its time was over.
+// withCause adds to the error of a step whose context has ended the cause: the limit, or who cancelled. What
+// the step called knows only that its time was over.
 func withCause(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
@@ -164,13 +152,13 @@ type Async struct {
 	err  error
 }
 
-// Wait waits for the end of the step and returns its error.
+// Wait returns the error of the step when it has ended.
 func (a *Async) Wait() error {
 	<-a.done
 	return a.err
 }
 
-// Async starts a step, unless an earlier one failed. It must be waited for.
+// Async starts a step, unless an earlier one failed. The caller must wait for it.
 func (s *Sequence) Async(name Name, do func(context.Context) error) *Async {
 	a := &Async{done: make(chan struct{})}
 	if s.err != nil {
@@ -184,17 +172,15 @@ func (s *Sequence) Async(name Name, do func(context.Context) error) *Async {
 	return a
 }
 
-// Join waits for an async step, even when another step has failed: what is
-// undone must have ended.
+// Join waits for an async step even if another failed: what is undone must have ended.
 func (s *Sequence) Join(a *Async) {
 	if err := a.Wait(); err != nil && !errors.Is(s.err, err) {
 		s.err = errors.Join(s.err, err)
 	}
 }
 
-// Bound gives the context of work that its caller only waits for: it has the
-// values of ctx and none of its limits, and ends with base and after limit. Its
-// cause says which.
+// Bound returns the context of work that its caller only waits for. It has the values of ctx but not its
+// limits, and ends with base and after limit. Its cause says which.
 func Bound(ctx, base context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(base, func() { cancel(context.Cause(base)) })

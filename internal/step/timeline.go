@@ -9,55 +9,43 @@ import (
 
 // Row is one row of a timeline: what was done, when it began, how long it took.
 type Row struct {
-	// Kind is that of the step, "pod" or "container"; "plugin" for the run of a
-	// CNI plugin, "image" for a pull, and "exit" for what a container did from
-	// its start to its end.
+	// Kind is the step's, "pod" or "container"; "plugin" for a run of a CNI plugin, "image" for a pull, and "exit"
+	// for a container's run from start to end.
 	Kind string `json:"kind"`
-	// Step is the step's own name; the plugin and its verb: "bridge ADD"; or the
-	// reference of the image.
+	// Step is the step's own name; the plugin and its verb, "bridge ADD"; or the reference of the image.
 	Step  string        `json:"step"`
 	Start time.Time     `json:"start"`
 	Took  time.Duration `json:"took,omitempty"`
-	// Error is why it failed, "" if it did not; no longer than mostError.
-	Error string `json:"error,omitempty"`
-	// Parent is what a plugin ran for: the step ("cni add"), or for an IPAM
-	// plugin the plugin that called it.
-	Parent string `json:"parent,omitempty"`
-	// Note says in a few words what came of it: "exit code 137, OOMKilled".
-	Note string `json:"note,omitempty"`
-	// Plugin is what the run of a CNI plugin came to, nil for all other rows.
-	Plugin *Plugin `json:"plugin,omitempty"`
+	Error string        `json:"error,omitempty"` // no longer than mostError
+	// Parent is what a plugin ran for: a step, "cni add", or for an IPAM plugin the plugin that called it.
+	Parent string  `json:"parent,omitempty"`
+	Note   string  `json:"note,omitempty"`   // what came of it: "exit code 137, OOMKilled"
+	Plugin *Plugin `json:"plugin,omitempty"` // of a plugin's run alone
 
 	underWay bool
 }
 
-// Plugin is what the run of one CNI plugin came to.
+// Plugin is the result of a run of a CNI plugin. If it was killed before it answered, no later field is known.
 type Plugin struct {
-	Name string `json:"name"`
-	Verb string `json:"verb"`
-	// Killed says that it did not answer before it was killed; Exit and the
-	// fields after it are not known then.
-	Killed bool `json:"killed,omitempty"`
-	// Exit is its exit code, Signal the signal that ended it instead.
-	Exit   int `json:"exit"`
-	Signal int `json:"signal,omitempty"`
-	// Code, Message and Details are its CNI error (CNI SPEC, "Error").
-	Code    uint   `json:"code,omitempty"`
+	Name    string `json:"name"`
+	Verb    string `json:"verb"`
+	Killed  bool   `json:"killed,omitempty"`
+	Exit    int    `json:"exit"`
+	Signal  int    `json:"signal,omitempty"` // that ended it instead
+	Code    uint   `json:"code,omitempty"`   // with the next two the CNI error (CNI SPEC, "Error")
 	Message string `json:"message,omitempty"`
 	Details string `json:"details,omitempty"`
-	// Stderr is the end of what it wrote there, at most 256 bytes.
-	Stderr string `json:"stderr,omitempty"`
+	Stderr  string `json:"stderr,omitempty"` // its end
 }
 
-// A timeline is bounded: an object that is stopped in vain for days has its
-// first rows, which show how it was made, and its last ones.
+// A timeline is bounded: an object that is stopped in vain for days keeps its first rows and its last ones.
 const (
 	mostRows   = 48
-	mostError  = 512
+	mostError  = 512 // bytes
 	mostStderr = 256
 )
 
-// Timeline collects the rows of one object. It may be used by many goroutines.
+// Timeline collects the rows of one object. It may be used concurrently.
 type Timeline struct {
 	mu   sync.Mutex
 	rows []*Row // in the order of their beginnings
@@ -90,7 +78,7 @@ func (t *Timeline) end(row *Row, err error) {
 	}
 }
 
-// add puts a row where it began; mu is held.
+// add puts a row where it began. t.mu is held.
 func (t *Timeline) add(row *Row) {
 	at := len(t.rows)
 	for at > 0 && t.rows[at-1].Start.After(row.Start) {
@@ -102,8 +90,7 @@ func (t *Timeline) add(row *Row) {
 	}
 }
 
-// Rows are the rows until now, in the order in which they began. A step that is
-// under way has taken the time until now.
+// Rows are the rows until now, by beginning. A step that is under way has taken the time until now.
 func (t *Timeline) Rows() []Row {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,7 +105,7 @@ func (t *Timeline) Rows() []Row {
 	return rows
 }
 
-// Stage is the step that was begun last and has not ended, nil if there is none.
+// Stage is the last begun step that is under way, nil if there is none.
 func (t *Timeline) Stage() *Row {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,7 +119,6 @@ func (t *Timeline) Stage() *Row {
 	return nil
 }
 
-// parent is what a step's context says of it.
 type parent struct {
 	timeline *Timeline
 	step     string
@@ -140,9 +126,8 @@ type parent struct {
 
 type parentKey struct{}
 
-// Record adds a row to the timeline of the object that ctx, the context of a
-// step, works on; its Parent is that step unless the row has one. Without such
-// a context it does nothing, and reports false.
+// Record adds a row to the timeline of ctx's step, as its child if it has no Parent. It reports whether ctx
+// has one.
 func Record(ctx context.Context, row Row) bool {
 	of, ok := ctx.Value(parentKey{}).(parent)
 	if !ok {

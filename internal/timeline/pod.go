@@ -1,6 +1,6 @@
-// Package timeline shows the life of a pod as a waterfall for a terminal, and pods as
-// tables. It reads nothing but what it is given, which internal/inspect collects, and
-// keeps no state. Whatever others have written in it goes through package redact first.
+// Package timeline shows the life of a pod as a waterfall for a terminal, and pods as tables. It reads
+// nothing
+// but its arguments, and keeps no state. Package redact goes over what others wrote.
 package timeline
 
 import (
@@ -22,26 +22,20 @@ const (
 	Removed  = "removed"
 )
 
-// Pod is all that is shown of one pod, of a container whose pod is not known, or
-// of the pull of an image that was for none.
+// Pod is what is shown of a pod, of a container whose pod is not known, or of an image pull that was for none.
 type Pod struct {
-	// Kind is "pod", "container" or "image".
-	Kind string `json:"kind"`
-	ID   string `json:"id"`
-	// Name is NAMESPACE/NAME, or the reference of the image.
-	Name    string `json:"name"`
-	Attempt uint32 `json:"attempt,omitempty"`
-	State   string `json:"state"`
-	// Error is why it could not be made.
-	Error string `json:"error,omitempty"`
-	// Begin is when it began, Took how long it took to be made or to fail.
-	Begin time.Time     `json:"begin,omitzero"`
-	Took  time.Duration `json:"took"`
-	// Rows are those of the pod itself.
-	Rows       []step.Row  `json:"rows,omitempty"`
-	Containers []Container `json:"containers,omitempty"`
-	Addresses  []string    `json:"addresses,omitempty"`
-	Network    *Network    `json:"network,omitempty"`
+	Kind       string        `json:"kind"` // "pod", "container" or "image"
+	ID         string        `json:"id"`
+	Name       string        `json:"name"` // NAMESPACE/NAME, or the reference of the image
+	Attempt    uint32        `json:"attempt,omitempty"`
+	State      string        `json:"state"`
+	Error      string        `json:"error,omitempty"` // why it could not be made
+	Begin      time.Time     `json:"begin,omitzero"`
+	Took       time.Duration `json:"took"`           // to be made, or to fail
+	Rows       []step.Row    `json:"rows,omitempty"` // of the pod itself
+	Containers []Container   `json:"containers,omitempty"`
+	Addresses  []string      `json:"addresses,omitempty"`
+	Network    *Network      `json:"network,omitempty"`
 }
 
 // Container is what is shown of a container.
@@ -55,20 +49,16 @@ type Container struct {
 	Rows    []step.Row `json:"rows,omitempty"`
 }
 
-// Network is the network of a pod: as it was asked for, and as it was given.
+// Network is the network of a pod: its configuration and its result.
 type Network struct {
 	Name   string          `json:"name,omitempty"`
 	Config json.RawMessage `json:"config,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"`
-	// Path is where the namespace is pinned.
-	Path string `json:"path,omitempty"`
-	// Waits says why the attachment could not be released yet, "" if it was, or
-	// if it was not asked for.
-	Waits string `json:"waits,omitempty"`
+	Path   string          `json:"path,omitempty"`  // where the namespace is pinned
+	Waits  string          `json:"waits,omitempty"` // why the attachment could not be released yet
 }
 
-// Finish sets what follows from the rows, and takes secrets out of all that
-// others have written.
+// Finish sets what follows from the rows, and removes secrets from what others wrote.
 func (p *Pod) Finish() {
 	p.Begin, p.Took = making(p.Rows)
 	p.Error = redact.Text(p.Error)
@@ -102,9 +92,7 @@ func clean(rows []step.Row) {
 
 func end(row step.Row) time.Time { return row.Start.Add(row.Took) }
 
-// making is when the rows of a pod begin, and how long it took from then until
-// it was started, or until the first step that failed had ended; until now for
-// one that is being made.
+// making returns when a pod began, and how long it took to be started or to fail.
 func making(rows []step.Row) (began time.Time, took time.Duration) {
 	if len(rows) == 0 {
 		return began, 0
@@ -125,7 +113,7 @@ func making(rows []step.Row) (began time.Time, took time.Duration) {
 	return began, took
 }
 
-// LastChange is when the last thing happened that the timeline has.
+// LastChange is when the timeline ends.
 func (p *Pod) LastChange() (last time.Time) {
 	for _, e := range p.episodes() {
 		last = e.end
@@ -133,8 +121,8 @@ func (p *Pod) LastChange() (last time.Time) {
 	return last
 }
 
-// Matches reports whether the pod, or one of its containers, is what was asked
-// for: an id or its beginning, a name, or NAMESPACE/NAME.
+// Matches reports whether wanted is "", or an id or its beginning, a name or NAMESPACE/NAME of pod or
+// container.
 func (p *Pod) Matches(wanted string) bool {
 	_, name, _ := strings.Cut(p.Name, "/")
 	if wanted == "" || strings.HasPrefix(p.ID, wanted) || p.Name == wanted || name == wanted {
@@ -147,17 +135,15 @@ func (p *Pod) Matches(wanted string) bool {
 
 // Problem is one thing that went wrong in a life.
 type Problem struct {
-	// Of is what it happened to: "the pod", "container web", "the pull of IMAGE".
-	Of string `json:"of"`
-	// Step is the step that failed, "" where none did.
-	Step string `json:"step,omitempty"`
+	Of   string `json:"of"`             // "the pod", "container web", "the pull of IMAGE"
+	Step string `json:"step,omitempty"` // the one that failed, if any
 	Text string `json:"text"`
-	// Undone are the steps of teardown that followed, NotUndone those that failed.
+	// Undone are the steps of teardown that followed, NotUndone those of them that failed.
 	Undone    []string `json:"undone,omitempty"`
 	NotUndone []string `json:"notUndone,omitempty"`
 }
 
-// Problems are what went wrong, in order of time; none in a life without.
+// Problems are what went wrong, by time.
 func (p *Pod) Problems() (all []Problem) {
 	for _, row := range p.Rows {
 		if row.Kind == "image" && row.Error != "" && p.Kind != "image" {
@@ -202,7 +188,6 @@ func (c *Container) problems() (all []Problem) {
 	return all
 }
 
-// stopped reports whether a container was being stopped when it ended.
 func stopped(rows []step.Row, exit step.Row) bool {
 	return slices.ContainsFunc(rows, func(r step.Row) bool { return r.Step == "kill" && isStep(r) && !r.Start.After(end(exit)) })
 }
@@ -246,8 +231,7 @@ func failure(of, text string, rows []step.Row) Problem {
 	return problem
 }
 
-// pluginFailed reports whether a plugin failed that was run for the step. A pod
-// that could not be made leaves such a DEL to the network's journal.
+// pluginFailed reports whether a plugin of the step failed. The journal then retries the DEL.
 func pluginFailed(rows []step.Row, of step.Row) bool {
 	return slices.ContainsFunc(rows, func(r step.Row) bool {
 		return r.Kind == "plugin" && r.Error != "" && r.Parent == of.Step && !r.Start.Before(of.Start) && !r.Start.After(end(of))

@@ -14,18 +14,14 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-// Glance is a node in a few lines: its pods, and what the runtime takes.
+// Glance is a node in a few lines: its pods, and the runtime's memory.
 type Glance struct {
-	// At is when it was taken.
-	At   time.Time `json:"at"`
-	Pods []Line    `json:"pods"`
-	// Daemon and Supervisors are the memory of the runtime's processes, in bytes.
-	Daemon      uint64 `json:"daemonBytes"`
-	Supervisors uint64 `json:"supervisorBytes"`
-	// Released are attachments that wait for their DEL and have no pod any more.
-	Released int `json:"releasedAttachments"`
-	// Older are the supervisors of other builds.
-	Older []Older `json:"olderSupervisors,omitempty"`
+	At          time.Time `json:"at"`
+	Pods        []Line    `json:"pods"`
+	Daemon      uint64    `json:"daemonBytes"`
+	Supervisors uint64    `json:"supervisorBytes"`
+	Released    int       `json:"releasedAttachments"` // those that wait for DEL and have no pod
+	Older       []Older   `json:"olderSupervisors,omitempty"`
 }
 
 // Older is a supervisor of another build, which serves the pods that were made with it.
@@ -36,44 +32,30 @@ type Older struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Line is one pod of a glance.
+// Line is one pod of a glance. For is how long its Stage, the step under way, has taken.
 type Line struct {
-	ID    string `json:"id"`
-	Name  string `json:"name"`
-	State string `json:"state"`
-	// Created is when the pod was made.
-	Created time.Time `json:"created,omitzero"`
-	// Stage is the step that is under way, and For how long it has been; "" if
-	// there is none.
-	Stage string        `json:"stage,omitempty"`
-	For   time.Duration `json:"for,omitempty"`
-
-	Addresses []string `json:"addresses,omitempty"`
-	// Running of the pod's Containers run.
-	Running    int `json:"running"`
-	Containers int `json:"containers"`
-	// Memory is the working set of the pod, Runtime what the runtime takes for
-	// it: its pause process, and its share of the supervisor. In bytes.
-	Memory  uint64 `json:"memoryBytes"`
-	Runtime uint64 `json:"runtimeBytes"`
-	// CPU is the time that it has run, in nanoseconds; Received and Sent are
-	// bytes of its network.
-	CPU      uint64 `json:"cpuNanoseconds"`
-	Received uint64 `json:"receivedBytes"`
-	Sent     uint64 `json:"sentBytes"`
-	// Problems are those of its attachment.
-	Problems []string `json:"problems,omitempty"`
+	ID         string        `json:"id"`
+	Name       string        `json:"name"`
+	State      string        `json:"state"`
+	Created    time.Time     `json:"created,omitzero"`
+	Stage      string        `json:"stage,omitempty"`
+	For        time.Duration `json:"for,omitempty"`
+	Addresses  []string      `json:"addresses,omitempty"`
+	Running    int           `json:"running"` // of the pod's Containers
+	Containers int           `json:"containers"`
+	Memory     uint64        `json:"memoryBytes"`  // the working set
+	Runtime    uint64        `json:"runtimeBytes"` // the pause process, and a share of the supervisor
+	CPU        uint64        `json:"cpuNanoseconds"`
+	Received   uint64        `json:"receivedBytes"`
+	Sent       uint64        `json:"sentBytes"`
+	Problems   []string      `json:"problems,omitempty"` // of the attachment
 }
 
-// Style says how a text is marked.
+// Style is for a terminal of so many columns and lines, 0 for no limit. Wide lists have all that is known.
 type Style struct {
-	Color bool
-	// Width is the number of columns of the terminal, 0 for no limit.
-	Width int
-	// Height is its number of lines, where no more may be written; 0 for no limit.
-	Height int
-	// Wide is for lists with all that is known.
-	Wide bool
+	Color         bool
+	Width, Height int
+	Wide          bool
 }
 
 const (
@@ -84,7 +66,6 @@ const (
 	bold   = "1"
 )
 
-// colors are those of the states.
 var colors = map[string]string{Ready: green, NotReady: red, Failed: red, Building: yellow}
 
 func (s Style) paint(color, text string) string {
@@ -94,12 +75,10 @@ func (s Style) paint(color, text string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// line is a text in the width of the terminal.
 func (s Style) line(color, text string) string {
 	return s.paint(color, shorten(oneLine(text), s.room(0)))
 }
 
-// room is what is left of a line after some columns.
 func (s Style) room(used int) int {
 	if s.Width == 0 {
 		return 1 << 20
@@ -107,20 +86,16 @@ func (s Style) room(used int) int {
 	return max(0, s.Width-used)
 }
 
-// cell is one of a table, with its colour.
 type cell struct{ text, color string }
 
-func cells(texts ...string) (row []cell) {
+func cells(color string, texts ...string) (row []cell) {
 	for _, text := range texts {
-		row = append(row, cell{text, ""})
+		row = append(row, cell{text, color})
 	}
 	return row
 }
 
-// minName is what a table leaves of names.
-const minName = 12
-
-// table lays out columns; that of names gives way to the others.
+// table lays out columns. That of names gives way to the others, down to 12 letters.
 func (s Style) table(rows [][]cell, names int) (lines []string) {
 	widths, all := make([]int, len(rows[0])), 0
 	for _, row := range rows {
@@ -132,7 +107,7 @@ func (s Style) table(rows [][]cell, names int) (lines []string) {
 		all += width + 2
 	}
 	if over := all - 2 - s.room(0); over > 0 {
-		widths[names] = max(minName, widths[names]-over)
+		widths[names] = max(12, widths[names]-over)
 	}
 	for _, row := range rows {
 		line, used := "", 0
@@ -149,16 +124,8 @@ func (s Style) table(rows [][]cell, names int) (lines []string) {
 	return lines
 }
 
-func header(texts ...string) []cell {
-	row := cells(texts...)
-	for i := range row {
-		row[i].color = faint
-	}
-	return row
-}
-
-// Table writes one line for each pod; with an earlier glance also the rates
-// since then. Of a style with a height the lines that fit are written.
+// Table writes one line for each pod, with the rates since an earlier glance, and no more than fit the
+// height.
 func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 	if style.Wide && style.Height == 0 {
 		style.Width = 0
@@ -174,15 +141,15 @@ func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 		for _, l := range earlier.Pods {
 			before[l.ID] = l
 		}
-		if style.Width > 0 && style.Width <= 100 { // the network has no room
+		if style.Width > 0 && style.Width <= 100 {
 			rates = rates[:1]
 		}
 	}
-	rows, pods := [][]cell{header(slices.Concat(head, rates, []string{"ADDRESSES"})...)}, redact.Lines(g.Pods)
+	rows, pods := [][]cell{cells(faint, slices.Concat(head, rates, []string{"ADDRESSES"})...)}, redact.Lines(g.Pods)
 	for _, l := range pods {
 		row := l.row(g.At, style.Wide)
 		if earlier != nil {
-			row = append(row, cells(l.rates(before[l.ID], g.At.Sub(earlier.At))[:len(rates)]...)...)
+			row = append(row, cells("", l.rates(before[l.ID], g.At.Sub(earlier.At))[:len(rates)]...)...)
 		}
 		rows = append(rows, append(row, cell{text: strings.Join(l.Addresses, ",")}))
 	}
@@ -194,7 +161,7 @@ func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 			body = append(body, "  "+style.paint(red, shorten(oneLine(problem), style.room(2))))
 		}
 	}
-	if style.Height > 0 { // the cursor has a line, too; pods come before the foot
+	if style.Height > 0 { // the cursor takes a line too
 		foot = foot[:min(len(foot), max(1, style.Height/3))]
 		if room := max(1, style.Height-1-len(foot)); len(body) > room {
 			more := fmt.Sprintf("and %d lines more, for which the screen has no room", len(body)-room+1)
@@ -213,16 +180,15 @@ func (l *Line) row(now time.Time, wide bool) []cell {
 	if !wide {
 		id = id[:min(12, len(id))]
 	}
-	row := append(cells(id, l.Name), state)
-	row = append(row, cells(age(l.Created, now), fmt.Sprintf("%d/%d", l.Running, l.Containers), size(l.Memory))...)
+	row := append(cells("", id, l.Name), state)
+	row = append(row, cells("", age(l.Created, now), fmt.Sprintf("%d/%d", l.Running, l.Containers), size(l.Memory))...)
 	if wide {
 		row = append(row, cell{text: size(l.Runtime)})
 	}
 	return row
 }
 
-// rates are what the pod has used each second since an earlier glance: CPU, received,
-// sent.
+// rates are CPU, received and sent for each second since an earlier glance.
 func (l *Line) rates(before Line, since time.Duration) []string {
 	if before.ID == "" || since <= 0 {
 		return []string{"-", "-", "-"}
@@ -234,8 +200,6 @@ func (l *Line) rates(before Line, since time.Duration) []string {
 	}
 }
 
-// foot are the lines below those of the pods: what is on the node, and of a wide table
-// the supervisors of other builds.
 func (g *Glance) foot(style Style) []string {
 	lines := []string{style.line(faint, fmt.Sprintf("%s; daemon %s, supervisors %s", count(len(g.Pods), "pod"), size(g.Daemon), size(g.Supervisors)))}
 	if g.Released > 0 {
@@ -253,16 +217,16 @@ func (g *Glance) foot(style Style) []string {
 	return lines
 }
 
-// List writes one line for each pod, and a second one with why it failed.
+// List writes one line for each pod, and one for each of its problems.
 func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
-	rows := [][]cell{header("ID", "AGE", "TOOK", "STATE", "NAME")}
+	rows := [][]cell{cells(faint, "ID", "AGE", "TOOK", "STATE", "NAME")}
 	pods = redact.Lines(pods)
 	for _, p := range pods {
 		name := p.Name + attempt(p.Attempt)
 		if p.Kind != "pod" {
 			name = p.Kind + " " + name
 		}
-		rows = append(rows, append(cells(shorten(p.ID, 13), age(p.Begin, now), short(p.Took)), cell{p.State, colors[p.State]}, cell{text: name}))
+		rows = append(rows, append(cells("", shorten(p.ID, 13), age(p.Begin, now), short(p.Took)), cell{p.State, colors[p.State]}, cell{text: name}))
 	}
 	lines := style.table(rows, 4)
 	var b strings.Builder
@@ -281,15 +245,13 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 	return err
 }
 
-// attempt is what follows the name of something that was made before.
-func attempt(n uint32) string {
-	if n == 0 {
-		return ""
+func attempt(n uint32) (suffix string) {
+	if n > 0 {
+		suffix = fmt.Sprintf(" (attempt %d)", n)
 	}
-	return fmt.Sprintf(" (attempt %d)", n)
+	return suffix
 }
 
-// count is a number of things: "1 pod", "2 pods".
 func count(number int, thing string) string {
 	if number != 1 {
 		thing += "s"
@@ -304,7 +266,6 @@ func size(bytes uint64) string {
 	return units.CustomSize("%.3g %s", float64(bytes), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
 }
 
-// age is how long ago something was, "-" if that is not known.
 func age(at, now time.Time) string {
 	if at.IsZero() {
 		return "-"
@@ -312,7 +273,7 @@ func age(at, now time.Time) string {
 	return duration.HumanDuration(now.Sub(at))
 }
 
-// short is a duration in three digits or so.
+// short rounds a duration to about three digits.
 func short(d time.Duration) string {
 	digits := time.Duration(1)
 	for d/digits >= 1000 {
@@ -321,7 +282,6 @@ func short(d time.Duration) string {
 	return max(0, d).Round(digits).String()
 }
 
-// shorten cuts a text to a number of letters.
 func shorten(text string, most int) string {
 	letters := []rune(text)
 	if len(letters) <= most {
@@ -333,8 +293,7 @@ func shorten(text string, most int) string {
 	return string(letters[:most-1]) + "…"
 }
 
-// middle cuts a text to a number of letters in its middle: names of pods differ at
-// their ends.
+// middle cuts letters from the middle of a text: names of pods differ at their ends.
 func middle(text string, most int) string {
 	letters := []rune(text)
 	if len(letters) <= most || most < 3 {

@@ -14,32 +14,20 @@ import (
 )
 
 const (
-	// width is that of what is written to no terminal, in columns, narrow the one below
-	// which lines are not made shorter.
-	width  = 80
-	narrow = 40
-	// indent is where the names of steps begin.
-	indent = 22
-	// deepest is how far plugins are indented below what ran them.
-	deepest = 4
-	// whole is the room for a name that is not cut.
-	whole = math.MaxInt
-	// quiet is how long nothing happens between two episodes.
-	quiet = 2 * time.Second
+	width   = 80          // without a terminal
+	indent  = 22          // where the names of steps begin
+	deepest = 4           // how far plugins are indented below what ran them
+	whole   = math.MaxInt // the room for a name that is not cut
 )
 
-// line is one row as it is shown: where it stands in the tree and which
-// container it is of.
 type line struct {
 	step.Row
-	// container is the container's name, "" for the pod's own rows.
-	container string
+	container string // "" for the pod's own rows
 	depth     int
 	children  []*line
 }
 
-// name is what the line is called, in so many letters: of a name that is longer the
-// middle is left out, that of a container before that of its step.
+// name cuts the middle of a name, rather of a container's than of its step's.
 func (l *line) name(most int) string {
 	name := l.Step
 	switch l.Kind {
@@ -54,7 +42,7 @@ func (l *line) name(most int) string {
 	return middle(name, most)
 }
 
-// at is when the line happened: what a container did is shown where it ended.
+// at is when the line happened. A container's run happened when it ended.
 func (l *line) at() time.Time {
 	if l.Kind == "exit" {
 		return end(l.Row)
@@ -62,25 +50,21 @@ func (l *line) at() time.Time {
 	return l.Start
 }
 
-// failed reports whether the row is one of something that went wrong. A step whose
-// plugin failed did: of a pod that is undone, the DEL is left to a retry, which is no
-// error of the step.
+// failed reports whether the row, or a plugin of the step, failed: teardown leaves a failed DEL to a retry.
 func (l *line) failed() bool { return l.Error != "" || l.Kind != "plugin" && l.pluginFailed() }
 
 func (l *line) pluginFailed() bool { return slices.ContainsFunc(l.children, (*line).failed) }
 
-// episode is a part of a life in which something was always happening: the
-// making of a pod, its end.
+// episode is a part of a life without a pause. roots are steps; lines also have their plugins, each after
+// its step.
 type episode struct {
-	begin, end time.Time
-	// roots are the steps, in order of time; their plugins are below them. lines are
-	// both, plugins after the step that ran them.
+	begin, end   time.Time
 	roots, lines []*line
 }
 
 func (e *episode) took() time.Duration { return e.end.Sub(e.begin) }
 
-// episodes are the parts of a life, in order of time.
+// episodes are divided by pauses of two seconds.
 func (p *Pod) episodes() (all []*episode) {
 	roots := tree(p.Rows, "")
 	for _, c := range p.Containers {
@@ -96,7 +80,7 @@ func (p *Pod) episodes() (all []*episode) {
 		}
 	}
 	for _, root := range roots {
-		if e == nil || root.at().Sub(e.end) > quiet {
+		if e == nil || root.at().Sub(e.end) > 2*time.Second {
 			e = &episode{begin: root.at(), end: end(root.Row)}
 			all = append(all, e)
 		}
@@ -109,8 +93,7 @@ func (p *Pod) episodes() (all []*episode) {
 	return all
 }
 
-// tree puts the rows of plugins below what ran them: the last line before that has the
-// name and was under way then.
+// tree puts the rows of plugins below what ran them: the last line of that name that was under way then.
 func tree(rows []step.Row, container string) (roots []*line) {
 	var lines []*line
 	for _, row := range rows {
@@ -143,7 +126,7 @@ var waits = map[string]string{
 	"files": "the log directory and the volatile directory", "sources": "the paths that are mounted",
 }
 
-// slowest says which step of an episode took longest and what it waited for.
+// slowest says which step took longest, and what it waited for.
 func (e *episode) slowest() string {
 	var worst *line
 	for _, root := range e.roots {
@@ -155,16 +138,12 @@ func (e *episode) slowest() string {
 		return ""
 	}
 	names, last := worst.name(whole), worst
-	for below := last; below != nil; {
-		children := last.children
-		if below = nil; len(children) > 0 {
-			below = slices.MaxFunc(children, func(a, b *line) int { return int(a.Took - b.Took) })
+	for len(last.children) > 0 {
+		below := slices.MaxFunc(last.children, func(a, b *line) int { return int(a.Took - b.Took) })
+		if below.Took*10 < worst.Took*6 {
+			break
 		}
-		if below != nil && below.Took*10 >= worst.Took*6 {
-			names, last = names+" > "+below.name(whole), below
-		} else {
-			below = nil
-		}
+		names, last = names+" > "+below.name(whole), below
 	}
 	text := fmt.Sprintf("%s took %s of %s", names, short(last.Took), short(e.took()))
 	switch waited := waits[worst.Step]; {
@@ -178,12 +157,11 @@ func (e *episode) slowest() string {
 	return text
 }
 
-// columns are those that a text has.
 func (s Style) columns() int {
 	if s.Width == 0 {
 		return width
 	}
-	return max(narrow, s.Width)
+	return max(40, s.Width)
 }
 
 // Text writes the life of a pod as a waterfall, as wide as the terminal.
@@ -239,7 +217,6 @@ func (p *Pod) head(b *strings.Builder, style Style) {
 	}
 }
 
-// text writes one episode: a scale, a line for each row, and what was slowest.
 func (e *episode) text(b *strings.Builder, style Style) {
 	names := 30
 	for _, l := range e.lines {
@@ -266,7 +243,6 @@ func (e *episode) text(b *strings.Builder, style Style) {
 	}
 }
 
-// details are what a line came to, where there is something to say.
 func (l *line) details() (texts []string) {
 	if l.Note != "" {
 		texts = append(texts, l.Note)
@@ -300,7 +276,6 @@ func (l *line) details() (texts []string) {
 	return texts
 }
 
-// bar is the line in the waterfall, of at most so many columns.
 func (e *episode) bar(l *line, most int) string {
 	columns := func(d time.Duration) int { return int(d * time.Duration(most) / max(1, e.took())) }
 	begin := min(most-1, columns(l.at().Sub(e.begin)))
@@ -313,20 +288,16 @@ func (e *episode) bar(l *line, most int) string {
 	return strings.Repeat(" ", begin) + mark
 }
 
-// wrap writes a text after a prefix, in lines no longer than the terminal; those that
-// follow are indented as far.
+// wrap writes a text after a prefix, in lines no longer than the terminal.
 func (s Style) wrap(b *strings.Builder, prefix, text string) {
 	room := s.columns() - utf8.RuneCountInString(prefix)
 	for letters := []rune(oneLine(text)); len(letters) > 0; prefix = strings.Repeat(" ", utf8.RuneCountInString(prefix)) {
-		cut := len(letters)
-		if cut > room {
+		cut := min(len(letters), room)
+		for cut < len(letters) && cut > 0 && letters[cut] != ' ' {
+			cut--
+		}
+		if cut == 0 { // one long word
 			cut = room
-			for space := room; space > 0; space-- {
-				if letters[space] == ' ' {
-					cut = space
-					break
-				}
-			}
 		}
 		fmt.Fprintln(b, prefix+string(letters[:cut]))
 		letters = []rune(strings.TrimLeft(string(letters[cut:]), " "))

@@ -1,7 +1,6 @@
-// Package trace makes the spans of OpenTelemetry: one for each step, each run of
-// a plugin and each blob of an image, below the span of the call that they are
-// for. Without a call that is traced it does nothing, at the cost of one look at
-// the context. It owns nothing and keeps no state; package otlp sends the spans.
+// Package trace makes the spans of OpenTelemetry: one for each step, plugin run and blob of an image. If the
+// call
+// is not traced, it looks at the context and does nothing. It keeps no state. Package otlp sends the spans.
 package trace
 
 import (
@@ -17,11 +16,7 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-// scope is the name of the instrumentation.
-const scope = "github.com/minicri/minicri"
-
-// Begin begins a span below that of the context; end ends it with the error of
-// what it was for. Pairs are keys and values.
+// Begin begins a span below that of the context. end ends it with an error. Pairs are keys and values.
 func Begin(ctx context.Context, name string, pairs ...string) (_ context.Context, end func(error)) {
 	ctx, span := start(ctx, name, pairs)
 	if span == nil {
@@ -44,11 +39,10 @@ func start(ctx context.Context, name string, pairs []string, options ...trace.Sp
 	for i := 0; i+1 < len(pairs); i += 2 {
 		attributes = append(attributes, attribute.String(pairs[i], redact.Text(pairs[i+1])))
 	}
-	return parent.TracerProvider().Tracer(scope).Start(ctx, name, append(options, trace.WithAttributes(attributes...))...)
+	return parent.TracerProvider().Tracer("github.com/minicri/minicri").Start(ctx, name, append(options, trace.WithAttributes(attributes...))...)
 }
 
-// Past adds a span of something that is over, and returns the context for what
-// happened within it. failure is why it failed, "" if it did not.
+// Past adds a span of something that is over. It returns the context for what happened within it.
 func Past(ctx context.Context, name string, began time.Time, took time.Duration, failure string, pairs ...string) context.Context {
 	ctx, span := start(ctx, name, pairs, trace.WithTimestamp(began))
 	if span == nil {
@@ -61,14 +55,12 @@ func Past(ctx context.Context, name string, began time.Time, took time.Duration,
 	return trace.ContextWithSpan(ctx, recorded{span})
 }
 
-// recorded is a span that has ended and whose children are still to be made: it counts
-// as recording.
+// recorded is a span that has ended, and counts as recording so that children can be added.
 type recorded struct{ trace.Span }
 
-// IsRecording is of trace.Span.
 func (recorded) IsRecording() bool { return true }
 
-// inherited are the attributes that say which pod and container the parent is about.
+// inherited are the parent's attributes that say which pod and container it is about.
 func inherited(parent trace.Span) (list []attribute.KeyValue) {
 	if past, ok := parent.(recorded); ok {
 		parent = past.Span
@@ -83,9 +75,8 @@ func inherited(parent trace.Span) (list []attribute.KeyValue) {
 	return list
 }
 
-// Environment has TRACEPARENT and TRACESTATE for a program that is run in the
-// context's span (W3C Trace Context, as environment variables by OpenTelemetry's
-// specification); nothing without a span.
+// Environment has the context's TRACEPARENT and TRACESTATE (W3C Trace Context, OpenTelemetry's
+// specification).
 func Environment(ctx context.Context) (variables []string) {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return nil

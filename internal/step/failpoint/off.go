@@ -1,5 +1,13 @@
 //go:build !failpoints
 
+// Package failpoint lets tests make a named point of the program fail, hang or die. In a normal build it is
+// an empty function that the compiler removes. With the build tag "failpoints" it reads the file that
+// MINICRI_FAILPOINTS names at each point. It keeps no state.
+//
+// The points are "STEP before" and "STEP after" for each step (see packages sandbox and container); "rename
+// DIRECTORY" between the writing and the renaming of a record in sandboxes, attachments or facts; "lock
+// pods" while the lock of all pods is held; and of a starter (package supervisor/starter) "starter/asked",
+// "starter/made" before it answers, and "starter/answered".
 package failpoint
 
 // Hit does nothing in a build without the tag "failpoints".

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Hit does what the file says for the point: each line is a name, a tab and an
-// action: "error", "kill" (SIGKILL of this process), "hang" (until the line is
-// gone) or "mark" (write the file NAME.hit next to it and continue).
+// Hit does what the file says for the point: each line is a name, a tab and "error", "kill" (SIGKILL of this
+// process), "hang" (until the line is gone) or "mark" (go on). It first writes the name to the file's
+// name.hit.
 func Hit(name string) error {
 	action := actionFor(name)
 	if action != "" {
@@ -36,7 +36,7 @@ func Hit(name string) error {
 	return nil
 }
 
-// Environ is what another process needs that passes points of its own.
+// Environ is for another process that has points of its own.
 func Environ() []string { return []string{"MINICRI_FAILPOINTS=" + file()} }
 
 func file() string { return os.Getenv("MINICRI_FAILPOINTS") }

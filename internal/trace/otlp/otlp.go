@@ -1,7 +1,5 @@
-// Package otlp sends the spans of package trace to a collector, by OTLP over gRPC
-// or HTTP. A daemon that has no endpoint configured never calls it. It owns the
-// exporter and its queue; spans that a collector does not take are dropped, and
-// nothing waits for it but Close.
+// Package otlp sends the spans of package trace to a collector, by OTLP over gRPC or HTTP. It owns the
+// exporter and its queue. It drops spans that the collector does not take; only Close waits for it.
 package otlp
 
 import (
@@ -23,22 +21,16 @@ import (
 
 // Options say where spans go.
 type Options struct {
-	// Endpoint is HOST:PORT of the collector.
-	Endpoint string
-	// HTTP is OTLP over HTTP instead of gRPC, Insecure without TLS.
-	HTTP, Insecure bool
-	// PerMillion is how many of a million calls are traced that come without a
-	// decision of their caller; that of the kubelet is kept.
-	PerMillion int
-	// Version is minicri's.
-	Version string
+	Endpoint       string // HOST:PORT of the collector
+	HTTP, Insecure bool   // over HTTP instead of gRPC, without TLS
+	PerMillion     int    // calls traced of a million whose caller, such as the kubelet, has not decided
+	Version        string
 }
 
 // Exporter sends spans.
 type Exporter struct{ provider *trace.TracerProvider }
 
-// Open makes an exporter, nil without an endpoint. It connects in the background. The
-// name of the node is that of the host, unless its kubelet was given another.
+// Open returns nil without an endpoint. It connects in the background. The node gets the name of the host.
 func Open(ctx context.Context, o Options) (*Exporter, error) {
 	if o.Endpoint == "" {
 		return nil, nil
@@ -49,19 +41,15 @@ func Open(ctx context.Context, o Options) (*Exporter, error) {
 	}
 	host, _ := os.Hostname() // then it has no name
 	return &Exporter{trace.NewTracerProvider(
-		trace.WithBatcher(exporter, trace.WithBatchTimeout(batchTime)),
+		trace.WithBatcher(exporter, trace.WithBatchTimeout(time.Second)),
 		trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(float64(o.PerMillion)/1e6))),
 		trace.WithResource(resource.NewSchemaless(attribute.String("service.name", "minicri"), attribute.String("service.version", o.Version),
 			attribute.String("host.name", host), attribute.String("k8s.node.name", host))),
 	)}, nil
 }
 
-const (
-	// batchTime is how long spans wait for others to be sent with.
-	batchTime = time.Second
-	// sendTime is how long a collector may take for a batch.
-	sendTime = 5 * time.Second
-)
+// sendTime is how long a collector may take for a batch.
+const sendTime = 5 * time.Second
 
 func client(o Options) otlptrace.Client {
 	if o.HTTP {
@@ -78,8 +66,7 @@ func client(o Options) otlptrace.Client {
 	return otlptracegrpc.NewClient(options...)
 }
 
-// Calls makes a span of each call, below that of its caller. It is nil without a
-// collector: then no call costs anything.
+// Calls makes a span of each call, below that of its caller; nil without a collector.
 func (e *Exporter) Calls() stats.Handler {
 	if e == nil {
 		return nil
@@ -87,7 +74,7 @@ func (e *Exporter) Calls() stats.Handler {
 	return otelgrpc.NewServerHandler(otelgrpc.WithTracerProvider(e.provider), otelgrpc.WithPropagators(propagation.TraceContext{}))
 }
 
-// Close sends what is left, for no longer than the context.
+// Close sends what is left, until the context ends.
 func (e *Exporter) Close(ctx context.Context) error {
 	if e == nil {
 		return nil
