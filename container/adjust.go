@@ -18,8 +18,7 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// adjust lets the plugins change the spec, and checks what they have made of it
-// as the request was checked.
+// adjust lets plugins change the spec, and checks the result as the request was checked.
 func (c *creation) adjust(ctx context.Context) error {
 	before := slices.Clone(c.spec.Mounts)
 	changes, err := c.owner.options.Plugins.Create(ctx, c.sandbox, c.Container, c.spec, c.injectDevices)
@@ -34,7 +33,6 @@ func (c *creation) adjust(ctx context.Context) error {
 	return c.storeSpec(ctx)
 }
 
-// injectDevices adds CDI devices that a plugin asks for.
 func (c *creation) injectDevices(spec *specs.Spec, names []string) error {
 	cache, err := c.owner.cdiDevices()
 	if err != nil {
@@ -46,8 +44,7 @@ func (c *creation) injectDevices(spec *specs.Spec, names []string) error {
 	return nil
 }
 
-// checkResources: limits that make no sense are refused, those that this machine
-// cannot set are left out.
+// checkResources refuses limits that make no sense and drops those that this machine cannot set.
 func (c *creation) checkResources() error {
 	machine, limits := c.owner.options.Machine, c.spec.Linux.Resources
 	if limits.CPU == nil {
@@ -70,8 +67,7 @@ func (c *creation) checkResources() error {
 	return nil
 }
 
-// checkMounts looks at the mounts that were not there before. Their sources are
-// waited for, made and followed as those of the kubelet's are.
+// checkMounts checks new mounts. It awaits, makes and resolves their sources as it does the kubelet's.
 func (c *creation) checkMounts(ctx context.Context, before []specs.Mount) error {
 	for i := range c.spec.Mounts {
 		m := &c.spec.Mounts[i]
@@ -110,8 +106,7 @@ func (c *creation) checkMount(ctx context.Context, m *specs.Mount) error {
 	return err
 }
 
-// takeCgroup: a container's cgroup is its own, because it is emptied and removed
-// with the container. Another one than that of the record is written there first.
+// takeCgroup checks and records a plugin's cgroup. It must be new: it is emptied with the container.
 func (c *creation) takeCgroup() error {
 	wanted := c.spec.Linux.CgroupsPath
 	if wanted == c.CgroupsPath {

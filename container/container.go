@@ -26,22 +26,16 @@ type Container struct {
 	object.Object[Facts]
 	config *runtimeapi.ContainerConfig
 
-	// factsLock is held while the facts are replaced and written. removed is set when
-	// they must not be written any more.
+	// factsLock is held while facts are replaced and written; if removed is set, they are not.
 	factsLock sync.Mutex
 	removed   bool
-	// output is held, under factsLock, as long as it may not be in the log.
-	output *client.Output
-	// abandon ends the container's creation; nil if this daemon has not made it.
-	abandon context.CancelCauseFunc
-	// ended is closed when the container has ended.
-	ended chan struct{}
-	// reaped is how its first process has ended, if it ended as our child; nil before.
-	reaped atomic.Pointer[reaped]
+	output    *client.Output          // guarded by factsLock; held while some of it may not be in the log
+	abandon   context.CancelCauseFunc // ends the creation; nil unless this daemon made the container
+	ended     chan struct{}           // closed when the container has ended
+	reaped    atomic.Pointer[reaped]  // how the first process ended, if it was reaped as our child
 
-	// announced is set once plugins know of the container, those that come later too;
-	// stopAnnounced once they were notified of its end, under stopLock, which is held
-	// while they are, and during a start.
+	// announced is set once plugins, later ones included, know of the container. stopLock guards
+	// stopAnnounced, which is set when they learn of the end. A start holds stopLock, too.
 	announced     atomic.Bool
 	stopAnnounced bool
 	stopLock      *semaphore.Weighted
@@ -58,51 +52,39 @@ func newContainer(record Record, config *runtimeapi.ContainerConfig) *Container 
 	return c
 }
 
-// forgetEnvironment drops what is on disk and was needed to make the container
-// only, of which there may be megabytes. The container is not visible yet.
+// forgetEnvironment drops what only the creation needed, perhaps megabytes, before the container is visible.
 func (c *Container) forgetEnvironment() {
 	c.Record.Config = nil
 	c.config = proto.CloneOf(c.config)
 	c.config.Envs = nil
 }
 
-// Config is what the container was made from, without the environment. It must
-// not be changed.
+// Config is what the container was made from, without the environment. It is read-only.
 func (c *Container) Config() *runtimeapi.ContainerConfig { return c.config }
 
-// State is the CRI's state, now.
+// State is the CRI's state.
 func (c *Container) State() runtimeapi.ContainerState { return c.Facts().State() }
 
-// Record is what a container was made from. It is written durably before anything
-// else of the container exists, and once more only if an NRI plugin gives the
-// container another cgroup, before that is made.
+// Record is what a container was made from. It is durable before anything else of the container exists.
+// It is written again only if an NRI plugin chooses another cgroup, before that cgroup is made.
 type Record struct {
-	ID        string `json:"id"`
-	SandboxID string `json:"sandbox_id"`
-	// Supervisor is the group of its supervisor: the build that it is of.
-	Supervisor string `json:"supervisor,omitempty"`
-	// CreatedAt is in nanoseconds since 1970.
-	CreatedAt   int64  `json:"created_at"`
-	CgroupsPath string `json:"cgroups_path"`
-	// ImageID is the image's id, ImageRef what the CRI shows of it.
-	ImageID  string `json:"image_id"`
-	ImageRef string `json:"image_ref"`
-	// ImageTarget is the digest of the image's manifest or index.
-	ImageTarget string `json:"image_target,omitempty"`
-	// ImageMounts are the mounts of images, in the order of the config.
-	ImageMounts []ImageMount `json:"image_mounts,omitempty"`
-	// LogPath is absolute, and never empty.
-	LogPath string `json:"log_path"`
-	// StopSignal is the number of the signal that Stop sends.
-	StopSignal uint32 `json:"stop_signal"`
-	// Config is the CRI's ContainerConfig, as JSON.
-	Config json.RawMessage `json:"config"`
+	ID          string          `json:"id"`
+	SandboxID   string          `json:"sandbox_id"`
+	Supervisor  string          `json:"supervisor,omitempty"` // the group of its supervisor, which names a build
+	CreatedAt   int64           `json:"created_at"`           // in nanoseconds since 1970
+	CgroupsPath string          `json:"cgroups_path"`
+	ImageID     string          `json:"image_id"`
+	ImageRef    string          `json:"image_ref"`              // what the CRI shows of the image
+	ImageTarget string          `json:"image_target,omitempty"` // the digest of the image's manifest or index
+	ImageMounts []ImageMount    `json:"image_mounts,omitempty"` // in the order of the config
+	LogPath     string          `json:"log_path"`               // absolute, never empty
+	StopSignal  uint32          `json:"stop_signal"`            // the signal that Stop sends
+	Config      json.RawMessage `json:"config"`                 // the CRI's ContainerConfig
 }
 
-// Facts are what became of a container. They outlive a reboot, for the exit.
+// Facts are what became of a container. The exit makes them outlive a reboot.
 type Facts struct {
-	// BootID is the boot in which the process ran.
-	BootID  string        `json:"boot_id"`
+	BootID  string        `json:"boot_id"` // the boot in which the process ran
 	Created bool          `json:"created,omitempty"`
 	Process process.Facts `json:"process,omitzero"`
 	// StartedAt and FinishedAt are in nanoseconds since 1970, 0 for not yet.
@@ -110,21 +92,15 @@ type Facts struct {
 	FinishedAt int64 `json:"finished_at,omitempty"`
 	ExitCode   int32 `json:"exit_code,omitempty"`
 	OOMKilled  bool  `json:"oom_killed,omitempty"`
-	// StartError says why the container cannot be started, which shows when it
-	// is made and is reported when it is started. No supervisor has such a container.
+	// StartError says why it cannot start. It is found at the creation; no supervisor has such a container.
 	StartError string `json:"start_error,omitempty"`
-	// Message says why a container did not start, or is not known to have ended.
-	Message string `json:"message,omitempty"`
-	// Reason takes the place of the one that follows from the exit.
-	Reason string `json:"reason,omitempty"`
-	// User is the user of the first process, Resources what is in force, both
-	// as JSON of the CRI's messages.
+	Message    string `json:"message,omitempty"` // why it did not start, or why its end is not known
+	Reason     string `json:"reason,omitempty"`  // overrides the reason that follows from the exit
+	// User is the first process's, Resources are in force; both are messages of the CRI.
 	User      json.RawMessage `json:"user,omitempty"`
 	Resources json.RawMessage `json:"resources,omitempty"`
-	// Timeline is on disk only; in memory the container has it.
-	Timeline []step.Row `json:"timeline,omitempty"`
-	// Unknown is set while the supervisor is gone.
-	Unknown bool `json:"-"`
+	Timeline  []step.Row      `json:"timeline,omitempty"` // on disk only
+	Unknown   bool            `json:"-"`                  // the supervisor is gone
 }
 
 // State is the CRI's state.
@@ -141,20 +117,13 @@ func (f *Facts) State() runtimeapi.ContainerState {
 	}
 }
 
-// inShim reports whether the container has a process, or has had one, that a
-// supervisor knows of.
+// inShim reports whether a supervisor knows, or knew, a process of the container.
 func (f *Facts) inShim() bool { return f.Created && f.StartError == "" }
 
-// The reasons of an exit, as the kubelet and its users know them.
-const (
-	reasonCompleted  = "Completed"
-	reasonError      = "Error"
-	reasonOOMKilled  = "OOMKilled"
-	reasonStartError = "StartError"
-	reasonUnknown    = "Unknown"
-)
+// reasonStartError is the reason of an exit that the kubelet knows; ExitReason has more.
+const reasonStartError = "StartError"
 
-// ExitReason says in a word why the container has ended, "" if it has not.
+// ExitReason returns why the container ended, in a word, or "" if it has not.
 func (f *Facts) ExitReason() string {
 	switch {
 	case f.FinishedAt == 0:
@@ -162,11 +131,11 @@ func (f *Facts) ExitReason() string {
 	case f.Reason != "":
 		return f.Reason
 	case f.OOMKilled:
-		return reasonOOMKilled
+		return "OOMKilled"
 	case f.ExitCode == 0:
-		return reasonCompleted
+		return "Completed"
 	default:
-		return reasonError
+		return "Error"
 	}
 }
 
@@ -181,13 +150,12 @@ func (r *Record) decodeConfig() (*runtimeapi.ContainerConfig, error) {
 	return config, nil
 }
 
-// nameOf is what makes a container unique.
+// nameOf returns what is unique to a container.
 func nameOf(sandboxID string, m *runtimeapi.ContainerMetadata) string {
 	return fmt.Sprintf("%s_%d_%s", m.GetName(), m.GetAttempt(), sandboxID)
 }
 
-// decode reads a message of the CRI that the facts hold as JSON, and reports whether
-// they hold one.
+// decode reads a CRI message from the facts and reports whether they hold one.
 func decode(encoded json.RawMessage, into proto.Message) bool {
 	return len(encoded) > 0 && protojson.Unmarshal(encoded, into) == nil
 }

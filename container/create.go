@@ -25,30 +25,23 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// creation is one way through the steps of Create. After the first error the
-// steps that follow do nothing.
+// creation is one pass through the steps of Create. After an error the remaining steps do nothing.
 type creation struct {
 	*Container
-	owner   *Store
-	sandbox *sandbox.Sandbox
-	image   image.Image
-	// mounted are images that the container mounts.
-	mounted []ImageMount
-	// parts are what the spec is made from.
-	parts *oci.Container
-	spec  *specs.Spec
-	// labels are the container's for SELinux.
-	labels oci.SELinux
-	// joined are the processes whose namespaces the container joins.
-	joined []*process.Process
-	// ctx outlives the caller's.
-	ctx, caller context.Context
+	owner       *Store
+	sandbox     *sandbox.Sandbox
+	image       image.Image
+	mounted     []ImageMount   // the images that the container mounts
+	parts       *oci.Container // what the spec is made from
+	spec        *specs.Spec
+	labels      oci.SELinux
+	joined      []*process.Process // the processes whose namespaces it joins
+	ctx, caller context.Context    // ctx outlives the caller's
 	steps       *step.Sequence
 }
 
-// Create makes a container in a sandbox that is Ready, and returns its id. pod is the
-// sandbox's config as the caller has it, or nil. The container is destroyed when the
-// caller goes away: no client knows its id.
+// Create makes a container in a Ready sandbox, and returns its id. pod, if any, is the caller's copy of
+// the sandbox's config. If the caller goes away, nobody knows the id, so the container is destroyed.
 func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (string, error) {
 	ctx, cancel := s.outlive(caller)
 	defer cancel()
@@ -81,15 +74,13 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	return c.ID, nil
 }
 
-// run goes through the steps 3 to 13.
 func (c *creation) run() {
 	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.files.Records.Write(c.ID, c.Record) })
 	c.steps.Step(stepRootfs, c.makeRootfs)
 	c.steps.Step(stepSources, c.makeSources)
 	c.steps.Step(stepVolumes, c.fillVolumes)
 	c.steps.Step(stepSpec, c.writeSpec)
-	// From here on plugins know of the container, those that come later too, and are
-	// notified of its end.
+	// From here on plugins, later ones included, know of the container and learn of its end.
 	c.announced.Store(c.steps.Err() == nil)
 	if c.owner.hasPlugins() {
 		c.steps.Step(stepNRICreate, c.adjust)
@@ -99,7 +90,7 @@ func (c *creation) run() {
 		if err := c.makeLogDirectory(); err != nil {
 			return err
 		}
-		_, err := c.owner.shimOf(ctx, c.Supervisor)
+		_, err := c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
 		return err
 	})
 	c.steps.Step(stepCreate, c.create)
@@ -107,9 +98,8 @@ func (c *creation) run() {
 	c.steps.Step(stepRecheck, c.recheck)
 }
 
-// recheck fails if the sandbox was stopped meanwhile, if the caller is gone, which will
-// never know the id, or if a process whose namespace was joined has ended: its pid may
-// have become another's, and the namespace the node's.
+// recheck fails if the sandbox was stopped, if the caller is gone, who alone would know the id, or if a
+// process whose namespace was joined has ended: its pid may be another's now.
 func (c *creation) recheck(context.Context) error {
 	for _, held := range c.joined {
 		if held.Ended() {
@@ -139,7 +129,7 @@ func (s *Store) undo(c *creation) error {
 	return err
 }
 
-// reserve gives the name to the container, and takes its lock.
+// reserve gives the container its name, and takes its lock.
 func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Timeline, abandon context.CancelCauseFunc) error {
 	record, err := c.record(config)
 	if err != nil {
@@ -155,7 +145,7 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 	if other != nil {
 		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, nameOf(made.SandboxID, config.GetMetadata()), errdefs.ErrAlreadyExists)
 	}
-	// Looked at when StopPod can see the container.
+	// Checked now that StopPod can see the container.
 	if _, is := c.owner.stopping.Load(made.SandboxID); is {
 		c.owner.Forget(made)
 		made.Unlock()
@@ -175,8 +165,7 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 	if len(c.image.RepoDigests) > 0 {
 		ref = c.image.RepoDigests[0]
 	}
-	// Never empty: the kubelet removes whatever begins with it. A container without a log
-	// gets a path that nothing has.
+	// The kubelet removes whatever begins with the path, so it is never empty.
 	logPath := filepath.Join(c.owner.dir(id), "no-log")
 	if pod.GetLogDirectory() != "" && config.GetLogPath() != "" {
 		logPath = filepath.Join(pod.GetLogDirectory(), config.GetLogPath())
@@ -214,14 +203,17 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 		return err
 	}
 	o := c.owner.options
-	return checkArguments(&oci.Container{
+	p, err := oci.Process(&oci.Container{
 		Pod: c.sandbox.Config(), Config: config, Image: imageFacts(c.image), Hostname: o.Sandboxes.Hostname(c.sandbox),
 		Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox),
 	})
+	if err != nil {
+		return err
+	}
+	return checkStrings(p.Args, p.Env, oci.SoftStack(p.Rlimits), "config.command, args and envs, with those of the image")
 }
 
-// checkImageHandlers refuses an image for a runtime handler that there is not, as
-// the image service does. That of the pod may be gone from the configuration since.
+// checkImageHandlers refuses images for unknown handlers. The pod's own may be gone from the configuration.
 func (c *creation) checkImageHandlers(config *runtimeapi.ContainerConfig) error {
 	known := append(c.owner.options.Handlers.Names(), "", c.sandbox.RuntimeHandler)
 	check := func(field string, image *runtimeapi.ImageSpec) error {
@@ -237,8 +229,7 @@ func (c *creation) checkImageHandlers(config *runtimeapi.ContainerConfig) error 
 	return errors.Join(errs...)
 }
 
-// checkPod refuses the config of another pod. Only what identifies a pod is compared: its
-// annotations and resources change.
+// checkPod refuses the config of another pod. Annotations and resources may differ.
 func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
 	if asked.GetWindows() != nil {
 		return fmt.Errorf("sandbox_config.windows: is set, but this node runs Linux: %w", errdefs.ErrInvalidArgument)
@@ -258,11 +249,10 @@ func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
 	return errors.Join(errs...)
 }
 
-// create brings init to the barrier. One that cannot run the program says so
-// here already; other runtimes say it at the start, and so does this one: the
-// container is made, and cannot be started.
+// create brings init to the barrier. libcontainer already knows here if the program cannot run; other
+// runtimes say it at the start, so the container is made and its start fails.
 func (c *creation) create(ctx context.Context) error {
-	shim, err := c.owner.shimOf(ctx, c.Supervisor)
+	shim, err := c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
 	if err != nil {
 		return err
 	}
@@ -295,8 +285,7 @@ func (c *creation) create(ctx context.Context) error {
 	})
 }
 
-// makeLogDirectory makes the directory of the log. Below the pod's directory of logs it
-// follows no symbolic link out of that.
+// makeLogDirectory follows no symbolic link out of the pod's log directory.
 func (c *creation) makeLogDirectory() error {
 	if c.shimLog() == "" {
 		return os.MkdirAll(filepath.Dir(c.LogPath), 0o755)
@@ -313,8 +302,7 @@ func (c *creation) makeLogDirectory() error {
 	return root.MkdirAll(filepath.Dir(filepath.Clean(c.config.GetLogPath())), 0o755)
 }
 
-// shimLog is "" for a container that has no log. The directory of all pods' logs, such as
-// /var/log/pods, is trusted; what is below it is not.
+// shimLog returns "" for no log. It trusts the directory of all pods' logs, such as /var/log/pods, only.
 func (c *creation) shimLog() string {
 	directory := c.sandbox.Config().GetLogDirectory()
 	if c.config.GetLogPath() == "" || directory == "" {

@@ -16,8 +16,7 @@ import (
 	"github.com/minicri/minicri/internal/tree"
 )
 
-// Remove kills the container if it runs and removes all of it, the name last.
-// Calling it again, or for an unknown id, is no error.
+// Remove kills a running container and removes all of it, the name last. An unknown id is no error.
 func (s *Store) Remove(ctx context.Context, id string) error {
 	c, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
@@ -34,8 +33,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// remove is Remove, also of a container that was partially created and is still to be
-// rolled back.
+// remove is Remove, also of a partially created container that awaits its rollback.
 func (s *Store) remove(ctx context.Context, c *Container) error {
 	if c.Listed() {
 		if err := s.stop(ctx, c, 0); err != nil {
@@ -49,14 +47,19 @@ func (s *Store) remove(ctx context.Context, c *Container) error {
 	return err
 }
 
-// destroy is the only undo. It removes every part that a container may have, and
-// continues where one fails; the record is removed last and only when nothing
-// else is left. The container's lock is held.
+// destroy is the only undo. It tries every part, and removes the record only when nothing else is left.
+// The caller holds the container's lock.
 func (s *Store) destroy(ctx context.Context, c *Container) error {
 	s.announceRemoval(ctx, c)
 	steps := s.begin(ctx, c)
 	err := errors.Join(
-		steps.Do(stepDelete, func(ctx context.Context) error { return s.deleteProcesses(ctx, c) }),
+		steps.Do(stepDelete, func(ctx context.Context) error {
+			if err := s.options.Supervisors.Delete(ctx, c.Supervisor, c.ID); err != nil {
+				return err
+			}
+			// The cgroup is left if no supervisor serves, or knows the container.
+			return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.options.Sandboxes.Limits().Kill)
+		}),
 		steps.Do(stepRemoveRootfs, func(ctx context.Context) error { return s.removeRootfs(ctx, c.ID, len(c.ImageMounts)) }),
 	)
 	if err == nil {
@@ -68,7 +71,7 @@ func (s *Store) destroy(ctx context.Context, c *Container) error {
 		return err
 	}
 	s.Forget(c)
-	// A supervisor that began to serve meanwhile has adopted what its predecessor left.
+	// A supervisor that started meanwhile has adopted what its predecessor left.
 	if err := s.options.Supervisors.Delete(ctx, c.Supervisor, c.ID); err != nil {
 		s.log(c).Warn("the supervisor may still hold a removed container", "err", err)
 	}
@@ -77,7 +80,7 @@ func (s *Store) destroy(ctx context.Context, c *Container) error {
 	return nil
 }
 
-// removeFacts removes them for good: what a supervisor reports later is not written.
+// removeFacts also prevents the writing of what a supervisor reports later.
 func (s *Store) removeFacts(c *Container) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
@@ -87,17 +90,7 @@ func (s *Store) removeFacts(c *Container) error {
 	return s.files.Facts.Remove(c.ID)
 }
 
-// deleteProcesses has the supervisor kill and delete the container. Without a supervisor,
-// or where it does not know the container, only the cgroup may be left.
-func (s *Store) deleteProcesses(ctx context.Context, c *Container) error {
-	if err := s.options.Supervisors.Delete(ctx, c.Supervisor, c.ID); err != nil {
-		return err
-	}
-	return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.limits().Kill)
-}
-
-// removeRootfs removes a container's files, and what is mounted among them: its snapshot
-// and those of so many images.
+// removeRootfs removes the files of a container with so many mounted images, their mounts and snapshots.
 func (s *Store) removeRootfs(ctx context.Context, id string, images int) error {
 	mounted, err := os.ReadDir(filepath.Join(s.dir(id), "images"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -115,8 +108,7 @@ func (s *Store) removeRootfs(ctx context.Context, id string, images int) error {
 	return errors.Join(tree.Remove(s.volumes(id)), os.RemoveAll(s.dir(id)), s.options.Images.RemoveSnapshot(ctx, id))
 }
 
-// StopPod stops all containers of a sandbox, side by side, at once, and lets no
-// other one be made.
+// StopPod stops all containers of a sandbox at once, in parallel, and prevents new ones.
 func (s *Store) StopPod(ctx context.Context, sandboxID string) error {
 	s.stopping.Store(sandboxID, nil)
 	return s.each(sandboxID, func(c *Container) error {
@@ -140,8 +132,7 @@ func (s *Store) StopPod(ctx context.Context, sandboxID string) error {
 	})
 }
 
-// leaveSupervisor has the supervisor forget a container that has ended. What fails is
-// tried again when the container is removed.
+// leaveSupervisor has the supervisor forget an ended container; the removal retries it.
 func (s *Store) leaveSupervisor(ctx context.Context, c *Container) {
 	if supervisor, err := s.options.Supervisors.Connect(ctx, c.Supervisor); err == nil && c.Facts().inShim() {
 		if err := supervisor.Delete(ctx, c.ID, false); err != nil && !errdefs.IsNotFound(err) {

@@ -21,12 +21,7 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// execOutputLimit is how much of a command's output is kept, in bytes: both
-// outputs together travel in one message, of which clients take 16 MiB.
-const execOutputLimit = 16<<20 - 1<<10
-
-// ExecSync runs a command in a container, to its end or to the time-out
-// (none if 0), and captures its output. A command that fails is no error.
+// ExecSync runs a command to its end or the time-out, if any, and captures its output. It may fail.
 func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
 	ctx, cancel := s.repeatable(ctx)
 	defer cancel()
@@ -34,7 +29,8 @@ func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeo
 	if err != nil {
 		return nil, err
 	}
-	result, err := shim.ExecSync(ctx, c.ID, process, timeout, execOutputLimit)
+	const outputLimit = 16<<20 - 1<<10 // both outputs share one message, of which clients take 16 MiB
+	result, err := shim.ExecSync(ctx, c.ID, process, timeout, outputLimit)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -47,8 +43,7 @@ func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeo
 	return result, nil
 }
 
-// CommandText names a command in errors, which are logged, without its arguments:
-// they may be secrets.
+// CommandText names a command in errors, which are logged: without arguments, as they may be secrets.
 func CommandText(command []string) string {
 	switch len(command) {
 	case 0:
@@ -60,8 +55,7 @@ func CommandText(command []string) string {
 	return fmt.Sprintf("%q with %d argument%s", command[0], len(command)-1, plural)
 }
 
-// forExec is what a command in a container needs. A container that was not
-// started yet has its namespaces and files too, and takes commands, as runc's do.
+// forExec returns what a command in a container needs. As with runc, the container need not be started.
 func (s *Store) forExec(ctx context.Context, id string, command []string, tty bool) (*Container, *client.Client, *specs.Process, error) {
 	c, shim, err := s.alive(ctx, id, created, running)
 	if err != nil {
@@ -83,12 +77,9 @@ func (s *Store) forExec(ctx context.Context, id string, command []string, tty bo
 	return c, shim, process, nil
 }
 
-const (
-	created = runtimeapi.ContainerState_CONTAINER_CREATED
-	running = runtimeapi.ContainerState_CONTAINER_RUNNING
-)
+const created, running = runtimeapi.ContainerState_CONTAINER_CREATED, runtimeapi.ContainerState_CONTAINER_RUNNING
 
-// alive finds a container that is in one of the states, and its supervisor.
+// alive finds a container in one of the states, and its supervisor.
 func (s *Store) alive(ctx context.Context, id string, states ...runtimeapi.ContainerState) (*Container, *client.Client, error) {
 	c, err := s.Find(id)
 	if err != nil {
@@ -97,11 +88,11 @@ func (s *Store) alive(ctx context.Context, id string, states ...runtimeapi.Conta
 	if state := c.State(); !slices.Contains(states, state) {
 		return nil, nil, fmt.Errorf("container %s is %s, and has to be %s: %w", c.ID, stateText(state), stateText(states...), errdefs.ErrFailedPrecondition)
 	}
-	shim, err := s.shimOf(ctx, c.Supervisor)
+	shim, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
 	return c, shim, err
 }
 
-// stateText names states in errors: created or running, for example.
+// stateText names states in errors, such as created or running.
 func stateText(states ...runtimeapi.ContainerState) string {
 	var names []string
 	for _, state := range states {
@@ -110,7 +101,7 @@ func stateText(states ...runtimeapi.ContainerState) string {
 	return strings.Join(names, " or ")
 }
 
-// Spec is the container's runtime-spec, from the file that the supervisor reads.
+// Spec reads the runtime-spec from the file that the supervisor reads.
 func (s *Store) Spec(c *Container) (*specs.Spec, error) {
 	data, err := os.ReadFile(filepath.Join(s.dir(c.ID), specFile))
 	if err != nil {
@@ -120,7 +111,7 @@ func (s *Store) Spec(c *Container) (*specs.Spec, error) {
 	return spec, json.Unmarshal(data, spec)
 }
 
-// ReopenLog continues in a new file at the path of the container's log.
+// ReopenLog continues in a new file at the log's path.
 func (s *Store) ReopenLog(ctx context.Context, id string) error {
 	c, shim, err := s.alive(ctx, id, running)
 	if err != nil {
@@ -129,7 +120,7 @@ func (s *Store) ReopenLog(ctx context.Context, id string) error {
 	return shim.ReopenLog(ctx, c.ID)
 }
 
-// User is the user of the container's first process, nil before it was made.
+// User returns the user of the first process, nil before it was made.
 func (c *Container) User() *runtimeapi.ContainerUser {
 	user := &runtimeapi.ContainerUser{}
 	if !decode(c.Facts().User, user) {
@@ -138,36 +129,32 @@ func (c *Container) User() *runtimeapi.ContainerUser {
 	return user
 }
 
-// StopSignalName is the signal that Stop sends, by the CRI's name.
+// StopSignalName returns the CRI's name of the signal that Stop sends.
 func (c *Container) StopSignalName() runtimeapi.Signal { return signalEnum(c.StopSignal) }
 
-// Process is a process whose streams a client wants: that of an exec, or with
-// an empty exec the container's own.
+// Process is an exec, or with an empty exec a container, whose streams a client wants.
 type Process struct {
 	shim      *client.Client
 	container string
 	exec      string
-	// Outputs are the names of its outputs (supervisor/api): a terminal has one.
-	Outputs []string
-	// Stdin is set if it has one.
-	Stdin bool
+	Outputs   []string // named as in supervisor/api; a terminal has one
+	Stdin     bool
 }
 
-// CheckExec reports whether Exec can be called now: the container has not ended.
+// CheckExec reports whether Exec can be called now.
 func (s *Store) CheckExec(ctx context.Context, id string, command []string) error {
 	_, _, _, err := s.forExec(ctx, id, command, false)
 	return err
 }
 
-// Exec starts a command in a container that was created or started. The caller opens
-// all Outputs, and Stdin if asked for, then calls Wait; or End, if it cannot.
+// Exec starts a command. The caller opens all Outputs, and Stdin if requested, then calls Wait, or else End.
 func (s *Store) Exec(ctx context.Context, containerID string, command []string, stdin, tty bool) (*Process, error) {
 	c, shim, spec, err := s.forExec(ctx, containerID, command, tty)
 	if err != nil {
 		return nil, err
 	}
 	p := &Process{shim: shim, container: c.ID, exec: object.NewID(), Outputs: outputs(tty), Stdin: stdin}
-	// To its end: a process that was started is known, and can be ended.
+	// The caller may go away: a started process must be known, so that it can be ended.
 	start, cancel := s.outlive(ctx)
 	defer cancel()
 	if err := shim.ExecStart(start, p.container, p.exec, spec, stdin); err != nil {
@@ -176,8 +163,7 @@ func (s *Store) Exec(ctx context.Context, containerID string, command []string, 
 	return p, nil
 }
 
-// CheckAttach reports whether Attach can be called now: the container runs, and
-// has a terminal or not, as the client believes.
+// CheckAttach reports whether Attach can be called now: the container runs, and has a terminal only if tty.
 func (s *Store) CheckAttach(ctx context.Context, id string, tty bool) error {
 	c, _, err := s.alive(ctx, id, running)
 	if err != nil {
@@ -205,18 +191,17 @@ func outputs(tty bool) []string {
 	return []string{api.Stdout, api.Stderr}
 }
 
-// Stream opens a stream by its name; see client.Client.Stream.
+// Stream opens a stream by its name (client.Client.Stream).
 func (p *Process) Stream(ctx context.Context, name string) (*net.UnixConn, error) {
 	return p.shim.Stream(ctx, p.container, p.exec, name)
 }
 
-// Resize sets the size of its terminal, in characters.
+// Resize sets the terminal's size in characters.
 func (p *Process) Resize(ctx context.Context, width, height uint32) error {
 	return p.shim.Resize(ctx, p.container, p.exec, width, height)
 }
 
-// Wait returns the exit code of an exec, when its outputs are delivered. When
-// ctx ends first, the exec does so with all that it started.
+// Wait returns the exit code of an exec, after its outputs, or ends what it started when ctx ends.
 func (p *Process) Wait(ctx context.Context) (int32, error) {
 	return p.shim.ExecWait(ctx, p.container, p.exec)
 }

@@ -15,27 +15,20 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// shimOf returns the connection to a group's supervisor, and starts one if none
-// serves.
-func (s *Store) shimOf(ctx context.Context, group string) (*client.Client, error) {
-	return s.options.Supervisors.Ensure(ctx, group)
-}
-
-// Noted implements client.Follower: it updates the facts of containers with what
-// their supervisor reports.
+// Noted implements client.Follower: it records what supervisors report.
 func (s *Store) Noted(event *api.Event) { s.note(event.GetContainer()) }
 
 // Missed implements client.Follower.
 func (s *Store) Missed(group string, supervisor *client.Client) {
-	ctx, cancel := s.within(s.limits().Create)
+	ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
 	defer cancel()
 	if err := s.reconcile(ctx, group, supervisor); err != nil {
 		s.options.Logger.Error("containers of a supervisor are not up to date: its events were missed and it does not list them", "supervisor", group, "err", err)
 	}
 }
 
-// Lost implements client.Follower. A supervisor of another build ends with its last pod;
-// otherwise another one adopts what still runs, and until then the states are Unknown.
+// Lost implements client.Follower. A supervisor of another build ends with its last pod. Otherwise the
+// states are Unknown until a successor adopts what still runs.
 func (s *Store) Lost(group string, lost error) {
 	left := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { f := c.Facts(); return !f.inShim() || f.FinishedAt != 0 })
 	if len(left) == 0 && s.options.Supervisors.Ended(group) {
@@ -51,11 +44,10 @@ func (s *Store) Lost(group string, lost error) {
 	s.lookUntilFound(group)
 }
 
-// lookUntilFound is look until it succeeds, or the daemon ends. The containers of a build
-// that cannot be served stay what their facts say.
+// lookUntilFound repeats look until it succeeds, the daemon ends, or the build cannot be served.
 func (s *Store) lookUntilFound(group string) {
 	for s.Base.Err() == nil {
-		ctx, cancel := s.within(s.limits().Create)
+		ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
 		err := s.look(ctx, group)
 		cancel()
 		if err == nil {
@@ -72,14 +64,10 @@ func (s *Store) lookUntilFound(group string) {
 	}
 }
 
-// lookInterval is between two attempts to reach a supervisor that does not serve.
-const lookInterval = 20 * time.Millisecond
-
-// look finds out about the containers of a supervisor that has just been found, or lost;
-// the one that adopts them may be lost as well.
+// look updates the containers of a supervisor that was found, or lost; its successor may be lost as well.
 func (s *Store) look(ctx context.Context, group string) error {
 	for {
-		supervisor, err := s.shimOf(ctx, group)
+		supervisor, err := s.options.Supervisors.Ensure(ctx, group)
 		if err == nil {
 			err = s.reconcile(ctx, group, supervisor)
 		}
@@ -90,16 +78,15 @@ func (s *Store) look(ctx context.Context, group string) error {
 			return err
 		}
 		select {
-		case <-time.After(lookInterval):
+		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 			return err
 		}
 	}
 }
 
-// reconcile notes what the supervisor knows of its containers, and has it delete those
-// that were removed while it did not serve. What it does not know has left its exit on
-// disk, or has never been made; what is being made just now is its maker's.
+// reconcile records what the supervisor knows, and has it delete what was removed while it did not serve.
+// What it does not know left its exit on disk or was never made; what is being made now is left out.
 func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.Client) error {
 	made := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { return !c.Facts().inShim() })
 	list, err := supervisor.List(ctx)
@@ -123,7 +110,6 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 	return err
 }
 
-// note records what a supervisor reports of a container.
 func (s *Store) note(reported *api.Container) {
 	c, is := s.Get(reported.GetId())
 	if !is {
@@ -144,8 +130,8 @@ func (s *Store) note(reported *api.Container) {
 	})
 }
 
-// noteUnlisted is for a container that its supervisor does not know: it has ended, or its
-// record could not be read. Then it is Unknown, and all that can be done is to stop it.
+// noteUnlisted handles a container that its supervisor does not know. It has ended, or its record
+// cannot be read: then it is Unknown, and can only be stopped.
 func (s *Store) noteUnlisted(c *Container) error {
 	if c.Facts().FinishedAt != 0 {
 		return nil
@@ -169,12 +155,11 @@ func (s *Store) noteUnlisted(c *Container) error {
 	return nil
 }
 
-// killUnlisted ends a container that its supervisor does not know.
 func (s *Store) killUnlisted(c *Container) error {
 	if err := s.noteUnlisted(c); err != nil || c.Facts().FinishedAt != 0 {
 		return err
 	}
-	limit := s.limits().Kill
+	limit := s.options.Sandboxes.Limits().Kill
 	err := s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), limit)
 	running, openErr := process.Open(c.Facts().Process)
 	if openErr == nil { // a privileged one may have moved to a cgroup outside
@@ -188,8 +173,7 @@ func (s *Store) killUnlisted(c *Container) error {
 	return s.noteUnlisted(c)
 }
 
-// noteEnded ends a container that no supervisor has any more; exit is nil if none has
-// written how.
+// noteEnded ends a container without a supervisor; exit is nil if none was written.
 func (s *Store) noteEnded(c *Container, exit *api.ExitRecord) {
 	s.change(c, func(f *Facts) {
 		if exit == nil {
@@ -200,8 +184,7 @@ func (s *Store) noteEnded(c *Container, exit *api.ExitRecord) {
 	})
 }
 
-// takeExit notes the end of a container. A supervisor that came after it knows neither
-// the code nor when it was; the daemon does if it was the parent meanwhile.
+// takeExit notes the end. A late supervisor lacks code and time; the daemon may have been the parent.
 func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	if f.FinishedAt != 0 {
 		return
@@ -217,12 +200,11 @@ func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	}
 	f.FinishedAt, f.ExitCode, f.OOMKilled, f.Unknown = at, code, oom, false
 	if !known {
-		f.ExitCode, f.Reason, f.Message = 255, reasonUnknown, "the container ended while nothing that runs was its parent: its exit status is lost"
+		f.ExitCode, f.Reason, f.Message = 255, "Unknown", "the container ended while nothing that runs was its parent: its exit status is lost"
 	}
 }
 
-// takeStartError: the container has ended because its program could not be executed. The
-// code is the one that containerd gives it.
+// takeStartError notes that the program could not be executed, with containerd's exit code.
 func takeStartError(f *Facts, message string) {
 	if message == "" || f.Reason == reasonStartError {
 		return
@@ -231,8 +213,7 @@ func takeStartError(f *Facts, message string) {
 	f.ExitCode, f.Reason, f.Message = 128, reasonStartError, message
 }
 
-// Known implements process.Orphans: the inits of containers come to the daemon when
-// their supervisor dies.
+// Known implements process.Orphans: containers' inits come to the daemon when their supervisor dies.
 func (s *Store) Known(facts process.Facts) bool { return s.byProcess(facts) != nil }
 
 func (s *Store) byProcess(facts process.Facts) *Container {
@@ -242,14 +223,13 @@ func (s *Store) byProcess(facts process.Facts) *Container {
 	return nil
 }
 
-// reaped is how a process has ended, as its parent has seen it.
+// reaped is how a process ended, as its parent has seen it.
 type reaped struct {
 	code int32 // 128 + signal if killed by one
 	at   int64 // in nanoseconds since 1970
 }
 
-// Ended implements process.Orphans: the exit status of an init whose supervisor has
-// died is handed to the successor. The daemon remembers it, too, until there is one.
+// Ended implements process.Orphans. It tells the successor of a dead supervisor how an init ended.
 func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 	c := s.byProcess(facts)
 	if c == nil {
@@ -261,9 +241,9 @@ func (s *Store) Ended(facts process.Facts, status unix.WaitStatus) {
 	}
 	c.reaped.Store(end)
 	s.Go(func() {
-		ctx, cancel := s.within(s.limits().Kill)
+		ctx, cancel := s.within(s.options.Sandboxes.Limits().Kill)
 		defer cancel()
-		supervisor, err := s.shimOf(ctx, c.Supervisor)
+		supervisor, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
 		if err == nil {
 			err = supervisor.NoteExit(ctx, c.ID, facts.PID, facts.StartTime, uint32(status))
 		}

@@ -11,25 +11,21 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// Plugins take part in the lives of containers, as NRI plugins do (package nri).
-// Each call ends, by limits of its own or with its context. An error of Create,
-// Start or Update refuses the operation; those of the others are only logged.
+// Plugins take part in the lives of containers (package nri). Each call ends, by its own limits or with
+// its context. Errors of Create, Start and Update refuse the operation; others are only logged.
 type Plugins interface {
-	// Enabled reports whether there may be plugins now. While it does not, no other
-	// method is called; plugins that come later are sent the containers that there are.
+	// Enabled reports whether there may be plugins. If not, nothing else is called; later ones get all that
+	// exist.
 	Enabled() bool
-	// Create adjusts the spec of a container that is being made; inject adds CDI
-	// devices to it. It returns what is to change for other containers.
+	// Create adjusts the spec; inject adds CDI devices to it. It returns changes for other containers.
 	Create(ctx context.Context, pod *sandbox.Sandbox, c *Container, spec *specs.Spec, inject Inject) ([]Change, error)
 	Created(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
 	Start(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
 	Started(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
-	// Update returns the resources that the container is to get instead of those
-	// that were asked for, and what is to change for others.
+	// Update returns the resources to set instead of those asked for, and changes for other containers.
 	Update(ctx context.Context, pod *sandbox.Sandbox, c *Container, asked *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, []Change, error)
 	Updated(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
-	// Stop is called once after the container's end, however that came, Remove
-	// before it is removed.
+	// Stop is called once after the end, however that came; Remove is called before the removal.
 	Stop(ctx context.Context, pod *sandbox.Sandbox, c *Container) ([]Change, error)
 	Remove(ctx context.Context, pod *sandbox.Sandbox, c *Container) error
 }
@@ -39,20 +35,15 @@ type Inject func(spec *specs.Spec, devices []string) error
 
 // Change is what a plugin wants to change of a container's resources.
 type Change struct {
-	ID string
-	// Plugins are those that wanted changes when it came up.
-	Plugins   []string
+	ID        string
+	Plugins   []string // those that wanted changes
 	Resources *runtimeapi.LinuxContainerResources
-	// Optional: the plugin expects that it may not be possible.
-	Optional bool
+	Optional  bool // the plugin expects that it may be impossible
 }
 
-// hasPlugins reports whether there may be plugins now.
 func (s *Store) hasPlugins() bool { return s.options.Plugins != nil && s.options.Plugins.Enabled() }
 
-// applyChanges makes the changes that plugins want for containers other than the one that
-// they were asked about. One that fails is logged. The caller holds no lock of a container
-// that others can see.
+// applyChanges changes other containers for plugins, under no lock of a visible one, and logs failures.
 func (s *Store) applyChanges(ctx context.Context, changes []Change) {
 	for _, change := range changes {
 		err := s.UpdateUnsolicited(ctx, change.ID, change.Resources)
@@ -68,7 +59,6 @@ func (s *Store) applyChanges(ctx context.Context, changes []Change) {
 	}
 }
 
-// ask asks the plugins something about a container.
 func (s *Store) ask(ctx context.Context, c *Container, question func(Plugins, context.Context, *sandbox.Sandbox, *Container) error) error {
 	pod, err := s.options.Sandboxes.Find(c.SandboxID)
 	if err != nil {
@@ -77,7 +67,7 @@ func (s *Store) ask(ctx context.Context, c *Container, question func(Plugins, co
 	return question(s.options.Plugins, ctx, pod, c)
 }
 
-// askUpdate returns what the plugins make of resources that are asked for.
+// askUpdate returns what the plugins make of requested resources.
 func (s *Store) askUpdate(ctx context.Context, c *Container, asked *runtimeapi.LinuxContainerResources) (_ *runtimeapi.LinuxContainerResources, others []Change, err error) {
 	if !s.hasPlugins() {
 		return asked, nil, nil
@@ -91,8 +81,7 @@ func (s *Store) askUpdate(ctx context.Context, c *Container, asked *runtimeapi.L
 	return asked, others, err
 }
 
-// announce notifies the plugins of what was done to a container; an error is
-// logged and changes nothing.
+// announce notifies the plugins of an operation on a container; an error is only logged.
 func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, notify func(Plugins, context.Context, *sandbox.Sandbox, *Container) error) {
 	if !s.hasPlugins() || steps.Err() != nil {
 		return
@@ -103,8 +92,7 @@ func (s *Store) announce(steps *step.Sequence, c *Container, name step.Name, not
 	}
 }
 
-// announceStop notifies the plugins once that the container has ended, and
-// returns when they are notified, by this call or another.
+// announceStop notifies the plugins once of the end, and returns when they know.
 func (s *Store) announceStop(ctx context.Context, c *Container) {
 	if !c.announced.Load() || c.stopLock.Acquire(ctx, 1) != nil {
 		return
@@ -121,8 +109,7 @@ func (s *Store) announceStop(ctx context.Context, c *Container) {
 	})
 }
 
-// announceRemoval notifies the plugins that the container is removed, and before
-// that that it has ended. The container's lock is held.
+// announceRemoval notifies the plugins of the end and the removal, under the container's lock.
 func (s *Store) announceRemoval(ctx context.Context, c *Container) {
 	if !c.announced.Load() {
 		return

@@ -18,9 +18,8 @@ import (
 	"github.com/minicri/minicri/internal/sweep"
 )
 
-// Open restores the containers of an earlier daemon from their records and from
-// what the supervisors report. No single container or supervisor makes it fail.
-// Sandboxes have to be open.
+// Open restores the containers of an earlier daemon from their records and from what supervisors
+// report. No single container or supervisor makes it fail. Sandboxes must be open.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{Store: object.NewStore[*Container](ctx, "container"), options: options}
 	s.SetHandlerDefaults(options.HandlerDefaults)
@@ -44,8 +43,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	return s, nil
 }
 
-// restore brings every record back. A container whose creation was cut off is
-// not listed, and is destroyed by the sweep; so is one whose sandbox is gone.
+// restore restores every record; what it does not list, as partial or without a sandbox, the sweep destroys.
 func (s *Store) restore() error {
 	records, facts, lost, err := s.files.Load(func(r Record) string { return r.ID })
 	if err != nil {
@@ -89,9 +87,8 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 	return s.Add(c)
 }
 
-// findShims connects to the supervisors of all containers, side by side, and waits for a
-// part of the kill limit: one that hangs holds up its own containers only, which are
-// Unknown until its successor has adopted them.
+// findShims connects to all supervisors in parallel, and waits for a part of the kill limit. One that
+// hangs delays only its own containers, which are Unknown until a successor adopts them.
 func (s *Store) findShims() {
 	groups := make(map[string]bool)
 	for _, c := range s.All(func(c *Container) bool { return c.Facts().Unknown }) {
@@ -108,11 +105,11 @@ func (s *Store) findShims() {
 	})
 	select {
 	case <-found:
-	case <-time.After(s.limits().Kill / 5):
+	case <-time.After(s.options.Sandboxes.Limits().Kill / 5):
 	}
 }
 
-// findShim starts a supervisor if anything may still run; after a reboot nothing does.
+// findShim starts a supervisor if anything may still run; nothing does after a reboot.
 func (s *Store) findShim(group string) {
 	lives := false
 	for _, c := range s.ofGroup(group) {
@@ -131,9 +128,7 @@ func (s *Store) findShim(group string) {
 	}
 }
 
-// sweep is the last part of a start: it rolls back the containers that were
-// partially created, and removes the orphans of containers and of pods when the
-// sandboxes have rolled back theirs.
+// sweep rolls back what was partially created, and removes orphans once the sandboxes have done the same.
 func (s *Store) sweep() {
 	for _, c := range s.All(func(c *Container) bool { return !c.Listed() }) {
 		s.rollBack(c)
@@ -143,7 +138,7 @@ func (s *Store) sweep() {
 	case <-s.Base.Done():
 		return
 	}
-	ctx, cancel := s.within(s.limits().Create)
+	ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
 	defer cancel()
 	s.removeOrphans(ctx)
 	keys, err := s.SnapshotsWithoutContainer(ctx)
@@ -156,10 +151,9 @@ func (s *Store) sweep() {
 	s.reconcileAll(ctx)
 }
 
-// rollBack destroys a container whose creation was cut off. One that cannot be
-// destroyed is listed as exited, so that its removal can be retried.
+// rollBack destroys a partial container, or else lists it as exited, so that its removal can be retried.
 func (s *Store) rollBack(c *Container) {
-	ctx, cancel := s.within(s.limits().Create)
+	ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
 	defer cancel()
 	_ = s.underLock(ctx, c, func() error { // gone: another one was faster
 		if c.Listed() {
@@ -180,8 +174,7 @@ func (s *Store) rollBack(c *Container) {
 	})
 }
 
-// removeOrphans removes what has no record. What a supervisor or the image store
-// holds is removed through them.
+// removeOrphans removes what has no record, through the image store if that holds it.
 func (s *Store) removeOrphans(ctx context.Context) {
 	owners := s.options.Sandboxes.Owners()
 	owners.Container = s.explains
@@ -199,7 +192,6 @@ func (s *Store) removeOrphans(ctx context.Context) {
 	}
 }
 
-// noteRemoved logs what became of an orphan.
 func (s *Store) noteRemoved(kind, name string, err error) {
 	if err != nil {
 		s.options.Logger.Error("an orphan could not be removed; the next start retries", "kind", kind, "name", name, "err", err)
@@ -208,8 +200,7 @@ func (s *Store) noteRemoved(kind, name string, err error) {
 	s.options.Logger.Warn("removed an orphan: it had no record", "kind", kind, "name", name)
 }
 
-// reconcileAll has each supervisor delete the containers and pauses that have no record
-// any more, and ends those of other builds that are left with none.
+// reconcileAll has supervisors delete what has no record, and ends older ones that have nothing left.
 func (s *Store) reconcileAll(ctx context.Context) {
 	groups, err := s.options.Supervisors.Groups()
 	for _, group := range groups {
@@ -227,15 +218,11 @@ func (s *Store) reconcileAll(ctx context.Context) {
 	}
 }
 
-// idLength is that of the ids that image stores' keys begin with.
-const idLength = 64
+// OfSnapshot returns the id of the container that a snapshot belongs to: its key begins with it.
+func OfSnapshot(key string) string { return key[:min(64, len(key))] }
 
-// OfSnapshot is the id of the container that a snapshot is of, by its key.
-func OfSnapshot(key string) string { return key[:min(idLength, len(key))] }
-
-// SnapshotsWithoutContainer are the keys of writable layers, and of mounted images,
-// that no container explains. They are listed first, and the containers asked for
-// then: a record is written before a layer is made.
+// SnapshotsWithoutContainer returns keys of snapshots without a container. Records are written before
+// snapshots are made, so it lists the snapshots first.
 func (s *Store) SnapshotsWithoutContainer(ctx context.Context) ([]string, error) {
 	keys, err := s.options.Images.Snapshots(ctx)
 	orphans := []string{}
@@ -247,7 +234,7 @@ func (s *Store) SnapshotsWithoutContainer(ctx context.Context) ([]string, error)
 	return orphans, err
 }
 
-// container has it is an ErrFailedPrecondition.
+// RemoveSnapshot removes a snapshot; ErrFailedPrecondition if a container has it.
 func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 	if id := OfSnapshot(key); s.explains(id) {
 		return fmt.Errorf("snapshot %s belongs to container %s: remove that: %w", key, id, errdefs.ErrFailedPrecondition)

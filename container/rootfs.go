@@ -17,13 +17,11 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// longestRootfsFile bounds what of an image is read into memory.
+// longestRootfsFile bounds what is read of an image into memory.
 const longestRootfsFile = 16 << 20
 
-// readInRootfs reads a file of a container's rootfs as a process in it would
-// find it: symbolic links are followed and never lead out. One that is not
-// there is empty. A pipe or a device is never opened: that alone arms a watchdog, or
-// rewinds a tape.
+// readInRootfs reads a file as a process in the rootfs would find it; a missing one is empty. It never
+// opens a pipe or a device: that alone arms a watchdog, or rewinds a tape.
 func readInRootfs(rootfs, name string) ([]byte, error) {
 	place, err := openInRootfs(rootfs, name, unix.O_PATH)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -44,7 +42,6 @@ func readInRootfs(rootfs, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, longestRootfsFile))
 }
 
-// readUsers reads what the image says of its users.
 func readUsers(c *oci.Container) (err error) {
 	if c.Passwd, err = readInRootfs(c.Rootfs, "etc/passwd"); err != nil {
 		return err
@@ -53,9 +50,8 @@ func readUsers(c *oci.Container) (err error) {
 	return err
 }
 
-// inRootfs is the path on the node, without symbolic links, of a path in a
-// rootfs as a process in it would find it; fs.ErrNotExist if there is none. An
-// empty path is the root.
+// inRootfs resolves a path in a rootfs, as a process in it would, to a path on the node without
+// symbolic links; fs.ErrNotExist if there is none. An empty path is the root.
 func inRootfs(rootfs, name string) (string, error) {
 	file, err := openInRootfs(rootfs, path.Join("/", name), unix.O_PATH)
 	if err != nil {
@@ -65,11 +61,10 @@ func inRootfs(rootfs, name string) (string, error) {
 	return os.Readlink(fdPath(file))
 }
 
-// fdPath leads to what is open, wherever it is now (proc_pid_fd(5)).
+// fdPath leads to an open file, wherever it is now (proc_pid_fd(5)).
 func fdPath(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
 
-// openInRootfs lets the kernel keep the path in the rootfs (openat2(2)), which
-// holds also while another process changes it.
+// openInRootfs has the kernel keep the path in the rootfs (openat2(2)), even if it changes meanwhile.
 func openInRootfs(rootfs, name string, flags uint64) (*os.File, error) {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -90,7 +85,7 @@ func openInRootfs(rootfs, name string, flags uint64) (*os.File, error) {
 	}
 }
 
-func (c *creation) makeRootfs(ctx context.Context) error {
+func (c *creation) makeRootfs(ctx context.Context) (err error) {
 	images := c.owner.options.Images
 	if err := images.Prepare(ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
 		return err
@@ -98,7 +93,9 @@ func (c *creation) makeRootfs(ctx context.Context) error {
 	if err := makePrivate(c.owner.dir(c.ID), rootOf(c.sandbox.Config())); err != nil {
 		return err
 	}
-	if err := c.makeLabels(); err != nil {
+	o := c.owner.options
+	labels := oci.ContainerSELinux(c.config, o.Sandboxes.SELinux(c.sandbox)) // with the level of the pod
+	if c.labels.Process, c.labels.Mount, err = o.Machine.NewLabels(labels); err != nil {
 		return err
 	}
 	if err := images.Mount(ctx, c.ID, c.owner.rootfs(c.ID), c.labels.Mount); err != nil {
@@ -107,7 +104,7 @@ func (c *creation) makeRootfs(ctx context.Context) error {
 	return c.mountImages(ctx)
 }
 
-// prepareOptions shift the owners of files in a pod with a user namespace.
+// prepareOptions map the owners of files to the pod's user namespace.
 func prepareOptions(pod *runtimeapi.PodSandboxConfig) image.PrepareOptions {
 	userns := oci.UserNamespace(pod)
 	return image.PrepareOptions{UIDs: idMaps(userns.GetUids()), GIDs: idMaps(userns.GetGids())}
@@ -120,19 +117,16 @@ func idMaps(mappings []*runtimeapi.IDMapping) (maps []image.IDMap) {
 	return maps
 }
 
-// owner are the ids that a file of the node has.
 type owner struct{ uid, gid int }
 
-// rootOf is the root of a pod's containers on the node: that of the pod's user
-// namespace, or the node's.
+// rootOf is the node's ids of the root of the pod's user namespace.
 func rootOf(pod *runtimeapi.PodSandboxConfig) owner {
 	uid, gid := oci.HostUser(pod, specs.User{})
 	return owner{uid, gid}
 }
 
-// makePrivate makes a directory that only the container's root can enter: below
-// it are programs with the set-user-ID bit and whatever else an image may have,
-// which must not act on the node for its users (CVE-2021-41103).
+// makePrivate makes a directory that only the container's root can enter. An image may have set-user-ID
+// programs and more, which must not act on the node for its users (CVE-2021-41103).
 func makePrivate(dir string, root owner) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

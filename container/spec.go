@@ -25,8 +25,7 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// makeSources makes the directories of the node that the container's mounts come
-// from, when all of them answer.
+// makeSources waits until the sources of all mounts answer, then makes the missing ones.
 func (c *creation) makeSources(ctx context.Context) error {
 	if err := c.owner.awaitHostPaths(ctx, c.config.GetMounts()); err != nil {
 		return err
@@ -45,8 +44,6 @@ func (c *creation) makeSources(ctx context.Context) error {
 	return makeSources(c.parts)
 }
 
-// fillVolumes makes the volumes that the image declares, with what the image has
-// in their place.
 func (c *creation) fillVolumes(context.Context) error {
 	volumes := oci.ImageVolumes(c.parts)
 	if len(volumes) == 0 {
@@ -71,7 +68,6 @@ func (c *creation) fillVolumes(context.Context) error {
 	return nil
 }
 
-// writeSpec makes the runtime-spec and puts it where the supervisor reads it.
 func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.parts.Namespaces, err = c.namespaces(); err != nil {
 		return err
@@ -88,8 +84,7 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	return c.storeSpec(ctx)
 }
 
-// vendorDevices are the devices that vendors describe now, nil for a container that asks
-// for none.
+// vendorDevices returns what vendors describe now, or nil for a container that asks for no devices.
 func (c *creation) vendorDevices() (*cdi.Cache, error) {
 	_, annotated, err := cdi.ParseAnnotations(c.config.GetAnnotations())
 	if err != nil {
@@ -115,7 +110,7 @@ func (c *creation) storeSpec(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(c.owner.dir(c.ID), specFile), encoded, 0o600)
 }
 
-// traceHooks gives hooks the span that they belong to, in their environment.
+// traceHooks puts the span that hooks belong to into their environment.
 func traceHooks(hooks *specs.Hooks, variables []string) {
 	if hooks == nil {
 		return
@@ -127,7 +122,7 @@ func traceHooks(hooks *specs.Hooks, variables []string) {
 	}
 }
 
-// specFile is the runtime-spec in a container's directory, its bundle.
+// specFile is the runtime-spec in a container's bundle.
 const specFile = "config.json"
 
 func imageFacts(i image.Image) oci.Image {
@@ -138,9 +133,8 @@ func imageFacts(i image.Image) oci.Image {
 	}
 }
 
-// What execve(2) takes (binfmts.h, exec.c of the kernel): each string, with its
-// end, and all of them with their pointers. The whole may be a quarter of the
-// stack's limit, within these bounds.
+// execve(2) bounds each string with its end, and all strings with their pointers (binfmts.h and
+// exec.c of the kernel): all may take a quarter of the stack's limit, within these bounds.
 const (
 	longestArgument = 32 * 4096
 	leastArguments  = 32 * 4096
@@ -148,18 +142,7 @@ const (
 	pointer         = 8
 )
 
-// checkArguments refuses a command and an environment that no program could be
-// executed with, before anything of them is written.
-func checkArguments(c *oci.Container) error {
-	p, err := oci.Process(c)
-	if err != nil {
-		return err
-	}
-	return checkStrings(p.Args, p.Env, oci.SoftStack(p.Rlimits), "config.command, args and envs, with those of the image")
-}
-
-// checkStrings is for a process with this limit of its stack, in bytes. all is
-// what an error calls args and env together.
+// checkStrings checks args and env, which errors call all, for a stack limit in bytes.
 func checkStrings(args, env []string, stack uint64, all string) error {
 	limit := min(mostArguments, max(leastArguments, stack/4))
 	total := uint64(0)
@@ -189,8 +172,7 @@ func checkStrings(args, env []string, stack uint64, all string) error {
 	return nil
 }
 
-// checkAbility refuses a spec with what the handler's runtime does not say that it can do:
-// it would leave that out without a word.
+// checkAbility refuses what the handler's runtime does not claim to support, and might silently omit.
 func checkAbility(spec *specs.Spec, runtime handler.Status) error {
 	refuse := func(what, field string) error {
 		return fmt.Errorf("the runtime of handler %q does not say that it can %s (%s): use a handler whose runtime can, or do without: %w",
@@ -214,8 +196,7 @@ func checkAbility(spec *specs.Spec, runtime handler.Status) error {
 	}
 }
 
-// shared is the kind of a namespace that the container shares with others, "" if none: a
-// sandbox of its own cannot have that.
+// shared returns the kind of a namespace that the container shares, or "".
 func shared(namespaces []specs.LinuxNamespace) specs.LinuxNamespaceType {
 	ownPIDs, ownIPC := false, false
 	for _, n := range namespaces {
@@ -232,8 +213,7 @@ func shared(namespaces []specs.LinuxNamespace) specs.LinuxNamespaceType {
 	}
 }
 
-// namespaces are those of the pod that a container joins: the pinned ones, and
-// those that pause, or another container, holds.
+// namespaces are those that a container joins: the pod's pinned ones, and pause's or another container's.
 func (c *creation) namespaces() (n oci.Namespaces, err error) {
 	options := c.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	pod := c.sandbox.Config().GetLinux().GetSecurityContext().GetNamespaceOptions()
@@ -262,7 +242,7 @@ func (c *creation) namespaces() (n oci.Namespaces, err error) {
 	return n, err
 }
 
-// target is the process whose pid namespace another container asks for.
+// target returns the process whose pid namespace another container asks for.
 func (s *Store) target(sb *sandbox.Sandbox, id string) (process.Facts, error) {
 	target, err := s.Find(id)
 	if err != nil {
@@ -274,8 +254,7 @@ func (s *Store) target(sb *sandbox.Sandbox, id string) (process.Facts, error) {
 	return target.Facts().Process, nil
 }
 
-// join is the path of a process's namespace, by its pid. The process is held by a
-// pidfd until the container has joined: see recheckJoined.
+// join returns the path of a process's namespace. A pidfd holds the process until recheck.
 func (c *creation) join(of process.Facts, kind string) (path string, err error) {
 	held, err := process.Open(of)
 	if err != nil {

@@ -42,11 +42,7 @@ const (
 	stepRemoveRecord step.Name = "container/remove record"
 )
 
-// WithNRI is a container of a node with NRI (step.Step.Only).
-const WithNRI = object.WithNRI
-
-// Steps are those of a container's life, by operation, in their order. An undo
-// and a recovery do those of remove.
+// Steps returns the steps of a container's life, in order. Undo and recovery do those of remove.
 func Steps() []step.Step {
 	return slices.Concat(
 		object.Steps("create", stepCheck, stepReserve, stepRecord, stepRootfs, stepSources, stepVolumes, stepSpec, stepNRICreate, stepLabels, stepShim, stepCreate, stepNRICreated, stepRecheck),
@@ -57,13 +53,11 @@ func Steps() []step.Step {
 	)
 }
 
-// begin starts a sequence of steps on a container.
 func (s *Store) begin(ctx context.Context, c *Container) *step.Sequence {
 	return step.Begin(ctx, s.options.Observe, c.Rows)
 }
 
-// keepLife writes down the timeline of a container that is gone, and of one that
-// could not be made. Its name is NAMESPACE/POD/CONTAINER, or its own if the pod is gone.
+// keepLife writes the timeline of a container, by its name or NAMESPACE/POD/CONTAINER while the pod exists.
 func (s *Store) keepLife(id, sandboxID string, m *runtimeapi.ContainerMetadata, failure error, rows []step.Row) {
 	life := step.Life{Kind: "container", ID: id, Pod: sandboxID, Name: m.GetName(), Attempt: m.GetAttempt(), End: time.Now(), Rows: rows}
 	if pod, err := s.options.Sandboxes.Find(sandboxID); err == nil {
@@ -76,7 +70,6 @@ func (s *Store) keepLife(id, sandboxID string, m *runtimeapi.ContainerMetadata, 
 	object.Keep(s.options.Lives, s.options.Logger, life)
 }
 
-// log names a container and its pod in each line.
 func (s *Store) log(c *Container) *slog.Logger {
 	names := []any{"sandbox", c.SandboxID}
 	if pod, err := s.options.Sandboxes.Find(c.SandboxID); err == nil {
@@ -85,7 +78,6 @@ func (s *Store) log(c *Container) *slog.Logger {
 	return s.options.Logger.With(append(names, "container", c.config.GetMetadata().GetName(), "id", c.ID, "image", c.config.GetImage().GetImage())...)
 }
 
-// noteExit adds to the timeline what the container did from its start to its end.
 func (c *Container) noteExit(f *Facts) {
 	began := cmp.Or(f.StartedAt, f.FinishedAt)
 	row := step.Row{Kind: "exit", Step: "ran", Start: time.Unix(0, began), Took: time.Duration(f.FinishedAt - began)}

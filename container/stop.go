@@ -16,8 +16,7 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// Start lets a created container run, once. A program that cannot be executed
-// leaves the container Exited with the reason StartError.
+// Start starts a created container, once. It is Exited if its program cannot be executed (StartError).
 func (s *Store) Start(ctx context.Context, id string) error {
 	c, err := s.Find(id)
 	if err != nil {
@@ -52,7 +51,7 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 	if reason := c.Facts().StartError; reason != "" {
 		return s.noteStartError(ctx, c, fmt.Errorf("%s: %w", reason, errdefs.ErrFailedPrecondition))
 	}
-	shim, err := s.shimOf(ctx, c.Supervisor)
+	shim, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
 	if err != nil {
 		return err
 	}
@@ -68,8 +67,7 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 	})
 }
 
-// noteStartError ends a container whose program could not be executed. If the supervisor
-// was lost this is not known; reconcile finds out.
+// noteStartError ends a container whose program could not be executed, unless its supervisor is lost.
 func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error) error {
 	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
 		return startErr
@@ -83,9 +81,8 @@ func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error
 	return startErr
 }
 
-// write changes the facts, in memory and on disk, unless they were removed, and emits the
-// event of the change. The callers that wait for the container's end are woken last: what
-// they do next comes after the events.
+// write changes the facts, in memory and on disk, unless they were removed, and emits the event. It
+// wakes those who wait for the end last: what they do next follows the events.
 func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
@@ -114,7 +111,7 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 		onDisk.Timeline = c.Timeline()
 		err = s.files.Facts.Write(c.ID, onDisk)
 	}
-	// One that could not be started has only ended. It may do both while no daemon runs.
+	// A failed start only ends. Both may happen while no daemon runs.
 	if before.StartedAt == 0 && after.StartedAt != 0 && after.Reason != reasonStartError {
 		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
 	}
@@ -122,7 +119,7 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 		close(c.ended)
 		s.Go(func() {
-			ctx, cancel := s.within(s.limits().Create)
+			ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
 			defer cancel()
 			s.announceStop(ctx, c)
 		})
@@ -130,23 +127,21 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 	return err
 }
 
-// change is write from outside of an operation on the container: it waits for none.
+// change is write from outside an operation; it waits for none.
 func (s *Store) change(c *Container, change func(*Facts)) {
 	if err := s.write(c, change); err != nil {
 		s.log(c).Error("the facts of a container are not on disk", "err", err)
 	}
 }
 
-// emit publishes an event of a listed container.
 func (s *Store) emit(c *Container, kind runtimeapi.ContainerEventType) {
 	if s.options.Events != nil && c.Listed() {
 		s.options.Events.ContainerEvent(c, kind)
 	}
 }
 
-// Stop sends the container's stop signal, waits for the grace, and kills all of
-// it. A container that has ended, or is unknown, is stopped. Several calls may
-// wait side by side, and the shortest grace counts.
+// Stop sends the stop signal, waits for the grace, and kills all of the container. An ended or unknown
+// container is stopped. Calls may run in parallel; the shortest grace counts.
 func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error {
 	c, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
@@ -163,7 +158,6 @@ func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error 
 	return nil
 }
 
-// stop ends the container and notifies the plugins.
 func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) error {
 	state := c.State()
 	ended := state == runtimeapi.ContainerState_CONTAINER_EXITED
@@ -193,14 +187,12 @@ func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) err
 	return nil
 }
 
-// send has the supervisor signal the container.
 func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool) error {
 	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(shim *client.Client) error { return shim.Kill(ctx, c.ID, signal, all) })
 	return err
 }
 
-// kill ends every process of the container and waits until its supervisor
-// has reported the end.
+// kill kills every process of the container and waits until its supervisor reports the end.
 func (s *Store) kill(ctx context.Context, c *Container) error {
 	err := s.send(ctx, c, uint32(unix.SIGKILL), true)
 	if errdefs.IsNotFound(err) {
@@ -209,7 +201,7 @@ func (s *Store) kill(ctx context.Context, c *Container) error {
 	if err != nil && !errdefs.IsFailedPrecondition(err) {
 		return err
 	}
-	limit := s.limits().Kill
+	limit := s.options.Sandboxes.Limits().Kill
 	select {
 	case <-c.ended:
 		return nil
@@ -220,8 +212,7 @@ func (s *Store) kill(ctx context.Context, c *Container) error {
 	}
 }
 
-// stopSignal is the signal that Stop sends: what the container asks for, or
-// else what its image does, or else SIGTERM.
+// stopSignal returns the signal that the container asks for, or that its image does, or SIGTERM.
 func stopSignal(asked runtimeapi.Signal, image string) uint32 {
 	for _, text := range []string{strings.TrimPrefix(asked.String(), "SIGNAL_"), image} {
 		if number, known := signalNumber(text); known {
@@ -231,20 +222,15 @@ func stopSignal(asked runtimeapi.Signal, image string) uint32 {
 	return uint32(unix.SIGTERM)
 }
 
-// signalNumber reads a signal's name, with or without SIG, or its number; the CRI writes
-// RTMINPLUS1 for RTMIN+1.
+// signalNumber parses a signal's number or name, with or without SIG; the CRI has RTMINPLUS1 for RTMIN+1.
 func signalNumber(text string) (uint32, bool) {
 	parsed, err := signal.ParseSignal(signs.Replace(text))
-	return uint32(parsed), err == nil && parsed > 0 && parsed <= unix.Signal(lastSignal)
+	return uint32(parsed), err == nil && parsed > 0 && parsed <= 64 // SIGRTMAX (signal(7))
 }
 
 var signs = strings.NewReplacer("PLUS", "+", "MINUS", "-")
 
-// lastSignal is SIGRTMAX (signal(7)).
-const lastSignal = 64
-
-// signalEnum is the CRI's name of a signal: of those that have two, the first, which is
-// the kernel's; SIGNAL_RUNTIME_DEFAULT for none.
+// signalEnum returns the CRI's first name of a signal, which is the kernel's, or SIGNAL_RUNTIME_DEFAULT.
 func signalEnum(number uint32) (first runtimeapi.Signal) {
 	for value, name := range runtimeapi.Signal_name {
 		same, known := signalNumber(strings.TrimPrefix(name, "SIGNAL_"))

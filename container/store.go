@@ -20,32 +20,23 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// Options say what containers are made with.
+// Options say how containers are made.
 type Options struct {
-	// Options are those of the pods, but for Events and Plugins.
-	sandbox.Options
-	Sandboxes *sandbox.Store
-	Images    Images
-	// PidsLimit is the most processes of a container, 0 for no limit.
-	PidsLimit int64
-	// CDIDirs are where vendors describe their devices.
-	CDIDirs []string
-	// HandlerDefaults are the Defaults of runtime handlers that have others.
-	HandlerDefaults map[string]oci.Defaults
-	// Places are where orphans of pods and containers are looked for.
-	Places *sweep.Places
-	// ObserveExit counts each container that has ended, with the CRI's reason,
-	// ObserveLost each supervisor that has died; nil if nothing does.
+	sandbox.Options // those of the pods; Events and Plugins below are for containers
+	Sandboxes       *sandbox.Store
+	Images          Images
+	PidsLimit       int64                   // the most processes of a container; 0 for no limit
+	CDIDirs         []string                // where vendors describe their devices
+	HandlerDefaults map[string]oci.Defaults // by runtime handler, instead of Defaults
+	Places          *sweep.Places           // where orphans of pods and containers are searched
+	// ObserveExit, if set, counts ended containers by the CRI's reason, ObserveLost dead supervisors.
 	ObserveExit func(reason string)
 	ObserveLost func()
-	// Events receives what happens to containers; nil if nothing does.
-	Events Events
-	// Plugins take part in the lives of containers; nil if there never are any.
-	Plugins Plugins
+	Events      Events  // nil for none
+	Plugins     Plugins // nil if there never are any
 }
 
-// Events receives what has happened to a container, under the lock of its facts.
-// It must not block.
+// Events receives a container's events, under the lock of its facts. It must not block.
 type Events interface {
 	ContainerEvent(c *Container, kind runtimeapi.ContainerEventType)
 }
@@ -57,38 +48,31 @@ type Images interface {
 	Mount(ctx context.Context, key, target, label string) error
 	Unmount(target string) error
 	RemoveSnapshot(ctx context.Context, key string) error
-	// Snapshots are the keys of all that Prepare made.
+	// Snapshots returns the keys of all that Prepare made.
 	Snapshots(ctx context.Context) ([]string, error)
 }
 
-// Store are all containers of this node.
+// Store holds all containers of the node.
 type Store struct {
 	*object.Store[*Container]
-	options Options
-	// handlerDefaults are those in force, see SetHandlerDefaults.
-	handlerDefaults atomic.Pointer[map[string]oci.Defaults]
+	options         Options
+	handlerDefaults atomic.Pointer[map[string]oci.Defaults] // those in force
 	bootID          string
 	files           *state.Objects[Record, Facts]
-	// hostPaths are the paths of mounts that are being looked at.
-	hostPaths singleflight.Group
-	// stopping has the ids of sandboxes from StopPod to RemovePod.
-	stopping sync.Map
+	hostPaths       singleflight.Group // the host paths that mounts wait for
+	stopping        sync.Map           // the sandboxes between StopPod and RemovePod
 }
 
-// SetHandlerDefaults puts other Options.HandlerDefaults into force, for what
-// begins from now on.
+// SetHandlerDefaults replaces Options.HandlerDefaults for what begins from now on.
 func (s *Store) SetHandlerDefaults(of map[string]oci.Defaults) { s.handlerDefaults.Store(&of) }
 
-// defaultsOf are those of a pod's runtime handler.
+// defaultsOf returns the defaults of a pod's runtime handler.
 func (s *Store) defaultsOf(pod *sandbox.Sandbox) oci.Defaults {
 	if own, has := (*s.handlerDefaults.Load())[pod.Handler()]; has {
 		return own
 	}
 	return s.options.Defaults
 }
-
-// limits are those in force.
-func (s *Store) limits() *sandbox.Limits { return s.options.Sandboxes.Limits() }
 
 // ListPod returns the listed containers of one sandbox, the newest first.
 func (s *Store) ListPod(sandboxID string) []*Container {
@@ -100,24 +84,22 @@ func (s *Store) OfPod(sandboxID string) []*Container {
 	return s.All(func(c *Container) bool { return c.SandboxID == sandboxID })
 }
 
-// ofGroup returns those of one supervisor, listed or not.
+// ofGroup returns all containers of a supervisor, listed or not.
 func (s *Store) ofGroup(group string) []*Container {
 	return s.All(func(c *Container) bool { return c.Supervisor == group })
 }
 
-// Quarantined are the files of records and facts that cannot be read.
+// Quarantined returns the files of unreadable records and facts.
 func (s *Store) Quarantined() []string { return s.files.Quarantined() }
 
-// explains reports whether what carries the id is to be there.
+// explains reports whether things that carry the id have an owner.
 func (s *Store) explains(id string) bool { return s.files.LeftAlone(id) || s.Exists(id) }
 
-// Close cancels what is under way and waits for it; supervisors and containers
-// stay.
-func (s *Store) Close() { s.Store.Close(s.limits().Create, s.options.Logger) }
+// Close cancels and awaits what is under way; supervisors and containers stay.
+func (s *Store) Close() { s.Store.Close(s.options.Sandboxes.Limits().Create, s.options.Logger) }
 
-// repeatable returns ctx with an end at Cancel, for calls whose wait the caller can repeat
-// with the next daemon: the grace of Stop, the command of ExecSync, and Create, which
-// undoes what it has made.
+// repeatable also ends ctx at Cancel, for calls that the caller can repeat with the next daemon: Stop
+// in its grace, ExecSync, and Create, which undoes what it has made.
 func (s *Store) repeatable(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(s.Base, func() { cancel(context.Cause(s.Base)) })
@@ -127,17 +109,17 @@ func (s *Store) repeatable(ctx context.Context) (context.Context, context.Cancel
 	}
 }
 
-// within bounds work of the daemon's own, which ends with it.
+// within bounds the daemon's own work, which ends with the daemon.
 func (s *Store) within(limit time.Duration) (context.Context, context.CancelFunc) {
 	return step.Bound(s.Base, s.Base, limit)
 }
 
-// outlive bounds work that continues when the caller is gone.
+// outlive bounds work that continues without the caller.
 func (s *Store) outlive(ctx context.Context) (context.Context, context.CancelFunc) {
-	return step.Bound(ctx, context.Background(), s.limits().Create)
+	return step.Bound(ctx, context.Background(), s.options.Sandboxes.Limits().Create)
 }
 
-// dir is the volatile directory of a container: its config.json and its rootfs.
+// dir is the volatile directory of a container, its bundle.
 func (s *Store) dir(id string) string { return filepath.Join(s.options.State, "containers", id) }
 
 func (s *Store) rootfs(id string) string { return filepath.Join(s.dir(id), "rootfs") }

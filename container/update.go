@@ -16,8 +16,7 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// Update sets resources of a container that has not ended: all of them or none.
-// What is zero in the request stays as it is.
+// Update changes the resources in the request that are not zero: all of them or none.
 func (s *Store) Update(ctx context.Context, id string, asked *runtimeapi.LinuxContainerResources) error {
 	c, err := s.Find(id)
 	if err != nil {
@@ -41,7 +40,7 @@ func (s *Store) Update(ctx context.Context, id string, asked *runtimeapi.LinuxCo
 	return nil
 }
 
-// UpdateUnsolicited is Update for a plugin, which no plugin is asked about.
+// UpdateUnsolicited is Update for a plugin; no plugin is asked.
 func (s *Store) UpdateUnsolicited(ctx context.Context, id string, wanted *runtimeapi.LinuxContainerResources) error {
 	c, err := s.Find(id)
 	if err != nil {
@@ -53,7 +52,7 @@ func (s *Store) UpdateUnsolicited(ctx context.Context, id string, wanted *runtim
 	return nil
 }
 
-// underLock does something to a container that is still there, under its lock.
+// underLock calls do under the lock of a container that still exists.
 func (s *Store) underLock(ctx context.Context, c *Container, do func() error) error {
 	unlock, err := c.Acquire(ctx)
 	if err != nil {
@@ -81,7 +80,7 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if !c.Facts().inShim() {
 		return fmt.Errorf("it cannot be started: %s: %w", c.Facts().StartError, errdefs.ErrFailedPrecondition)
 	}
-	shim, err := s.shimOf(ctx, c.Supervisor)
+	shim, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
 	if err != nil {
 		return err
 	}
@@ -107,9 +106,8 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	return s.write(c, func(f *Facts) { f.Resources = encoded })
 }
 
-// merge gives what is asked for on top of what is in force: what is zero stays,
-// lists are taken by their keys. A swap limit, which counts memory and swap
-// together, follows the memory limit where it was equal to it: no swap.
+// merge returns what is in force with what is asked on top: zeros change nothing, lists are merged by their
+// keys. A swap limit, which counts memory and swap, follows the memory limit if it was equal: no swap.
 func merge(now, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	next := &runtimeapi.LinuxContainerResources{}
 	proto.Merge(next, now)
@@ -137,8 +135,7 @@ func merge(now, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxCont
 	return next
 }
 
-// inForce shows limits as the CRI has them: nothing that this machine has no
-// controller for is among them.
+// inForce returns limits as the CRI shows them, without those that this machine has no controller for.
 func inForce(limits *specs.LinuxResources, oomScoreAdj int) *runtimeapi.LinuxContainerResources {
 	shown := &runtimeapi.LinuxContainerResources{
 		CpuShares: int64(value(limits.CPU.Shares)), CpuQuota: value(limits.CPU.Quota), CpuPeriod: int64(value(limits.CPU.Period)),
@@ -154,7 +151,7 @@ func inForce(limits *specs.LinuxResources, oomScoreAdj int) *runtimeapi.LinuxCon
 	return shown
 }
 
-// value is what is specified, 0 for nothing.
+// value returns 0 for nil.
 func value[N int64 | uint64](n *N) N {
 	if n == nil {
 		return 0
@@ -162,8 +159,7 @@ func value[N int64 | uint64](n *N) N {
 	return *n
 }
 
-// Resources are those in force: what the container was made with, and what has
-// been updated since. They must not be changed.
+// Resources returns what is in force: what the container was made with, and later updates. It is read-only.
 func (c *Container) Resources() *runtimeapi.LinuxContainerResources {
 	updated := &runtimeapi.LinuxContainerResources{}
 	if decode(c.Facts().Resources, updated) {

@@ -20,20 +20,16 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// ErrImageVolume marks errors of mounts that are images, which the kubelet
-// counts apart.
+// ErrImageVolume marks errors of image mounts, which the kubelet counts apart.
 var ErrImageVolume = errors.New("mount of an image")
 
-// ImageMount is a mount of a container that shows an image, read-only (KEP
-// 4639). The image's files stay as long as the container, whatever becomes of
-// the image.
+// ImageMount is a read-only mount of an image (KEP 4639). The container keeps the files of a removed image.
 type ImageMount struct {
-	// ContainerPath is where it is mounted, as the config says.
-	ContainerPath string `json:"container_path"`
+	ContainerPath string `json:"container_path"` // as the config says
 	ImageID       string `json:"image_id"`
 }
 
-// findImages finds the images that are mounted in a container.
+// findImages finds the images that a container mounts.
 func (s *Store) findImages(config *runtimeapi.ContainerConfig) (mounts []ImageMount, err error) {
 	for _, m := range config.GetMounts() {
 		if m.GetImage() == nil {
@@ -48,8 +44,7 @@ func (s *Store) findImages(config *runtimeapi.ContainerConfig) (mounts []ImageMo
 	return mounts, nil
 }
 
-// Mounts are those of the config, images with the image_ref that was found: the
-// same as PullImage answered, which the validation suite asks for.
+// Mounts are those of the config, images with the image_ref that PullImage answered, as critest expects.
 func (c *Container) Mounts() (shown []*runtimeapi.Mount) {
 	images := 0
 	for _, m := range c.config.GetMounts() {
@@ -63,15 +58,14 @@ func (c *Container) Mounts() (shown []*runtimeapi.Mount) {
 	return shown
 }
 
-// imageDir is where an image is mounted on the node for a container, by its number.
+// imageDir is where the image of a mount, by its number, is mounted on the node.
 func (s *Store) imageDir(id string, number int) string {
 	return filepath.Join(s.dir(id), "images", strconv.Itoa(number))
 }
 
-// imageKey names the snapshot of such an image.
+// imageKey names the snapshot of an image mount.
 func imageKey(id string, number int) string { return fmt.Sprint(id, "-image-", number) }
 
-// mountImages mounts the images of a container's mounts on the node.
 func (c *creation) mountImages(ctx context.Context) error {
 	images := c.owner.options.Images
 	options := prepareOptions(c.sandbox.Config())
@@ -88,8 +82,7 @@ func (c *creation) mountImages(ctx context.Context) error {
 	return nil
 }
 
-// imageSources are the directories of mounted images by container path, each
-// with its image_sub_path.
+// imageSources maps container paths to directories of mounted images, each with its image_sub_path.
 func (c *creation) imageSources() (map[string]string, error) {
 	sources := make(map[string]string)
 	for _, m := range c.config.GetMounts() {
@@ -105,15 +98,13 @@ func (c *creation) imageSources() (map[string]string, error) {
 	return sources, nil
 }
 
-// volumes has the volumes that a container's image declares. They are the
-// container's own, as large as its writable layer, and so not in memory.
+// volumes is the directory of a container's image volumes. They may be large, so they are not in memory.
 func (s *Store) volumes(id string) string {
 	return filepath.Join(s.options.Root, "container-volumes", id)
 }
 
-// fillVolume makes a volume with what the image has in its place, owners and modes
-// included, or an empty one of the container's user. Device nodes are removed: on a
-// filesystem of the node they would work.
+// fillVolume makes a volume from what the image has in its place, owners and modes included, or an empty one
+// of the container's user. It removes device nodes, which would work on a filesystem of the node.
 func fillVolume(rootfs string, v oci.Volume, user owner) error {
 	if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
 		return err
@@ -147,8 +138,7 @@ func fillVolume(rootfs string, v oci.Volume, user owner) error {
 	})
 }
 
-// makeSources makes the directories that the container's mounts come from, where they are
-// missing. They stay when the container goes.
+// makeSources makes missing directories that mounts come from. They stay when the container goes.
 func makeSources(c *oci.Container) error {
 	for _, m := range c.Config.GetMounts() {
 		if m.GetImage() != nil {
@@ -161,10 +151,9 @@ func makeSources(c *oci.Container) error {
 	return nil
 }
 
-// makeSource makes a missing directory, although the CRI wants an error: the kubelet leaves
-// it to the runtime to make that of a hostPath volume without a type. It does not make what
-// is below the kubelet's directory of the pod, where a volume has gone meanwhile, nor where
-// only the kernel has files, nor behind a symbolic link that leads nowhere.
+// makeSource makes a missing directory. The CRI wants an error, but the kubelet relies on the runtime
+// for a hostPath volume without a type. It makes nothing below the kubelet's directory of the pod,
+// whose volume has gone, in the kernel's filesystems, or behind a dangling symbolic link.
 func makeSource(path, podUID string) error {
 	_, err := os.Stat(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -181,16 +170,7 @@ func makeSource(path, podUID string) error {
 	return os.MkdirAll(path, 0o755)
 }
 
-// makeLabels makes the SELinux labels of the container, with the level of its
-// pod.
-func (c *creation) makeLabels() (err error) {
-	o := c.owner.options
-	c.labels.Process, c.labels.Mount, err = o.Machine.NewLabels(oci.ContainerSELinux(c.config, o.Sandboxes.SELinux(c.sandbox)))
-	return err
-}
-
-// relabel gives the sources of the mounts that ask for it the SELinux label of
-// the container's files.
+// relabel labels the sources of the mounts that ask for it as the container's files.
 func relabel(c *oci.Container) error {
 	sources, err := oci.Relabelled(c)
 	if err != nil {
@@ -204,8 +184,7 @@ func relabel(c *oci.Container) error {
 	return nil
 }
 
-// awaitHostPaths waits until the sources of the mounts answer, whether they are
-// there or not.
+// awaitHostPaths waits until the mounts' sources answer, existing or not.
 func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) error {
 	for _, mount := range mounts {
 		if mount.GetHostPath() == "" {
@@ -218,7 +197,6 @@ func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) 
 	return nil
 }
 
-// awaitHostPath waits for one of them; mountPoint is where it is mounted.
 func (s *Store) awaitHostPath(ctx context.Context, mountPoint, path string) error {
 	err := object.Await(ctx, &s.hostPaths, path, func() error {
 		_, _ = os.Stat(path) // its error is returned by the step that needs the path

@@ -13,20 +13,17 @@ import (
 	"github.com/minicri/minicri/internal/step"
 )
 
-// Stop ends everything that runs in the sandbox and tears down its network.
-// Calling it again, or concurrently, or for an unknown id, is no error. While
-// CNI DEL fails Stop returns its error, until the retries of the network's
-// limits are used up; the network namespace stays until DEL has succeeded.
+// Stop ends everything in the sandbox and tears down its network. It may be repeated, in parallel too;
+// an unknown id is no error. It fails while CNI DEL does, until the retries are used up, and keeps the
+// network namespace.
 func (s *Store) Stop(ctx context.Context, id string) error { return s.end(ctx, id, "stop", s.stop) }
 
-// Remove stops the sandbox if it runs and removes all of it, the name last.
-// Calling it again, or for an unknown id, is no error.
+// Remove stops a running sandbox and removes all of it, the name last. An unknown id is no error.
 func (s *Store) Remove(ctx context.Context, id string) error {
 	return s.end(ctx, id, "remove", s.remove)
 }
 
-// end does what the name says to a sandbox under its lock, if there is one. What has begun
-// is done to its end, also when the caller is gone.
+// end calls do under the lock of the sandbox, if that exists, even when the caller goes away.
 func (s *Store) end(ctx context.Context, id, name string, do func(context.Context, *Sandbox) error) error {
 	sb, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
@@ -43,7 +40,7 @@ func (s *Store) end(ctx context.Context, id, name string, do func(context.Contex
 	if !s.Exists(sb.ID) { // another Remove was faster
 		return nil
 	}
-	work, cancel := s.bound(ctx, s.Limits().Destroy)
+	work, cancel := step.Bound(ctx, s.Base, s.Limits().Destroy)
 	defer cancel()
 	if err := do(work, sb); err != nil {
 		return fmt.Errorf("%s sandbox %s: %w", name, sb.ID, err)
@@ -51,7 +48,6 @@ func (s *Store) end(ctx context.Context, id, name string, do func(context.Contex
 	return nil
 }
 
-// stop is Stop under the sandbox's lock.
 func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 	if !sb.Facts().StoppedAt.IsZero() {
 		return nil
@@ -69,14 +65,13 @@ func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 	if err := s.teardown(steps, sb, keepNamespace); err != nil {
 		return err
 	}
-	// Also at the end of the limit, so that what was done is not repeated.
+	// Written even after the limit, so that nothing is repeated.
 	return s.begin(context.WithoutCancel(ctx), sb).Do(stepRecordStopped, func(context.Context) error {
 		sb.Update(func(f *Facts) { f.BootID, f.StoppedAt = s.bootID, time.Now() })
 		return s.writeFacts(sb)
 	})
 }
 
-// remove is Remove under the sandbox's lock.
 func (s *Store) remove(ctx context.Context, sb *Sandbox) error {
 	if err := s.stop(ctx, sb); err != nil {
 		return err
@@ -90,22 +85,21 @@ func (s *Store) remove(ctx context.Context, sb *Sandbox) error {
 	return s.destroy(ctx, sb, keepNamespace)
 }
 
-// What is done when DEL fails.
+// What happens when DEL fails.
 const (
-	// keepNamespace, and fail: the caller retries, and DEL needs it.
-	keepNamespace = false
-	// leaveToJournal: the network's journal retries, and keeps the namespace.
-	leaveToJournal = true
+	keepNamespace  = false // fail: the caller retries, and DEL needs the namespace
+	leaveToJournal = true  // the network's journal retries, and keeps the namespace
 )
 
-// destroy is the only undo. It removes every part that a sandbox may have,
-// whichever of them exist, and continues where one fails. The record is removed
-// last and only when nothing else is left, so destroy can be called again, also
-// by a later daemon. The sandbox's lock is held.
+// destroy is the only undo. It tries every part, and removes the record only when nothing else is left,
+// so that it can be called again, even by a later daemon. The caller holds the sandbox's lock.
 func (s *Store) destroy(ctx context.Context, sb *Sandbox, leave bool) error {
 	steps := s.begin(ctx, sb)
 	tornDown := s.teardown(steps, sb, leave)
-	s.announceRemoval(steps, sb)
+	if sb.announced {
+		sb.announced = false
+		s.notify(steps, sb, stepNRIRemove, Plugins.RemovePod)
+	}
 	err := errors.Join(
 		tornDown,
 		steps.Do(stepRemoveFiles, func(context.Context) error { return s.removeFiles(sb.ID) }),
@@ -117,7 +111,7 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, leave bool) error {
 	}
 	if err == nil {
 		s.Forget(sb)
-		// A supervisor that began to serve meanwhile has adopted what its predecessor left.
+		// A supervisor that started meanwhile has adopted what its predecessor left.
 		err = s.deletePause(sb)
 		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 		s.keepLife(sb)
@@ -125,18 +119,19 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, leave bool) error {
 	return err
 }
 
-// teardown removes what the kernel and the network hold for the sandbox: pause,
-// attachment, namespaces. Pause gets its SIGKILL first; while it ends, and its
-// cgroups are removed, DEL runs.
+// teardown removes pause, attachment and namespaces. DEL runs while pause and its cgroups go.
 func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, leave bool) error {
 	s.noteEnd(sb)
-	s.announceStop(steps, sb)
+	if sb.announced && !sb.stopAnnounced {
+		sb.stopAnnounced = true
+		s.notify(steps, sb, stepNRIStop, Plugins.StopPod)
+	}
 	ended := steps.Async(stepEndPause, func(ctx context.Context) error {
 		return errors.Join(s.killPause(sb), s.removeProcesses(sb), s.options.Supervisors.End(ctx, sb.Supervisor))
 	})
 	detached := steps.Do(stepDel, func(ctx context.Context) error { return s.detach(ctx, sb, leave) })
 	err := errors.Join(ended.Wait(), detached)
-	// The network's journal needs the namespace if it still has to run DEL.
+	// The network's journal may still have to run DEL.
 	if detached == nil && !s.options.Networks.Attached(sb.ID) {
 		err = errors.Join(err, steps.Do(stepRemoveNetns, func(context.Context) error { return s.options.Netns.Remove(sb.ID) }))
 	}
@@ -147,7 +142,7 @@ func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, leave bool) error {
 	)
 }
 
-// noteEnd makes the sandbox not Ready before anything of it is removed.
+// noteEnd makes the sandbox NotReady before anything of it is removed.
 func (s *Store) noteEnd(sb *Sandbox) {
 	if sb.Ready() {
 		sb.Update(func(f *Facts) { f.ExitedAt = time.Now() })
@@ -155,7 +150,7 @@ func (s *Store) noteEnd(sb *Sandbox) {
 	}
 }
 
-// killPause waits until pause has ended; the sandbox's lock is held.
+// killPause kills pause and waits for its end, under the sandbox's lock.
 func (s *Store) killPause(sb *Sandbox) error {
 	if sb.pause == nil {
 		return nil
@@ -165,8 +160,7 @@ func (s *Store) killPause(sb *Sandbox) error {
 	return err
 }
 
-// removeProcesses removes what is left of a pause process, prepared or running:
-// all that runs in its cgroup, the cgroup, and the runtime's state.
+// removeProcesses removes what runs in pause's cgroup, the cgroup, and the runtime's state.
 func (s *Store) removeProcesses(sb *Sandbox) error {
 	return errors.Join(
 		s.deletePause(sb),

@@ -2,10 +2,9 @@
 //
 // # The life of a sandbox
 //
-// RunPodSandbox goes through these steps, by these names, in this order (run.go;
-// the list as data is Steps). With "pod/" before them the names are those of the
-// failpoints and metrics; alone they are the prefixes of errors and the rows of
-// the timeline:
+// RunPodSandbox goes through these steps in this order (run.go; Steps lists them as data).
+// Failpoints and metrics name them "pod/" and the name; errors and the timeline use the name
+// alone:
 //
 //	 1 check       the request; nothing has a side effect before it is complete
 //	 2 reserve     the name; a second request for it waits and gets the same id
@@ -21,25 +20,23 @@
 //	12 nri run     with NRI: its plugins are asked (plugins.go)
 //	13 start       pause is started; the sandbox is Ready
 //
-// UpdatePodSandboxResources has, with NRI: nri update, nri updated.
-//
-// StopPodSandbox goes through these:
+// UpdatePodSandboxResources has, with NRI: nri update, nri updated. StopPodSandbox has:
 //
 //	stop containers, nri stop, end pause, cni del, remove netns, remove userns,
 //	unmount files, record stopped
 //
-// If "stop containers" fails, none of the others is begun. Of these each is done
-// even if another one failed, but "remove netns" only after a DEL that succeeded,
-// and "record stopped" only when all have succeeded.
+// None of the others begins if "stop containers" fails. Each of them runs even if another
+// one failed, but "remove netns" only after a DEL that succeeded, and "record stopped" only
+// when all have succeeded.
 //
 // RemovePodSandbox stops, and then goes through: remove containers, end pause to
 // unmount files once more, nri remove, remove files, remove record.
 // An error of an NRI plugin is logged, and does not keep a pod from stopping.
 //
 // Destroy (destroy.go) is the only undo: it tries every part, joins the errors, and leaves
-// the record until all parts are gone, so that it can be called again. Its callers are a
-// failed Run, Remove, and recovery after a crash (restore.go); Stop is its first part.
-// What has no record is removed by package sweep.
+// the record until all parts are gone, so that it can be called again. A failed Run, Remove,
+// and recovery after a crash (restore.go) call it; Stop is its first part. Package sweep
+// removes what has no record.
 //
 // # States
 //
@@ -49,17 +46,14 @@
 //	                     +------------------------------+
 //	                       only if it could not be destroyed at once
 //
-// A state is never stored. It follows from facts: what was recorded (when pause
-// was started, as which process) and what the kernel says (that this process
-// lives). A sandbox that is building is not listed.
+// A state is never stored. It follows from what was recorded (when pause was started, as which
+// process) and from the kernel (that process lives). A sandbox that is building is not listed.
 //
-// On disk there are two files for each sandbox: the durable Record, written
-// once, and the volatile Facts, gone with a reboot as the things are that they
-// describe.
+// A sandbox has two files: the durable Record, written once, and the volatile Facts, which a
+// reboot removes along with what they describe.
 //
 // # Locks
 //
-// Each sandbox has a lock of its own, held by every operation that changes it (Run,
-// Stop, Remove, recovery), so one pod never waits for another. Package object has the
-// rest.
+// Every operation that changes a sandbox (Run, Stop, Remove, recovery) holds the sandbox's
+// lock, so one pod never waits for another. Package object has the rest.
 package sandbox

@@ -20,9 +20,8 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// What the containers of a pod share, in Store.Dir. That directory is a small
-// tmpfs of the pod's own, as its /dev/shm is one: a container that may write the
-// files fills nothing of the node's, and what it writes is counted for the pod.
+// Containers of a pod share these in Store.Dir, a small tmpfs of the pod: a container that
+// writes the files does not fill the node, and the kernel charges the pod.
 const (
 	hostnameFile = "hostname"
 	hostsFile    = "hosts"
@@ -30,15 +29,16 @@ const (
 	shmDir       = "shm"
 )
 
-// makeFiles makes what the containers of the pod will find at their paths.
+// makeFiles makes what the containers of the pod share.
 func (c *creation) makeFiles(ctx context.Context) (err error) {
-	// The level of the pod's SELinux labels is its own until Stop or undo gives it back.
+	// Stop or undo releases the level of the labels.
 	c.labels.Process, c.labels.Mount, err = c.owner.options.Machine.NewLabels(oci.SandboxSELinux(c.config))
 	if err != nil {
 		return err
 	}
 	if logs := c.config.GetLogDirectory(); logs != "" {
-		if err := c.owner.makeLogDirectory(ctx, logs); err != nil {
+		err := object.Await(ctx, &c.owner.logDirs, logs, func() error { return os.MkdirAll(logs, 0o755) })
+		if err != nil {
 			return fmt.Errorf("make log_directory: %w", err)
 		}
 	}
@@ -49,16 +49,6 @@ func (c *creation) makeFiles(ctx context.Context) (err error) {
 	return c.makeShm(filepath.Join(dir, shmDir))
 }
 
-// makeLogDirectory waits for it no longer than ctx.
-func (s *Store) makeLogDirectory(ctx context.Context, path string) error {
-	return object.Await(ctx, &s.logDirs, path, func() error { return os.MkdirAll(path, 0o755) })
-}
-
-// filesRoom is how much more than their first content the files of a pod may
-// hold, the config.json of pause among them.
-const filesRoom = 256 << 10
-
-// writeFiles writes the files of the pod, in a tmpfs.
 func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
 	hostname, nameErr := hostnameOf(config)
 	hostname += "\n"
@@ -70,7 +60,8 @@ func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return err
 	}
-	options := fmt.Sprintf("mode=0711,nr_inodes=16,size=%d", filesRoom+len(hostname)+len(hosts)+len(resolv))
+	const growth = 256 << 10 // of the files, pause's config.json included
+	options := fmt.Sprintf("mode=0711,nr_inodes=16,size=%d", growth+len(hostname)+len(hosts)+len(resolv))
 	if err := unix.Mount("pod", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount a tmpfs for the pod's files: %w", err)
 	}
@@ -84,7 +75,7 @@ func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
 	return nil
 }
 
-// hostnameOf is the node's name for a pod without a name or a network of its own.
+// hostnameOf returns the node's name for a pod without a name or a network of its own.
 func hostnameOf(config *runtimeapi.PodSandboxConfig) (string, error) {
 	if name := config.GetHostname(); name != "" && !oci.HostNetwork(config) {
 		return name, nil
@@ -100,8 +91,7 @@ func readIfThere(path string) ([]byte, error) {
 	return data, err
 }
 
-// resolvConf is in the form of resolv.conf(5), and in the CRI's order. Without a DNSConfig
-// the pod resolves as the node does, with an empty one it does not resolve.
+// resolvConf is in the form of resolv.conf(5); nil is the node's, an empty one resolves nothing.
 func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	if dns == nil {
 		return readIfThere("/etc/resolv.conf")
@@ -119,8 +109,7 @@ func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// makeShm mounts the /dev/shm that the containers of the pod share. In the IPC
-// namespace of the node they get the node's.
+// makeShm mounts the pod's /dev/shm, unless the pod has the node's IPC namespace.
 func (c *creation) makeShm(path string) error {
 	if c.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetIpc() == runtimeapi.NamespaceMode_NODE {
 		return nil
@@ -140,8 +129,7 @@ func (c *creation) makeShm(path string) error {
 	return nil
 }
 
-// removeFiles removes what makeFiles made. The log directory belongs to the
-// kubelet.
+// removeFiles removes what makeFiles made, but the log directory, which is the kubelet's.
 func (s *Store) removeFiles(id string) error {
 	if err := s.unmountFiles(id); err != nil {
 		return err
@@ -152,8 +140,7 @@ func (s *Store) removeFiles(id string) error {
 	return nil
 }
 
-// unmountFiles releases the memory of what the containers shared. The label
-// of the pod is in one of the files, so its level is released with them.
+// unmountFiles releases the memory of the shared files, and the SELinux level that one of them holds.
 func (s *Store) unmountFiles(id string) error {
 	s.options.Machine.ReleaseLevel(s.labels(id).Process)
 	var errs []error

@@ -21,20 +21,19 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/oci/pause"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// pauseRoot holds the rootfs that all pause processes share, read-only. It is
-// durable because the volatile directory may be mounted noexec.
+// pauseRoot is the read-only rootfs of all pauses. It is durable: the volatile directory may be noexec.
 func (s *Store) pauseRoot() string    { return filepath.Join(s.options.Root, "pause", "rootfs") }
 func (s *Store) pauseProgram() string { return filepath.Join(s.pauseRoot(), oci.PauseProgram) }
 func (s *Store) emptyDir() string     { return filepath.Join(s.options.Root, "pause", "empty") }
 
-// installPause makes the rootfs of pause, with labels by which pause may be executed
-// in any pod.
+// installPause makes the rootfs of pause, with labels that let every pod execute pause.
 func (s *Store) installPause() error {
 	if err := s.writePause(); err != nil {
 		return err
@@ -45,10 +44,9 @@ func (s *Store) installPause() error {
 	return s.options.Machine.RelabelForAll(filepath.Join(s.options.Root, "pause"))
 }
 
-// writePause writes the embedded pause program into its rootfs, unless the same one
-// is there: it may be running. A process that executes a program which it cannot read is
-// not dumpable (ptrace(2), "Ptrace access mode checking"). A container of the same user, in
-// a pid namespace that they share, could otherwise trace pause and end the pod.
+// writePause writes the pause program, unless it is there and may be running. Nobody may read it: that
+// makes pause not dumpable (ptrace(2), "Ptrace access mode checking"). Otherwise a container of the
+// same user, in a shared pid namespace, could trace pause and end the pod.
 func (s *Store) writePause() error {
 	program, err := pause.Binary()
 	for _, dir := range []string{s.pauseRoot(), s.emptyDir(), filepath.Join(s.pauseRoot(), "proc"), filepath.Join(s.pauseRoot(), "dev")} {
@@ -66,8 +64,7 @@ func (s *Store) writePause() error {
 	return nil
 }
 
-// needsInterfaces reports whether there are parameters of single interfaces, or their
-// defaults, which can only be written after ADD.
+// needsInterfaces reports whether there are sysctls of interfaces, which can only be written after ADD.
 func needsInterfaces(sysctls map[string]string) bool {
 	for name := range sysctls {
 		elements := strings.SplitN(oci.SysctlName(name), ".", 4)
@@ -78,7 +75,6 @@ func needsInterfaces(sysctls map[string]string) bool {
 	return false
 }
 
-// spec is the runtime-spec of this sandbox's pause process.
 func (c *creation) spec() (*specs.Spec, error) {
 	o := c.owner.options
 	return oci.ForSandbox(&oci.Sandbox{
@@ -87,8 +83,7 @@ func (c *creation) spec() (*specs.Spec, error) {
 	})
 }
 
-// preparePause has the supervisor make pause, by a program if one is given: its init waits
-// at the exec barrier.
+// preparePause has the supervisor make pause, by a program if given, and bring it to the exec barrier.
 func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec, program []string) (*process.Facts, error) {
 	config, err := json.Marshal(spec)
 	if err != nil {
@@ -108,9 +103,8 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec,
 	return &process.Facts{PID: int(made.GetPid()), StartTime: made.GetStartTime()}, nil
 }
 
-// startPause starts the prepared pause and returns it once it runs.
 func (s *Store) startPause(ctx context.Context, sb *Sandbox, prepared *process.Facts) (*process.Process, error) {
-	// Opened before it is started: from here on it cannot end unseen.
+	// From here on its end is seen.
 	running, err := process.Open(*prepared)
 	if err != nil {
 		return nil, fmt.Errorf("the prepared pause process has ended: %w", err)
@@ -125,40 +119,28 @@ func (s *Store) startPause(ctx context.Context, sb *Sandbox, prepared *process.F
 	return running, nil
 }
 
-// deletePause has the supervisor kill pause and delete it. Where none serves, only the
-// cgroup is left to remove: a supervisor that begins to serve finds out at its start.
+// deletePause has the supervisor delete pause. If none serves, a new one finds out at its start.
 func (s *Store) deletePause(sb *Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*s.Limits().Kill)
 	defer cancel()
 	return s.options.Supervisors.Delete(ctx, sb.Supervisor, sb.ID)
 }
 
-// proofRetry is the delay after which a pause that could not be made is tried again.
-const proofRetry = 5 * time.Second
-
-// programTrial bounds the trial of a handler's program, which takes some 100 ms: one that
-// hangs must not run beside the pods for longer.
-const programTrial = 5 * time.Second
-
-// errUnproven is so until the first pause is made.
-var errUnproven = errors.New("it is not known yet whether pods can be made: the first pause is being started")
-
-// Prove begins to try whether a pause can be made. Call it once, when supervisors can
-// be asked.
+// Prove begins to try whether a pause can be made. Call it once, when supervisors can be asked.
 func (s *Store) Prove() {
-	s.unproven.Store(&errUnproven)
+	unproven := errors.New("it is not known yet whether pods can be made: the first pause is being started")
+	s.unproven.Store(&unproven)
 	s.Go(s.prove)
 	s.options.Handlers.ProveBy(func(program []string) error {
-		if err := s.tryPause(programTrial, program); err != nil {
+		// A trial takes some 100 ms; one that hangs must not run beside the pods for long.
+		if err := s.tryPause(5*time.Second, program); err != nil {
 			return fmt.Errorf("a container on trial could not be made: %w", err)
 		}
 		return nil
 	})
 }
 
-// prove makes a pause on the network of the node, and removes it, until that succeeds:
-// before it no pod can be made. What a daemon that is killed here leaves is an orphan,
-// which the next one sweeps.
+// prove makes and removes a pause until that succeeds. The next daemon sweeps what is left.
 func (s *Store) prove() {
 	tried := sync.OnceFunc(func() { close(s.proof) })
 	defer tried()
@@ -174,13 +156,12 @@ func (s *Store) prove() {
 		tried()
 		select {
 		case <-s.Base.Done():
-		case <-time.After(proofRetry):
+		case <-time.After(5 * time.Second):
 		}
 	}
 }
 
-// Ready is nil if a pause could be made since the start of this daemon, or else says
-// why not.
+// Ready is nil if this daemon could make a pause, or else says why not.
 func (s *Store) Ready() error {
 	if err := s.unproven.Load(); err != nil {
 		return *err
@@ -188,8 +169,7 @@ func (s *Store) Ready() error {
 	return nil
 }
 
-// AwaitProof waits until the first pause has been tried, and each handler's program, no
-// longer than the limit.
+// AwaitProof waits for a first pause and each handler's program to be tried, up to the limit.
 func (s *Store) AwaitProof(limit time.Duration) {
 	ctx, cancel := context.WithTimeout(s.Base, limit)
 	defer cancel()
@@ -202,10 +182,10 @@ func (s *Store) AwaitProof(limit time.Duration) {
 	}
 }
 
-// tryPause goes the way of a pod on the network of the node, without a record; that of a
-// program is made as a container is, with a network of its own, and not started.
+// tryPause makes a pod on the node's network, without a record. With a program it is made like a
+// container, with its own network, and not started.
 func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
-	ctx, cancel := s.bound(s.Base, limit)
+	ctx, cancel := step.Bound(s.Base, s.Base, limit)
 	defer cancel()
 	config := &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: "proof", Namespace: "minicri", Uid: "proof"},
@@ -236,8 +216,7 @@ func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
 		return err
 	}
 	if len(program) > 0 {
-		// Runtimes make and need /dev/null, and runsc would take the addresses of the node's
-		// own network.
+		// Runtimes make and need /dev/null; runsc would take the node's addresses.
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" })
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"})
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace})

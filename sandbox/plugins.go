@@ -13,54 +13,24 @@ import (
 	"github.com/minicri/minicri/internal/validate"
 )
 
-// Plugins take part in the lives of pods, as NRI plugins do (package nri). Each
-// call ends, by limits of its own or with its context. An error of RunPod or
-// UpdatePod refuses the operation; those of the others are only logged.
+// Plugins take part in the lives of pods (package nri). Each call ends, by limits of its own or with
+// its context. An error of RunPod or UpdatePod refuses the operation; other errors are only logged.
 type Plugins interface {
-	// Enabled reports whether there may be plugins now. While it does not, no other
-	// method is called; plugins that come later are sent the pods that there are.
+	// Enabled reports whether there may be plugins. If not, nothing else is called; later ones get all pods.
 	Enabled() bool
-	// RunPod is called when the pod has its network, and before it is Ready and
-	// before any container.
+	// RunPod is called when the pod has its network, before it is Ready.
 	RunPod(ctx context.Context, sb *Sandbox) error
-	// UpdatePod is called before the resources of a pod are recorded, UpdatedPod
-	// after that.
+	// UpdatePod is called before the resources of a pod are recorded, UpdatedPod afterwards.
 	UpdatePod(ctx context.Context, sb *Sandbox, overhead, resources *runtimeapi.LinuxContainerResources) error
 	UpdatedPod(ctx context.Context, sb *Sandbox) error
-	// StopPod is called when the containers have ended and the namespaces are
-	// still there, RemovePod when nothing but files is left.
+	// StopPod is called after the end of the containers, RemovePod when only files are left.
 	StopPod(ctx context.Context, sb *Sandbox) error
 	RemovePod(ctx context.Context, sb *Sandbox) error
 }
 
-// hasPlugins reports whether there may be plugins now.
 func (s *Store) hasPlugins() bool { return s.options.Plugins != nil && s.options.Plugins.Enabled() }
 
-// announce asks the plugins whether the pod may run.
-func (c *creation) announce(ctx context.Context) error {
-	c.Update(func(f *Facts) { f.Pause = *c.prepared })
-	return c.owner.options.Plugins.RunPod(ctx, c.Sandbox)
-}
-
-// announceStop notifies the plugins once that the pod stops, if they know of it. The
-// sandbox's lock is held.
-func (s *Store) announceStop(steps *step.Sequence, sb *Sandbox) {
-	if sb.announced && !sb.stopAnnounced {
-		sb.stopAnnounced = true
-		s.notify(steps, sb, stepNRIStop, Plugins.StopPod)
-	}
-}
-
-// announceRemoval is the same for the pod's removal.
-func (s *Store) announceRemoval(steps *step.Sequence, sb *Sandbox) {
-	if sb.announced {
-		sb.announced = false
-		s.notify(steps, sb, stepNRIRemove, Plugins.RemovePod)
-	}
-}
-
-// notify tells the plugins what was done to a pod; an error is logged and changes
-// nothing.
+// notify tells the plugins what was done to a pod; an error is only logged.
 func (s *Store) notify(steps *step.Sequence, sb *Sandbox, name step.Name, call func(Plugins, context.Context, *Sandbox) error) {
 	if !s.hasPlugins() {
 		return
@@ -71,15 +41,13 @@ func (s *Store) notify(steps *step.Sequence, sb *Sandbox, name step.Name, call f
 	}
 }
 
-// Resources are those of a pod as a whole, in protobuf's JSON. The kubelet sets
-// them on the pod's cgroup, which is its own; they are recorded and shown.
+// Resources are a pod's, in protobuf's JSON. The kubelet sets them on the pod's cgroup; we record them.
 type Resources struct {
 	Overhead  json.RawMessage `json:"overhead,omitempty"`
 	Resources json.RawMessage `json:"resources,omitempty"`
 }
 
-// UpdateResources records the resources of a pod, which the kubelet has set on the
-// pod's cgroup. Those that are not given stay as they are recorded.
+// UpdateResources records what the kubelet set on the pod's cgroup; nil changes nothing.
 func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resources *runtimeapi.LinuxContainerResources) error {
 	sb, err := s.Find(id)
 	if err != nil {
@@ -90,8 +58,7 @@ func (s *Store) UpdateResources(ctx context.Context, id string, overhead, resour
 	if err != nil {
 		return err
 	}
-	// The plugins are asked without the sandbox's lock: one that hangs does not hold up the
-	// pod's end.
+	// Without the sandbox's lock, a plugin that hangs does not delay the pod's end.
 	steps := s.begin(ctx, sb)
 	if s.hasPlugins() {
 		steps.Step(stepNRIUpdate, func(ctx context.Context) error { return s.options.Plugins.UpdatePod(ctx, sb, overhead, resources) })
@@ -126,8 +93,7 @@ func (s *Store) recordResources(ctx context.Context, sb *Sandbox, overhead, reso
 	return s.writeFacts(sb)
 }
 
-// Resources returns the resources of the pod: those of the last update, or those
-// that it was made with.
+// Resources returns those of the last update, or those that the pod was made with.
 func (sb *Sandbox) Resources() (*Resources, error) {
 	if updated := sb.Facts().Updated; updated != nil {
 		return new(*updated), nil

@@ -18,11 +18,11 @@ import (
 	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step"
 )
 
-// Open restores the sandboxes of an earlier daemon from their records and from what the
-// kernel has. No single sandbox stops it: what cannot be read is left alone, and what was
-// partially created is rolled back in the background.
+// Open restores the sandboxes of an earlier daemon from their records and the kernel. No single one
+// makes it fail: unreadable ones are left alone, partial ones are rolled back in the background.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	s := &Store{
 		Store: object.NewStore[*Sandbox](ctx, "pod sandbox"), options: options,
@@ -36,14 +36,12 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Now what the reboot has ended is on disk: a daemon that is killed before is followed
-	// by one that finds the reboot again.
+	// Written after restore: if the daemon is killed before, the next one finds the reboot again.
 	if err := state.WriteFile(s.bootMarker(), []byte(s.bootID), false); err != nil {
 		return nil, err
 	}
 	options.Networks.ReleaseUnknown(s.Explains)
-	// Those that do not run and have no namespace any more are what a reboot leaves: DEL
-	// runs for them in the background, with an empty CNI_NETNS.
+	// After a reboot there are no namespaces: DEL runs in the background, with an empty CNI_NETNS.
 	for _, sb := range s.List() {
 		if !sb.Ready() && !sb.hostNetwork() && !options.Netns.Alive(sb.ID) {
 			options.Networks.Release(sb.ID)
@@ -64,27 +62,26 @@ func (s *Store) openFiles() (err error) {
 	if err != nil {
 		return err
 	}
-	// Since a boot the volatile directory is empty, or of another boot.
+	// After a boot the volatile directory is empty, or of another boot.
 	marker, err := state.ReadFile(s.bootMarker())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	s.rebooted = string(marker) != s.bootID
-	// Shared by all sandboxes; processes of user namespaces have to get through.
+	// Processes of user namespaces have to get through.
 	if err := os.MkdirAll(s.Dir(""), 0o711); err != nil {
 		return err
 	}
 	return s.installPause()
 }
 
-// restore brings every record back as a sandbox, and returns those that were
-// partially created when the daemon ended.
+// restore restores every record, and returns the sandboxes that were partially created.
 func (s *Store) restore() (partial []*Sandbox, err error) {
 	records, facts, lost, err := s.files.Load(func(r Record) string { return r.ID })
 	if err != nil {
 		return nil, err
 	}
-	// Where two have one name, the newer one keeps it.
+	// The newer one of two keeps their name.
 	newestFirst := func(a, b Record) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) }
 	for _, record := range slices.SortedFunc(maps.Values(records), newestFirst) {
 		if err := s.restoreOne(record, facts[record.ID], slices.Contains(lost, record.ID)); err != nil {
@@ -111,9 +108,8 @@ func (s *Store) restore() (partial []*Sandbox, err error) {
 	return partial, nil
 }
 
-// restoreOne brings one sandbox back: as it was if the facts are of this boot,
-// and so Run had come to its end; as NotReady if it has ended with a reboot, or
-// its facts are lost; and unlisted if Run was cut off.
+// restoreOne restores a sandbox: as it was if the facts are of this boot; as NotReady if a reboot ended it,
+// or its facts are lost; unlisted if Run was cut off.
 func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	config, err := record.decodeConfig()
 	if err != nil {
@@ -137,8 +133,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	if err := s.Add(sb); err != nil {
 		return err
 	}
-	// For the daemons that come next: to them the reboot is long ago. What cannot be read now
-	// stays what it is.
+	// Later daemons do not see this reboot. Facts that are unreadable now stay.
 	if _, err := os.Lstat(s.files.Facts.Path(record.ID)); ended && (!lost || errors.Is(err, fs.ErrNotExist)) {
 		if err := s.writeFacts(sb); err != nil {
 			s.log(sb).Error("the end of a sandbox is not on disk", "err", err)
@@ -150,7 +145,6 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	return nil
 }
 
-// restorePause finds the pause process of a sandbox again.
 func (s *Store) restorePause(sb *Sandbox) {
 	if !sb.Ready() {
 		return
@@ -167,8 +161,7 @@ func (s *Store) restorePause(sb *Sandbox) {
 	}
 }
 
-// rollBack destroys partially created sandboxes, several at a time, each with a
-// limit of its own.
+// rollBack destroys partially created sandboxes, several at a time, each with its own limit.
 func (s *Store) rollBack(partial []*Sandbox) {
 	defer close(s.rolledBack)
 	var work errgroup.Group
@@ -182,14 +175,12 @@ func (s *Store) rollBack(partial []*Sandbox) {
 	_ = work.Wait()
 }
 
-// RolledBack is closed when every partially created sandbox is destroyed, or is
-// listed because it could not be.
+// RolledBack is closed when every partially created sandbox is destroyed, or listed as it could not be.
 func (s *Store) RolledBack() <-chan struct{} { return s.rolledBack }
 
-// rollBackOne destroys one of them. One that cannot be destroyed is listed then, as
-// NotReady, so that its removal can be retried.
+// rollBackOne lists a sandbox that it cannot destroy as NotReady, so that its removal can be retried.
 func (s *Store) rollBackOne(sb *Sandbox) {
-	ctx, cancel := s.bound(s.Base, s.Limits().Destroy)
+	ctx, cancel := step.Bound(s.Base, s.Base, s.Limits().Destroy)
 	defer cancel()
 	unlock, err := sb.Acquire(s.Base)
 	if err != nil {
@@ -205,12 +196,11 @@ func (s *Store) rollBackOne(sb *Sandbox) {
 	}
 }
 
-// watch notices when pause ends. The goroutine ends when pause does, or when
-// its handle is closed: by destroy, or by Close.
+// watch notices the end of pause. Its goroutine ends then, or when destroy or Close closes the handle.
 func (s *Store) watch(sb *Sandbox) {
 	pause := sb.pause
 	s.Go(func() {
-		// Closing is what makes Wait return; destroy may have done it already.
+		// Closing makes Wait return; destroy may have closed it already.
 		stop := context.AfterFunc(s.Base, func() { _ = pause.Close() })
 		defer stop()
 		if err := pause.Wait(); err != nil {

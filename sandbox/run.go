@@ -26,9 +26,8 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// Run makes the sandbox of a pod and returns its id. A second call for the same pod and
-// attempt waits for the first and gets the same id, if it asks for the same. The context
-// limits the waiting, not the work.
+// Run makes the sandbox of a pod and returns its id. A second, equal call for the same pod and attempt
+// waits for the first and gets the same id. The context limits the waiting, not the work.
 func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	timeline := step.NewTimeline(nil)
 	steps := step.Begin(ctx, s.options.Observe, timeline)
@@ -40,7 +39,7 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 	})
 	switch err := steps.Err(); {
 	case err != nil:
-		if sb != nil { // the step failed after it
+		if sb != nil { // we hold the reservation and must release it
 			sb.runErr = err
 			close(sb.built)
 			s.Forget(sb)
@@ -117,8 +116,7 @@ func (s *Store) newRecord(config *runtimeapi.PodSandboxConfig, handler string) (
 	return record, nil
 }
 
-// await waits until the Run that makes the sandbox has ended, no longer than
-// the caller's context, and returns its outcome.
+// await returns the outcome of the Run that makes the sandbox, once it has ended.
 func (sb *Sandbox) await(ctx context.Context) (string, error) {
 	select {
 	case <-sb.built:
@@ -134,7 +132,7 @@ func (sb *Sandbox) await(ctx context.Context) (string, error) {
 	return sb.ID, nil
 }
 
-// check refuses what cannot work, before anything has been made.
+// check refuses what cannot work, before anything is made.
 func (s *Store) check(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) error {
 	o := s.options
 	if err := validate.Pod(config, handler, validate.Node{Machine: o.Machine, Handlers: o.Handlers.Names(), SystemdCgroup: o.SystemdCgroup}); err != nil {
@@ -151,10 +149,10 @@ func (s *Store) check(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 	return nil
 }
 
-// create is Run after the name is reserved.
+// create is Run after the reservation.
 func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	defer close(sb.built)
-	ctx, cancel := s.bound(ctx, s.Limits().Run)
+	ctx, cancel := step.Bound(ctx, s.Base, s.Limits().Run)
 	defer cancel()
 	defer sb.Unlock() // reserve locked it
 	c := &creation{Sandbox: sb, owner: s, steps: s.begin(ctx, sb)}
@@ -169,25 +167,16 @@ func (s *Store) create(ctx context.Context, sb *Sandbox) {
 	s.watch(sb)
 }
 
-// bound is the context of work that ends with the daemon and after the limit,
-// and not with its caller.
-func (s *Store) bound(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
-	return step.Bound(ctx, s.Base, limit)
-}
-
-// creation is one way through the steps of Run.
+// creation is one pass through the steps of Run.
 type creation struct {
 	*Sandbox
-	owner *Store
-	steps *step.Sequence
-	// prepared is pause at the exec barrier, from its creation to its start.
-	prepared *process.Facts
+	owner    *Store
+	steps    *step.Sequence
+	prepared *process.Facts // pause at the exec barrier
 	labels   oci.SELinux
-	// holder is the process that holds a new user namespace, nil if there is none.
-	holder *namespace.Holder
+	holder   *namespace.Holder // holds a new user namespace; nil if there is none
 }
 
-// run goes through the steps from record to start.
 func (c *creation) run() {
 	steps := c.steps
 	steps.Step(stepRecord, c.writeRecord)
@@ -208,26 +197,32 @@ func (c *creation) run() {
 	steps.Join(synced)
 	if !c.hostNetwork() {
 		steps.Step(stepAdd, c.attach)
-		steps.Step(stepAddresses, c.checkAddresses)
+		steps.Step(stepAddresses, func(context.Context) error {
+			if len(c.Addresses()) == 0 {
+				return network.ErrNoAddress
+			}
+			return nil
+		})
 	}
 	if prepared != nil {
 		steps.Join(prepared)
 	} else {
 		steps.Step(stepPrepare, c.preparePause)
 	}
-	// From here on plugins know of the pod, those that come later too, and are
-	// notified of its end.
+	// From here on plugins, later ones included, know of the pod and learn of its end.
 	c.announced = steps.Err() == nil
 	if c.owner.hasPlugins() {
-		steps.Step(stepNRIRun, c.announce)
+		steps.Step(stepNRIRun, func(ctx context.Context) error {
+			c.Update(func(f *Facts) { f.Pause = *c.prepared })
+			return c.owner.options.Plugins.RunPod(ctx, c.Sandbox)
+		})
 	}
 	steps.Step(stepStart, c.startPause)
 }
 
-// undo destroys what a failed Run made. What cannot be removed, the attachment apart, is
-// listed as NotReady, for Stop and Remove.
+// undo destroys what a failed Run made, and lists the sandbox as NotReady if it cannot.
 func (s *Store) undo(ctx context.Context, c *creation) error {
-	// Also when the daemon ends: it waits for this.
+	// The daemon waits for this when it ends.
 	ctx, cancel := step.Bound(ctx, context.Background(), s.Limits().Destroy)
 	defer cancel()
 	c.Failure = c.steps.Err()
@@ -244,8 +239,7 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 	return errors.Join(err, fmt.Errorf("roll back sandbox %s: %w", c.ID, undoErr))
 }
 
-// writeRecord makes the sandbox known to a daemon that comes after a crash,
-// and chooses the network configuration for the whole life of the pod.
+// writeRecord records the sandbox, and chooses the network configuration for its life.
 func (c *creation) writeRecord(context.Context) error {
 	if err := c.owner.options.Node.Know(cgroup.Path(c.CgroupsPath)); err != nil {
 		return err
@@ -256,9 +250,8 @@ func (c *creation) writeRecord(context.Context) error {
 	return c.journal()
 }
 
-// syncRecord makes record and attachment durable, side by side: each waits for
-// the disk. What is made at the same time does not survive a power cut; what ADD
-// makes may, so ADD waits.
+// syncRecord makes record and attachment durable, in parallel. ADD waits for it: what ADD makes may
+// survive a power cut, unlike what else is made meanwhile.
 func (c *creation) syncRecord(context.Context) error {
 	synced := make(chan error, 1)
 	go func() { synced <- c.owner.options.Networks.SyncJournal(c.ID) }()
@@ -302,14 +295,6 @@ func (c *creation) attach(ctx context.Context) error {
 	return nil
 }
 
-func (c *creation) checkAddresses(context.Context) error {
-	if len(c.Addresses()) == 0 {
-		return network.ErrNoAddress
-	}
-	return nil
-}
-
-// preparePause has pause started up to the exec barrier.
 func (c *creation) preparePause(ctx context.Context) error {
 	if c.RuntimeHandler != "" {
 		if _, err := c.owner.options.Handlers.Find(ctx, c.RuntimeHandler); err != nil {
@@ -324,8 +309,7 @@ func (c *creation) preparePause(ctx context.Context) error {
 	return err
 }
 
-// startPause starts pause and makes the sandbox Ready: the facts are written
-// first, so that a Ready sandbox is Ready for a daemon that comes after, too.
+// startPause starts pause and writes the facts that make the sandbox Ready.
 func (c *creation) startPause(ctx context.Context) (err error) {
 	if c.pause, err = c.owner.startPause(ctx, c.Sandbox, c.prepared); err != nil {
 		return err
@@ -334,8 +318,7 @@ func (c *creation) startPause(ctx context.Context) (err error) {
 	return c.owner.writeFacts(c.Sandbox)
 }
 
-// makeUserns makes the pod's user namespace and, by the same clone(2), the
-// network namespace that it owns; the step netns pins that one.
+// makeUserns makes the user namespace and, in one clone(2), the network namespace that the step netns pins.
 func (c *creation) makeUserns(context.Context) error {
 	userns := oci.UserNamespace(c.config)
 	held, err := namespace.StartHolder(c.owner.pauseProgram(), idMappings(userns.GetUids()), idMappings(userns.GetGids()))
@@ -357,11 +340,10 @@ func idMappings(from []*runtimeapi.IDMapping) (to []namespace.IDMapping) {
 	return to
 }
 
-// bandwidthBurst is as much as fits: the limit is the rate, not the burst.
+// bandwidthBurst is as much as fits: the rate is the limit, not the burst.
 const bandwidthBurst = math.MaxUint32
 
-// newAttachment is what ADD is called with, as containerd has it: the pod's names as
-// CNI_ARGS, and what it asks for as capabilities.
+// newAttachment returns ADD's arguments, like containerd's: CNI_ARGS name the pod.
 func newAttachment(sb *Sandbox, configuration *network.Configuration) (network.Attachment, error) {
 	metadata := sb.config.GetMetadata()
 	a := network.Attachment{
@@ -415,7 +397,7 @@ func portMappings(sb *Sandbox) (mappings []network.PortMapping) {
 	return mappings
 }
 
-// bandwidth reads the annotations; the check has made sure that they can be read.
+// bandwidth reads the annotations, which check has validated.
 func bandwidth(annotations map[string]string) (limit network.BandWidth, limited bool) {
 	if rate, err := validate.BitsPerSecond(annotations[validate.IngressBandwidth]); err == nil && rate > 0 {
 		limit.IngressRate, limit.IngressBurst, limited = rate, bandwidthBurst, true

@@ -46,18 +46,13 @@ const (
 
 // What a step may be for only (step.Step.Only).
 const (
-	// OwnNetwork is a pod that is not on the host network, OwnUsers one with a
-	// user namespace.
-	OwnNetwork = "own network"
-	OwnUsers   = "user namespace"
-	// WithNRI is a pod of a node with NRI.
-	WithNRI = object.WithNRI
+	OwnNetwork = "own network"    // a pod that is not on the host network
+	OwnUsers   = "user namespace" // a pod with one
 )
 
-// Steps are those of a pod's life, by operation, in their order: "sync" is done along
-// with those from "files" to "loopback", "prepare" along with "cni add", and "end pause"
-// along with "cni del". An undo and a recovery do those of stop and remove from "end
-// pause" on, but "record stopped".
+// Steps returns the steps of a pod's life, by operation, in order. "sync" overlaps those from "files"
+// to "loopback", "prepare" overlaps "cni add", and "end pause" overlaps "cni del". Undo and recovery do
+// those of stop and remove from "end pause" on, without "record stopped".
 func Steps() []step.Step {
 	steps := slices.Concat(
 		object.Steps("run", stepCheck, stepReserve, stepRecord, stepSync, stepFiles, stepUserns, stepNetns, stepLoopback, stepPrepare, stepAdd, stepAddresses, stepNRIRun, stepStart),
@@ -76,19 +71,18 @@ func Steps() []step.Step {
 	return steps
 }
 
-// begin starts a sequence of steps on a sandbox, whose lock is held.
 func (s *Store) begin(ctx context.Context, sb *Sandbox) *step.Sequence {
 	return step.Begin(ctx, s.options.Observe, sb.Rows)
 }
 
-// writeFacts writes the facts down, with the timeline until now.
+// writeFacts writes the facts, with the timeline.
 func (s *Store) writeFacts(sb *Sandbox) error {
 	facts := *sb.Facts()
 	facts.Timeline = sb.Timeline()
 	return s.files.Facts.Write(sb.ID, facts)
 }
 
-// Names say which pod a line of the log is about, as pairs. The default handler has none.
+// Names identify the pod in a line of the log, as pairs. The default handler is left out.
 func (sb *Sandbox) Names() []any {
 	m := sb.config.GetMetadata()
 	names := []any{"namespace", m.GetNamespace(), "pod", m.GetName(), "sandbox", sb.ID}
@@ -98,10 +92,9 @@ func (sb *Sandbox) Names() []any {
 	return names
 }
 
-// log names a sandbox in each line.
 func (s *Store) log(sb *Sandbox) *slog.Logger { return s.options.Logger.With(sb.Names()...) }
 
-// life is a pod as step.Lives keeps it when it is gone, or could not be made.
+// life is a pod for step.Lives.
 func life(id string, m *runtimeapi.PodSandboxMetadata, err error, rows []step.Row) step.Life {
 	one := step.Life{Kind: "pod", ID: id, Name: m.GetNamespace() + "/" + m.GetName(), Attempt: m.GetAttempt(), End: time.Now(), Rows: rows}
 	if err != nil {
@@ -110,8 +103,7 @@ func life(id string, m *runtimeapi.PodSandboxMetadata, err error, rows []step.Ro
 	return one
 }
 
-// keepLife writes down the timeline of a sandbox that is gone, and of one that
-// could not be made.
+// keepLife writes the timeline of a sandbox that is gone, or could not be made.
 func (s *Store) keepLife(sb *Sandbox) {
 	one := life(sb.ID, sb.config.GetMetadata(), sb.Failure, sb.Timeline())
 	if sb.Failure != nil {
@@ -120,17 +112,14 @@ func (s *Store) keepLife(sb *Sandbox) {
 	object.Keep(s.options.Lives, s.log(sb), one)
 }
 
-// keepRefused writes down the timeline of a pod that was refused before it had
-// an id.
+// keepRefused writes the timeline of a pod that was refused before it had an id.
 func (s *Store) keepRefused(config *runtimeapi.PodSandboxConfig, timeline *step.Timeline, err error) {
 	if m := config.GetMetadata(); m.GetName() != "" {
 		object.Keep(s.options.Lives, s.options.Logger, life(step.RefusedID("pod", nameOf(m)), m, err, timeline.Rows()))
 	}
 }
 
-// NotePull adds the pull of an image to the timeline of the pod that it was for;
-// one that failed is kept by itself when that pod is not there. The pod is nil
-// for a pull that is for none.
+// NotePull adds an image pull to the timeline of its pod, if any. Without one, only a failed pull is kept.
 func (s *Store) NotePull(pod *runtimeapi.PodSandboxConfig, row step.Row) {
 	row.Kind = "image"
 	if pod.GetMetadata() != nil {
@@ -147,8 +136,7 @@ func (s *Store) NotePull(pod *runtimeapi.PodSandboxConfig, row step.Row) {
 	}
 }
 
-// keepTimeline writes the facts for the sake of the timeline alone: for the next
-// daemon, and for minicri timeline when none runs.
+// keepTimeline writes the facts, for the next daemon and for minicri timeline when none runs.
 func (s *Store) keepTimeline(sb *Sandbox) {
 	unlock, err := sb.Acquire(s.Base)
 	if err != nil {

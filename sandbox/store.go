@@ -28,52 +28,43 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// Options say what sandboxes are made with.
+// Options say how sandboxes are made.
 type Options struct {
-	// Root is the durable directory, State the volatile one.
-	Root, State string
-	// Version is the program's, for records.
-	Version string
-	// Node is whose sandboxes they are: the name of every cgroup and namespace
-	// file made here begins with its mark.
-	Node *node.Node
-	// Supervisors run pauses and containers; Group is the one of new sandboxes.
+	Root, State string     // the durable directory, and the volatile one
+	Version     string     // of the program, for records
+	Node        *node.Node // its mark begins the names of all cgroups and namespace files
+	// Supervisors run pauses and containers; new sandboxes get Group.
 	Supervisors *client.Set
 	Group       string
 	Handlers    *handler.Set
-	// SystemdCgroup chooses the cgroup driver; CgroupParent is for pods that
-	// name none.
+	// SystemdCgroup chooses the cgroup driver; pods that name no parent get CgroupParent.
 	SystemdCgroup bool
 	CgroupParent  string
 	Machine       machine.Machine
-	// Defaults are the node's for pods and containers; ShmSize is that of /dev/shm in bytes.
+	// Defaults are the node's; ShmSize is that of /dev/shm in bytes.
 	Defaults      oci.Defaults
 	ShmSize       int64
 	Hierarchies   cgroup.Hierarchies
 	Networks      *network.CNI
 	Netns, Userns *namespace.Dir
 	Limits        Limits
-	// Observe measures each step that has ended; nil if nothing does.
+	// Observe, if set, measures each step that has ended.
 	Observe step.Observer
-	// Lives keeps the timelines of what is gone or could not be made; nil if nothing does.
-	Lives *step.Lives
-	// Events receives what happens to sandboxes; nil if nothing does.
-	Events Events
-	// Plugins take part in the lives of pods; nil if there never are any.
-	Plugins Plugins
+	// Lives, if set, keeps the timelines of what is gone or could not be made.
+	Lives   *step.Lives
+	Events  Events  // nil for none
+	Plugins Plugins // nil if there never are any
 	Logger  *slog.Logger
 }
 
-// Events receives what has happened to a sandbox, under the sandbox's lock. It
-// must not block.
+// Events receives a sandbox's events, under its lock. It must not block.
 type Events interface {
 	SandboxEvent(sb *Sandbox, kind runtimeapi.ContainerEventType)
 }
 
-// Limits bound what pods and containers may wait for.
+// Limits bound the waits of pods and containers.
 type Limits struct {
-	// Run is the longest that all steps of a run may take, Destroy the longest for
-	// destroying a sandbox, Create for making, starting or destroying a container.
+	// Run bounds a whole run, Destroy the destruction of a sandbox, Create any operation on a container.
 	Run, Destroy, Create time.Duration
 	// Kill is how long a process may take to end after SIGKILL.
 	Kill time.Duration
@@ -81,41 +72,34 @@ type Limits struct {
 
 // Containers are what runs in sandboxes, and is removed before them.
 type Containers interface {
-	// StopPod ends all containers of a sandbox, RemovePod removes them, and
-	// what they shared.
+	// StopPod ends all containers of a sandbox; RemovePod removes them and what they shared.
 	StopPod(ctx context.Context, sandboxID string) error
 	RemovePod(ctx context.Context, sandboxID string) error
 }
 
-// Store are all pod sandboxes of this node.
+// Store holds all pod sandboxes of the node.
 type Store struct {
 	*object.Store[*Sandbox]
-	options Options
-	limits  atomic.Pointer[Limits]
-	bootID  string
-	// rebooted: the machine has booted since the last daemon ran.
-	rebooted bool
-	files    *state.Objects[Record, Facts]
-	// containers are what runs in the sandboxes; nil before SetContainers.
-	containers Containers
-	// rolledBack is closed by rollBack.
-	rolledBack chan struct{}
-	// unproven is why no pause could be made until now, nil if one could; proof is
-	// closed when the first has been tried.
+	options    Options
+	limits     atomic.Pointer[Limits]
+	bootID     string
+	rebooted   bool // since the last daemon ran
+	files      *state.Objects[Record, Facts]
+	containers Containers    // nil before SetContainers
+	rolledBack chan struct{} // closed by rollBack
+	// unproven says why there was no pause yet, nil if there was; proof is closed after a first attempt.
 	unproven atomic.Pointer[error]
 	proof    chan struct{}
-	// logDirs are the log directories that are being made.
-	logDirs singleflight.Group
+	logDirs  singleflight.Group // the log directories that are being made
 }
 
-// SetLimits puts other limits into force, for what begins from now on.
+// SetLimits replaces the limits for what begins from now on.
 func (s *Store) SetLimits(limits Limits) { s.limits.Store(&limits) }
 
-// Limits are those in force.
+// Limits returns those in force.
 func (s *Store) Limits() *Limits { return s.limits.Load() }
 
-// OlderSupervisors are those of other builds than this, which serve until their last pod
-// has ended.
+// OlderSupervisors returns those of other builds, which serve until their last pod has ended.
 func (s *Store) OlderSupervisors() ([]client.Supervisor, error) {
 	pods := make(map[string]int)
 	for _, sb := range s.All(func(*Sandbox) bool { return true }) {
@@ -124,36 +108,29 @@ func (s *Store) OlderSupervisors() ([]client.Supervisor, error) {
 	return s.options.Supervisors.Older(pods)
 }
 
-// Building returns the sandboxes that Run is working on, or that are being
-// destroyed after it failed.
+// Building returns the sandboxes that Run makes, or that are destroyed after it failed.
 func (s *Store) Building() []*Sandbox { return s.All(func(sb *Sandbox) bool { return !sb.Listed() }) }
 
-// Quarantined are the files of records and facts that cannot be read.
+// Quarantined returns the files of unreadable records and facts.
 func (s *Store) Quarantined() []string { return s.files.Quarantined() }
 
-// LeftAlone reports whether the id is that of a sandbox whose record cannot be
-// read: nothing of it is touched.
+// LeftAlone reports whether the sandbox is not to be touched, as its record cannot be read.
 func (s *Store) LeftAlone(id string) bool { return s.files.LeftAlone(id) }
 
-// Explains reports whether what carries the id is to be there: it has a sandbox,
-// listed or not, or a record that cannot be read.
+// Explains reports whether the id is that of a sandbox, listed or not, or of an unreadable record.
 func (s *Store) Explains(id string) bool { return s.LeftAlone(id) || s.Exists(id) }
 
-// Owners are the pods of this node to package sweep, which is to ask the
-// containers, too.
+// Owners tells package sweep the pods of this node; the caller adds the containers.
 func (s *Store) Owners() sweep.Owners {
 	return sweep.Owners{Pod: s.Explains, Attached: s.options.Networks.Attached}
 }
 
-// Close cancels what is under way, waits until it has been destroyed, and closes
-// the pidfds of the pause processes, which live on.
+// Close cancels work, waits for the undo, and closes the pidfds of the pauses, which live on.
 func (s *Store) Close() { s.Store.Close(s.Limits().Destroy, s.options.Logger) }
 
-// SetContainers sets the containers that run in the sandboxes. Call it once,
-// before Stop and Remove.
+// SetContainers sets the containers in the sandboxes. Call it once, before Stop and Remove.
 func (s *Store) SetContainers(containers Containers) { s.containers = containers }
 
-// emit publishes an event of a listed sandbox.
 func (s *Store) emit(sb *Sandbox, kind runtimeapi.ContainerEventType) {
 	if s.options.Events != nil && sb.Listed() {
 		s.options.Events.SandboxEvent(sb, kind)
@@ -163,15 +140,14 @@ func (s *Store) emit(sb *Sandbox, kind runtimeapi.ContainerEventType) {
 // Dir is the volatile directory of a sandbox.
 func (s *Store) Dir(id string) string { return filepath.Join(s.options.State, "sandboxes", id) }
 
-// Details are what a person wants to know of a sandbox, beyond its facts.
+// Details are what a person wants to know of a sandbox beyond its facts.
 type Details struct {
 	NetnsPath   string
 	NetnsClosed bool
-	// RuntimeSpec is the config.json of pause, "null" when it is gone.
-	RuntimeSpec []byte
+	RuntimeSpec []byte // the config.json of pause; "null" if it is gone
 }
 
-// Details looks at the kernel and the files, now.
+// Details reads the kernel and the files.
 func (s *Store) Details(sb *Sandbox) Details {
 	details := Details{NetnsPath: s.NetnsPath(sb), RuntimeSpec: []byte("null")}
 	details.NetnsClosed = details.NetnsPath != "" && !s.options.Netns.Alive(sb.ID)
@@ -181,8 +157,7 @@ func (s *Store) Details(sb *Sandbox) Details {
 	return details
 }
 
-// LiveAddresses are the addresses of the sandbox if the namespace that they
-// are in is still there: one may have been removed by hand.
+// LiveAddresses returns the addresses of the sandbox unless its network namespace was removed by hand.
 func (s *Store) LiveAddresses(sb *Sandbox) []netip.Addr {
 	addresses := sb.Addresses()
 	if len(addresses) == 0 || !s.options.Netns.Alive(sb.ID) {
@@ -191,8 +166,7 @@ func (s *Store) LiveAddresses(sb *Sandbox) []netip.Addr {
 	return addresses
 }
 
-// NetnsPath is where the sandbox's network namespace is pinned, "" for that of
-// the node.
+// NetnsPath is where the sandbox's network namespace is pinned, "" for the node's.
 func (s *Store) NetnsPath(sb *Sandbox) string {
 	if sb.hostNetwork() {
 		return ""
@@ -200,8 +174,7 @@ func (s *Store) NetnsPath(sb *Sandbox) string {
 	return s.options.Netns.Path(sb.ID)
 }
 
-// UsernsPath is where the sandbox's user namespace is pinned, "" for that of
-// the node.
+// UsernsPath is where the sandbox's user namespace is pinned, "" for the node's.
 func (s *Store) UsernsPath(sb *Sandbox) string {
 	if oci.UserNamespace(sb.config) == nil {
 		return ""
@@ -212,12 +185,10 @@ func (s *Store) UsernsPath(sb *Sandbox) string {
 // specFile is the runtime-spec of a sandbox's pause.
 func (s *Store) specFile(id string) string { return filepath.Join(s.Dir(id), "config.json") }
 
-// SELinux are the labels of the sandbox's pause process, which its containers
-// share the level of; none on a machine without SELinux.
+// SELinux returns the labels of pause, whose level the containers share; none without SELinux.
 func (s *Store) SELinux(sb *Sandbox) oci.SELinux { return s.labels(sb.ID) }
 
-// labels are read from the spec that pause was started with: none if it was never
-// prepared, or its files are gone.
+// labels reads them from the spec of pause: none if it was never prepared, or its files are gone.
 func (s *Store) labels(id string) oci.SELinux {
 	if !s.options.Machine.SELinux {
 		return oci.SELinux{}

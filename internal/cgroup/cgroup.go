@@ -50,8 +50,7 @@ func FindHierarchies() (Hierarchies, error) {
 // Unified reports whether the machine has version 2 alone.
 func Unified() bool { return cgroups.IsCgroup2UnifiedMode() }
 
-// Path turns the path of runtime-spec into the path below a hierarchy:
-// slice:prefix:name is where systemd puts the scope prefix-name.scope.
+// Path turns a runtime-spec path into one below a hierarchy: systemd names scopes prefix-name.scope.
 func Path(cgroupsPath string) string {
 	parts := strings.Split(cgroupsPath, ":")
 	if len(parts) != 3 {
@@ -94,20 +93,17 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// ErrBusy: processes in the cgroup did not go when they were killed. They are
-// in an uninterruptible sleep; the cgroup can be removed when they wake.
+// ErrBusy means that processes survive SIGKILL in uninterruptible sleep; the cgroup stays until they wake.
 var ErrBusy = fmt.Errorf("processes remain in the cgroup after SIGKILL: %w", errdefs.ErrUnavailable)
 
-// Remove kills what runs in the cgroup, waits until it has gone, for no longer
-// than the limit, and removes the cgroup from every hierarchy. One that is not
-// there is no error.
+// Remove kills what runs in the cgroup, up to the limit, and removes it from every hierarchy, if it exists.
 func (h Hierarchies) Remove(path string, limit time.Duration) error {
-	// Cleaned as a rooted path: it never leads out of a hierarchy.
+	// A cleaned rooted path never leads out of a hierarchy.
 	path = filepath.Clean("/" + path)
 	if path == "/" {
 		return fmt.Errorf("remove cgroup %q: that is the root", path)
 	}
-	if !h.Exists(path) { // as a rule: its supervisor has removed it
+	if !h.Exists(path) { // usually the supervisor has removed it
 		return nil
 	}
 	deadline := time.Now().Add(limit)
@@ -117,9 +113,8 @@ func (h Hierarchies) Remove(path string, limit time.Duration) error {
 		}
 	}
 	if strings.HasSuffix(path, ".scope") && Unified() {
-		// systemd removes an empty scope and its unit, which may take long while it is
-		// reloading. If the cgroup is gone when it comes to look, it takes the scope for
-		// running, forever.
+		// systemd removes an empty scope and its unit, slowly while it is reloading. If the
+		// cgroup is gone before it looks, it takes the scope for running, forever.
 		for end := time.Now().Add(3 * time.Second); h.Exists(path) && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
@@ -139,10 +134,9 @@ func (h Hierarchies) Exists(path string) bool {
 	})
 }
 
-// Find lists the cgroups, of any hierarchy, whose name starts with the prefix, as
-// paths below the hierarchy. It looks below the parents only, for "/" among its
-// children, and never into a cgroup of a minicri: what a node that runs in a
-// container has made there is that node's.
+// Find lists the cgroups whose name starts with the prefix, as paths below any hierarchy. It searches below
+// the parents, for "/" among its children, and not in cgroups of a minicri: a node in a container owns
+// those.
 func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
 	if prefix == "" {
 		return nil, errors.New("search the cgroups: without a prefix every cgroup would be found")
@@ -175,24 +169,19 @@ func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
 	return slices.Collect(maps.Keys(found)), nil
 }
 
-// Group is a cgroup in one hierarchy that only holds processes together: what
-// is started inside stays inside, whatever session, group or environment it
-// gives itself, so it can be listed and ended. It limits nothing.
+// Group is a cgroup in one hierarchy that only holds processes together. Nothing leaves it by a new
+// session, group or environment, so all can be listed and ended. It limits nothing.
 type Group struct {
-	// Dir is the cgroup's directory.
-	Dir string `json:"dir"`
-	// V2 reports whether the hierarchy is one of version 2.
-	V2 bool `json:"v2"`
+	Dir string `json:"dir"` // its directory
+	V2  bool   `json:"v2"`  // whether the hierarchy is of version 2
 }
 
-// holding are the version 1 controllers whose hierarchy is used, the best
-// first. The freezer is the last: other programs move processes there to freeze them. A
-// cpuset takes no process before it has processors.
+// holding are the version 1 controllers to use, the best first. Other programs freeze processes by
+// moving them to a freezer. A cpuset without processors takes no process.
 var holding = []string{"pids", "devices", "blkio", "cpuacct", "memory", "freezer"}
 
-// GroupParent finds where the groups of this process may be made: at path
-// below a hierarchy, or in the cgroup of this process if path is "". A hierarchy of
-// version 2 comes first: a process can be born in a cgroup of it.
+// GroupParent finds where the groups of this process may be made: at path below a hierarchy, or in our
+// own cgroup if path is "". It prefers version 2, where a process can be born in a cgroup.
 func GroupParent(path string) (Group, error) {
 	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
@@ -217,8 +206,7 @@ func GroupParent(path string) (Group, error) {
 	return Group{}, errors.New("no cgroup hierarchy is mounted that holds processes: mount cgroup2 on /sys/fs/cgroup")
 }
 
-// below is the directory of a path, or of our own cgroup, in a mount that may
-// show a part of the hierarchy only, as in a container.
+// below is the directory of a path, or of our own cgroup, in a mount that may show part of the hierarchy.
 func below(m *mountinfo.Info, path, own string) string {
 	if path != "" {
 		return filepath.Join(m.Mountpoint, filepath.Clean("/"+path))
@@ -230,10 +218,10 @@ func below(m *mountinfo.Info, path, own string) string {
 	return filepath.Join(m.Mountpoint, inside)
 }
 
-// Child is the group of that name below this one; it is not made.
+// Child returns the group of that name below this one; it does not make it.
 func (g Group) Child(name string) Group { return Group{Dir: filepath.Join(g.Dir, name), V2: g.V2} }
 
-// Make makes the cgroup, and those above it that are missing.
+// Make makes the cgroup and its missing parents.
 func (g Group) Make() error {
 	if err := os.MkdirAll(g.Dir, 0o755); err != nil {
 		return fmt.Errorf("make a cgroup: %w", err)
@@ -258,16 +246,14 @@ func (g Group) Start(command *exec.Cmd) error {
 	return command.Start()
 }
 
-// startFromInside is Start on version 1, where a process begins in the cgroup of
-// the thread that forks it. The thread that enters the cgroup for that ends then;
-// until it has, Processes lists this process, which Kill leaves out.
+// startFromInside is Start on version 1, where a process begins in the cgroup of its forking thread. A
+// thread enters the cgroup and ends; until then Processes lists this process, which Kill leaves out.
 func (g Group) startFromInside(command *exec.Cmd) error {
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread never ends. While it is held here, the next goroutine
-			// gets another one.
+			// The main thread never ends. While this holds it, the next goroutine gets another.
 			started <- g.startFromInside(command)
 			runtime.UnlockOSThread()
 			return
@@ -281,9 +267,8 @@ func (g Group) startFromInside(command *exec.Cmd) error {
 	return <-started
 }
 
-// Empty reports whether no process is inside, below included. A cgroup that is
-// not there is empty. On version 2 cgroup.events also counts the cgroups below and, as
-// cgroup.procs does not, leaves out what has ended and waits to be reaped.
+// Empty reports whether no process is inside or below; a missing cgroup is empty. On version 2
+// cgroup.events leaves out zombies, unlike cgroup.procs, and counts the cgroups below.
 func (g Group) Empty() (bool, error) {
 	if !g.V2 {
 		pids, err := g.Processes()
@@ -296,8 +281,7 @@ func (g Group) Empty() (bool, error) {
 	return !strings.Contains(string(events), "populated 1"), nil
 }
 
-// Processes are those inside and below. One of a foreign pid namespace, which
-// the kernel lists as 0, is listed as 0 here too.
+// Processes returns those inside and below; one of a foreign pid namespace is 0, as for the kernel.
 func (g Group) Processes() ([]int, error) {
 	var pids []int
 	err := filepath.WalkDir(g.Dir, func(dir string, entry fs.DirEntry, err error) error {
@@ -317,9 +301,8 @@ func (g Group) Processes() ([]int, error) {
 	return pids, nil
 }
 
-// Kill sends SIGKILL to everything inside until nothing is left, for no longer
-// than the limit; what does not go (a frozen process, an uninterruptible
-// sleep) is ErrBusy, with its pids.
+// Kill sends SIGKILL to everything inside until nothing is left, up to the limit. What remains, frozen
+// or in uninterruptible sleep, is ErrBusy with its pids.
 func (g Group) Kill(limit time.Duration) error {
 	deadline := time.Now().Add(limit)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -331,8 +314,8 @@ func (g Group) Kill(limit time.Duration) error {
 		if err != nil {
 			return err
 		}
-		// The kernel lists a process that this pid namespace does not see as 0
-		// (pid_namespaces(7)), which kill(2) takes for our own process group.
+		// The kernel lists a process of another pid namespace as 0 (pid_namespaces(7)), which
+		// kill(2) takes for our own process group.
 		if slices.Contains(pids, 0) {
 			return fmt.Errorf("cgroup %s: it has processes of another pid namespace: not touched", g.Dir)
 		}
@@ -346,9 +329,8 @@ func (g Group) Kill(limit time.Duration) error {
 	}
 }
 
-// killOnce uses cgroup.kill (Linux 5.14), which no fork outruns, or signals
-// one process after the other, save this one, which is inside while a thread starts a
-// command.
+// killOnce uses cgroup.kill (Linux 5.14), which no fork outruns, or signals one process after the other
+// but this one, which is inside while it starts a command.
 func (g Group) killOnce(pids []int) error {
 	if g.V2 && os.WriteFile(filepath.Join(g.Dir, "cgroup.kill"), []byte("1"), 0) == nil {
 		return nil
@@ -363,7 +345,7 @@ func (g Group) killOnce(pids []int) error {
 			defer unix.Close(fd)
 		}
 	}
-	// Looked at again: a pid that is still inside is that of the pidfd.
+	// A pid that is still inside now is that of the pidfd.
 	again, err := g.Processes()
 	for _, pid := range again {
 		if fd, found := opened[pid]; found {
@@ -373,8 +355,7 @@ func (g Group) killOnce(pids []int) error {
 	return err
 }
 
-// Remove removes the cgroup and those below; all have to be empty. One that is
-// not there is no error.
+// Remove removes the cgroup and those below, which have to be empty. It is no error if there is none.
 func (g Group) Remove() error {
 	if err := cgroups.RemovePath(g.Dir); err != nil {
 		return fmt.Errorf("remove cgroup %s: %w", g.Dir, err)

@@ -1,11 +1,9 @@
-// Package object has what pods and containers have in common. An Object has a random
-// id, from which every path and every name in the kernel follows, a name that no other
-// one has at the same time, facts, a timeline, and a lock that every operation holds that
-// changes the object. A Store holds those of one kind.
+// Package object has what pods and containers have in common. An Object has a random id, from
+// which every path and every name in the kernel follows, a unique name, facts, a timeline, and
+// a lock for the operations that change it. A Store holds the objects of one kind.
 //
-// Store.mu guards the maps and the last creation time. It is never held while anything
-// runs or is written, so one object never waits for another. Readers of an object do not
-// take its lock: facts are replaced, not changed.
+// Store.mu guards the maps and the last creation time. It is never held while anything runs or is written,
+// so one object never waits for another. Readers take no object's lock: facts are replaced, not changed.
 package object
 
 import (
@@ -34,13 +32,10 @@ func NewID() string {
 // Key is what a store knows an object by.
 type Key struct {
 	ID, Name string
-	// Created is in nanoseconds since 1970.
-	Created int64
-	// Size is what the object takes in the list of all, without texts, in bytes.
-	Size int
+	Created  int64 // in nanoseconds since 1970
+	Size     int   // in the list of all objects, without texts, in bytes
 }
 
-// core is what a Store uses of an object.
 type core struct {
 	key    Key
 	kind   string
@@ -52,22 +47,20 @@ func (c *core) base() *core { return c }
 // Listed reports whether clients may see the object.
 func (c *core) Listed() bool { return c.listed.Load() }
 
-// Show lists the object from now on.
+// Show lists the object.
 func (c *core) Show() { c.listed.Store(true) }
 
-// Object is the part that pods and containers share; F are the facts. Make one with New.
+// Object is the common part of pods and containers; F are the facts. Init makes it ready.
 type Object[F any] struct {
 	core
-	// Rows is the timeline.
-	Rows *step.Timeline
-	// Failure is why the object could not be made; only under the lock.
-	Failure error
+	Rows    *step.Timeline // the timeline
+	Failure error          // why the object could not be made; used under the lock
 
 	facts atomic.Pointer[F]
 	lock  *semaphore.Weighted
 }
 
-// Init makes an object of that kind, which is not listed.
+// Init makes an object of a kind, which is not listed.
 func (o *Object[F]) Init(kind string, key Key) {
 	o.kind, o.key = kind, key
 	o.Rows, o.lock = step.NewTimeline(nil), semaphore.NewWeighted(1)
@@ -88,10 +81,10 @@ func (o *Object[F]) Hold() { o.lock.TryAcquire(1) }
 // Unlock releases the lock, which the caller holds.
 func (o *Object[F]) Unlock() { o.lock.Release(1) }
 
-// Facts are what is known of the object now. They must not be changed.
+// Facts returns what is known of the object. It is read-only.
 func (o *Object[F]) Facts() *F { return o.facts.Load() }
 
-// Update replaces the facts by changed ones; one goroutine at a time.
+// Update replaces the facts; one goroutine at a time may call it.
 func (o *Object[F]) Update(change func(*F)) *F {
 	next := *o.facts.Load()
 	change(&next)
@@ -99,27 +92,26 @@ func (o *Object[F]) Update(change func(*F)) *F {
 	return &next
 }
 
-// Restore sets the facts and the timeline that an earlier daemon has left.
+// Restore sets the facts and the timeline that an earlier daemon left.
 func (o *Object[F]) Restore(facts F, rows []step.Row) {
 	o.facts.Store(&facts)
 	o.Rows = step.NewTimeline(rows)
 }
 
-// Timeline is what was done to the object until now, by this daemon and by those before.
+// Timeline returns what this and earlier daemons did to the object.
 func (o *Object[F]) Timeline() []step.Row { return o.Rows.Rows() }
 
-// Keep writes down the timeline of what is gone, or could not be made.
+// Keep writes the timeline of what is gone, or could not be made.
 func Keep(lives *step.Lives, logger *slog.Logger, life step.Life) {
 	if err := lives.Keep(life); err != nil {
 		logger.Warn("the timeline of a "+life.Kind+" is not kept", "name", life.Name, "err", err)
 	}
 }
 
-// WithNRI is an object of a node with NRI (step.Step.Only).
+// WithNRI is what needs a node with NRI (step.Step.Only).
 const WithNRI = "NRI"
 
-// Steps are those of an operation, in their order. Those whose own name begins with nri
-// are only there WithNRI.
+// Steps returns the steps of an operation, in order. Those that begin with nri exist only WithNRI.
 func Steps(operation string, names ...step.Name) (steps []step.Step) {
 	for _, name := range names {
 		one := step.Step{Name: name, Operation: operation}
@@ -131,14 +123,14 @@ func Steps(operation string, names ...step.Name) (steps []step.Step) {
 	return steps
 }
 
-// Await waits for a call on a path, no longer than ctx. On a mount whose server is gone it
-// may never return and cannot be ended, so it is left behind: one for each path.
+// Await waits for a call on a path, up to ctx. On a dead mount it may never return, so one is left for each
+// path.
 func Await(ctx context.Context, calls *singleflight.Group, path string, call func() error) error {
 	select {
 	case done := <-calls.DoChan(path, func() (any, error) { return nil, call() }):
 		return done.Err
 	case <-ctx.Done():
-		// The kind is that of the mount: the deadline is not the caller's.
+		// %v: the deadline is not the caller's.
 		return fmt.Errorf("%s on the node does not answer, it may be on a mount whose server is gone: %w: %v", path, errdefs.ErrUnavailable, context.Cause(ctx))
 	}
 }

@@ -22,39 +22,34 @@ type Member interface {
 	base() *core
 }
 
-// Store holds the objects of one kind by id and by name, and the goroutines that work on
-// them in the background.
+// Store holds the objects of one kind by id and by name, and the goroutines that work on them.
 type Store[T Member] struct {
-	// Base ends when the daemon does.
-	Base   context.Context
+	Base   context.Context // ends when the daemon does
 	cancel context.CancelCauseFunc
 	work   sync.WaitGroup
 	kind   string
 
 	mu           sync.RWMutex
 	byID, byName map[string]T
-	// lastCreated is the newest creation time of any object.
-	lastCreated int64
+	lastCreated  int64
 }
 
-// NewStore makes an empty store; kind is what an object is called in errors.
+// NewStore makes an empty store; errors call an object kind.
 func NewStore[T Member](ctx context.Context, kind string) *Store[T] {
 	s := &Store[T]{kind: kind, byID: make(map[string]T), byName: make(map[string]T)}
 	s.Base, s.cancel = context.WithCancelCause(ctx)
 	return s
 }
 
-// errShutdown is the cause of work that a shutdown cut short.
-var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)
-
-// Go runs work in the background, which ends soon after Base has.
+// Go runs work in the background, which must end soon after Base.
 func (s *Store[T]) Go(work func()) { s.work.Go(work) }
 
-// Cancel ends Base, and with it what waits for it.
-func (s *Store[T]) Cancel() { s.cancel(errShutdown) }
+// Cancel ends Base.
+func (s *Store[T]) Cancel() {
+	s.cancel(fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable))
+}
 
-// Close cancels what is under way and waits for it, no longer than the limit: work may
-// be stuck in the kernel, and the next daemon destroys what it leaves.
+// Close cancels work and waits for it up to the limit: it may be stuck in the kernel.
 func (s *Store[T]) Close(limit time.Duration, logger *slog.Logger) {
 	s.Cancel()
 	ended := make(chan struct{})
@@ -69,9 +64,8 @@ func (s *Store[T]) Close(limit time.Duration, logger *slog.Logger) {
 	}
 }
 
-// Find returns what is listed and has the id, or the only one whose id starts so: people
-// type the first digits. It is errdefs.ErrNotFound if there is none, and
-// ErrInvalidArgument if it is not clear.
+// Find returns the listed object with the id, or the only one whose id begins so. If there is none it is
+// ErrNotFound, if there are several ErrInvalidArgument.
 func (s *Store[T]) Find(id string) (found T, err error) {
 	var none T
 	if id == "" {
@@ -97,7 +91,7 @@ func (s *Store[T]) Find(id string) (found T, err error) {
 	return found, nil
 }
 
-// Get returns what has the id, listed or not, and reports whether there is one.
+// Get returns the object with the id, listed or not.
 func (s *Store[T]) Get(id string) (T, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -105,13 +99,13 @@ func (s *Store[T]) Get(id string) (T, bool) {
 	return object, is
 }
 
-// Exists reports whether something has the id, listed or not.
+// Exists reports whether an object has the id, listed or not.
 func (s *Store[T]) Exists(id string) bool {
 	_, is := s.Get(id)
 	return is
 }
 
-// Named returns what has the name, and reports whether there is one.
+// Named returns the object with the name.
 func (s *Store[T]) Named(name string) (T, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -119,10 +113,10 @@ func (s *Store[T]) Named(name string) (T, bool) {
 	return object, is
 }
 
-// List returns what is listed, the newest first.
+// List returns the listed objects, the newest first.
 func (s *Store[T]) List() []T { return s.All(func(object T) bool { return object.base().Listed() }) }
 
-// All returns what matches, listed or not, the newest first.
+// All returns the matching objects, listed or not, the newest first.
 func (s *Store[T]) All(match func(T) bool) []T {
 	s.mu.RLock()
 	list := make([]T, 0, len(s.byID))
@@ -136,9 +130,8 @@ func (s *Store[T]) All(match func(T) bool) []T {
 	return list
 }
 
-// Reserve gives a new object its name and its creation time, which is later than that of
-// all others: the clock may jump back, and the kubelet takes the newest one of a name for
-// the one that counts. It returns the object that has the name already, if one has.
+// Reserve gives a new object its name and creation time, or returns the one that has the name. The time is
+// the latest even if the clock jumps back: the kubelet believes the newest object of a name.
 func (s *Store[T]) Reserve(made T) (created int64, other T, err error) {
 	var none T
 	s.mu.Lock()
@@ -163,8 +156,7 @@ func (s *Store[T]) Reserve(made T) (created int64, other T, err error) {
 	return key.Created, none, nil
 }
 
-// Add makes an object known that an earlier daemon has left. It has its name only if it
-// is listed: of what was partially created the name was free at once.
+// Add adds an object of an earlier daemon, with its name if it is listed: partial ones lose theirs.
 func (s *Store[T]) Add(left T) error {
 	key := left.base().key
 	if left.base().Listed() && !s.TakeName(left) {
@@ -177,7 +169,7 @@ func (s *Store[T]) Add(left T) error {
 	return nil
 }
 
-// TakeName gives an object its name, and reports false if another one has it.
+// TakeName gives an object its name, and returns false if another one has it.
 func (s *Store[T]) TakeName(object T) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

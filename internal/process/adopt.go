@@ -15,9 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Adopt makes this process the parent of descendants whose parent ends
-// (PR_SET_CHILD_SUBREAPER(2const)): process 1 may be slow to reap them, and a
-// pause process has no other parent.
+// Adopt makes this process the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER(2const)): process
+// 1 may be slow to reap them, and a pause has no other parent.
 func Adopt() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the reaper of orphans: %w", err)
@@ -25,15 +24,12 @@ func Adopt() error {
 	return nil
 }
 
-// reapAfter is how long a child has to be dead before it counts as an orphan.
-// Children that the daemon started itself are waited for at once.
+// reapAfter is how long a child is dead before it is an orphan: the daemon waits for its own at once.
 const reapAfter = 2 * time.Second
 
-// Orphans are processes that come to the daemon when their parent dies, and
-// whose exit status is needed.
+// Orphans are processes that come to the daemon when their parent dies, and whose exit status it needs.
 type Orphans interface {
-	// Known reports whether the process is such a one, and never a child that
-	// the daemon has started itself.
+	// Known reports whether the process is one, and not a child that the daemon started.
 	Known(Facts) bool
 	// Ended receives the exit status of a known one, which has been reaped.
 	Ended(Facts, unix.WaitStatus)
@@ -42,20 +38,14 @@ type Orphans interface {
 // held are the pids of children that Hold leaves to their waiters.
 var held sync.Map
 
-// Hold has ReapOrphans leave a child of this process to its waiter, however late that
-// waits: until then signals to its pid, its group and its tree reach no other process.
+// Hold has ReapOrphans leave a child to its waiter: until then no other process has its pid or its group.
 func Hold(pid int) (release func()) {
 	held.Store(pid, nil)
 	return func() { held.Delete(pid) }
 }
 
-// lookAfter is how long the reaper waits after a SIGCHLD: the daemon's own children are
-// waited for sooner.
-const lookAfter = 20 * time.Millisecond
-
-// ReapOrphans reaps adopted children that nothing waits for, such as what a
-// plugin left behind, until the context ends: known ones within lookAfter, others that
-// nobody holds when they have been dead for reapAfter.
+// ReapOrphans reaps adopted children that nothing waits for, such as what a plugin left, until the context
+// ends: known ones within milliseconds, others that are not held after reapAfter.
 func ReapOrphans(ctx context.Context, known Orphans) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD)
@@ -72,11 +62,11 @@ func ReapOrphans(ctx context.Context, known Orphans) {
 		case <-changed:
 		case <-later:
 		}
-		time.Sleep(lookAfter)
+		time.Sleep(20 * time.Millisecond) // the daemon waits for its own children sooner
 	}
 }
 
-// reap looks at the children once, and returns the dead that are left.
+// reap looks at the children once, and returns the zombies that are left.
 func reap(known Orphans, since map[Facts]time.Time) map[Facts]time.Time {
 	left := make(map[Facts]time.Time)
 	for _, pid := range Children("self") {
@@ -102,8 +92,7 @@ func reap(known Orphans, since map[Facts]time.Time) map[Facts]time.Time {
 	return left
 }
 
-// Children lists the children of all threads of a process, a pid or "self"
-// (proc_pid_task_children(5)).
+// Children lists the children of all threads of a process, a pid or "self" (proc_pid_task_children(5)).
 func Children(of string) (pids []int) {
 	files, _ := filepath.Glob("/proc/" + of + "/task/*/children") // a good pattern
 	for _, file := range files {
@@ -117,10 +106,9 @@ func Children(of string) (pids []int) {
 	return pids
 }
 
-// KillTree kills a child of this process and all that it has started, as far as their
-// parents are still there. All are stopped before the first is killed: a parent that ends
-// takes its children out of the tree, and one that runs on starts others. The root is the
-// last, so that the tree is found again if this process dies meanwhile.
+// KillTree kills a child and its descendants whose parents still exist. It stops all before it kills
+// any: a parent that ends drops its children from the tree, and one that runs starts others. The root
+// dies last, so that the tree can be found again if this process dies.
 func KillTree(root int) {
 	stopped := make(map[int]bool)
 	var pidfds []int
@@ -146,8 +134,7 @@ func KillTree(root int) {
 			}
 			stopped[pid], more = true, true
 			pidfds = append(pidfds, pidfd)
-			// In the middle of a fork(2) it stops when that is done, and its child is there
-			// only then. One that hangs in a system call does not stop.
+			// It finishes a fork(2) before it stops; a hanging system call prevents that.
 			for end := time.Now().Add(time.Second); !HasStopped(pid) && time.Now().Before(end); {
 				time.Sleep(100 * time.Microsecond)
 			}
@@ -160,7 +147,7 @@ func HasStopped(pid int) bool {
 	threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)) // none if it has ended
 	for _, thread := range threads {
 		id, _ := strconv.Atoi(thread.Name())
-		// In an uninterruptible sleep (D) it may be in a fork.
+		// An uninterruptible sleep (D) may be in a fork.
 		if stat, err := ReadStat(id); err == nil && !strings.Contains("TtZX", string(stat.State)) {
 			return false
 		}
@@ -168,7 +155,7 @@ func HasStopped(pid int) bool {
 	return true
 }
 
-// descendants lists what a process has started, and what those have.
+// descendants lists all that a process and its children have started.
 func descendants(root int) (all []int) {
 	for next := []int{root}; len(next) > 0; next = next[1:] {
 		more := Children(strconv.Itoa(next[0]))
@@ -177,8 +164,7 @@ func descendants(root int) (all []int) {
 	return all
 }
 
-// descends reports whether a process is root, or was started by it: its pid may have
-// been given to another one since it was listed.
+// descends reports whether a process is root or its descendant, not one that got the pid meanwhile.
 func descends(pid, root int) bool {
 	for range 64 { // a bound, since processes may change on the way up
 		if pid == root {

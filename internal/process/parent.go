@@ -13,14 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Parent is the one place where a process waits for its children: the supervisor for
-// starters, launched processes, and what these leave to it as their sub-reaper, which are
-// containers and the processes in them.
+// Parent is the only place where a supervisor waits for children: for starters, launched processes, and
+// as their sub-reaper for containers and the processes in them. No other part, os/exec included, may
+// wait for a child.
 //
-// A child has an owner before it can be reaped: [Parent.Start] holds the lock while it
-// forks, and a process that a child of ours has made is owned ([Parent.Own]) while its
-// parent still lives. What has no owner is an orphan of a container; it is reaped and
-// forgotten. No other part of the process may wait for a child, os/exec included.
+// A child has an owner before it can be reaped: [Parent.Start] holds the lock while it forks, and a
+// process that our child made is owned ([Parent.Own]) while that child lives. A child without an owner
+// is an orphan of a container; it is reaped and forgotten.
 type Parent struct {
 	signals chan os.Signal
 
@@ -28,7 +27,7 @@ type Parent struct {
 	owned map[int]*Child
 }
 
-// NewParent makes this process the sub-reaper of what its descendants orphan.
+// NewParent makes this process the sub-reaper of its descendants.
 func NewParent() (*Parent, error) {
 	if err := Adopt(); err != nil {
 		return nil, err
@@ -51,8 +50,7 @@ func (p *Parent) Run(ctx context.Context) {
 	}
 }
 
-// reap waits for all children that have ended (wait(2)), the owned ones once what
-// is to happen before that is done.
+// reap waits for all children that have ended (wait(2)), for an owned one after its before.
 func (p *Parent) reap() {
 	for {
 		var info unix.Siginfo
@@ -89,7 +87,7 @@ func (p *Parent) reapOne(pid int) {
 	}
 }
 
-// sigchldPID is si_pid of a siginfo that waitid(2) has filled, 0 if no child has ended.
+// sigchldPID returns waitid(2)'s si_pid, 0 if no child has ended.
 func sigchldPID(info *unix.Siginfo) int32 {
 	if info.Signo == 0 {
 		return 0
@@ -102,8 +100,7 @@ func sigchldPID(info *unix.Siginfo) int32 {
 	return (*sigchld)(unsafe.Pointer(info)).pid
 }
 
-// Start owns the child that fork makes, or finds: nobody can reap it before. fork must
-// not wait for the child.
+// Start owns the child that fork makes, or finds, before it is reaped. fork must not wait for the child.
 func (p *Parent) Start(fork func() (pid int, err error)) (*Child, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,11 +111,8 @@ func (p *Parent) Start(fork func() (pid int, err error)) (*Child, error) {
 	return p.own(pid, nil)
 }
 
-// Own makes pid a child with an owner: a child of ours, or one of a child of ours
-// that lives, whose end leaves pid to us.
-//
-// before, if any, is called when the child has ended and can still be looked at in
-// /proc, before it is reaped. All other children wait for it.
+// Own makes pid a child with an owner: our child, or that of a living child of ours, which leaves it to us.
+// before, if any, is called when the child has ended, before it is reaped. All other children wait for it.
 func (p *Parent) Own(pid int, before func(pid int)) (*Child, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -142,8 +136,7 @@ type Child struct {
 	status syscall.WaitStatus
 }
 
-// Exited is closed when the child has exited and is reaped. Until then its pid is
-// no other process's.
+// Exited is closed when the child has exited and is reaped. Until then no other process has its pid.
 func (c *Child) Exited() <-chan struct{} { return c.exited }
 
 // HasExited reports whether the child has exited and is reaped.

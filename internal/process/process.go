@@ -1,9 +1,9 @@
-// Package process watches and ends processes that may not be children of the
-// daemon: those that an earlier daemon started, and those whose parent ended.
+// Package process watches and ends processes that may not be children of the daemon: those that
+// an earlier daemon started, and those whose parent ended. Parent reaps for a supervisor.
 //
-// A Process is a pidfd (pidfd_open(2)) and the facts that name a process for
-// good, its pid and its start time: a pid alone is given to another process
-// one day. The package keeps no state; a Process has one owner, which closes it.
+// A Process is a pidfd (pidfd_open(2)) and the facts that name a process for good, its pid and
+// its start time: the kernel reuses pids. A Process has one owner, which closes it. The only
+// global state are the children that Hold keeps from ReapOrphans.
 package process
 
 import (
@@ -20,24 +20,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone: there is no such process, or the pid is another one's by now.
+// ErrGone means that there is no such process, or that the pid is another one's by now.
 var ErrGone = errors.New("the process is gone")
 
-// Facts name a process for as long as the machine runs.
+// Facts name a process until the machine reboots.
 type Facts struct {
-	PID int `json:"pid"`
-	// StartTime is in clock ticks since boot (proc_pid_stat(5), field 22).
-	StartTime uint64 `json:"start_time"`
+	PID       int    `json:"pid"`
+	StartTime uint64 `json:"start_time"` // in clock ticks since boot (proc_pid_stat(5), field 22)
 }
 
 // Process is a process that runs, or has just ended.
 type Process struct {
 	Facts
-	// pidfd polls readable when the process has ended.
-	pidfd *os.File
+	pidfd *os.File // readable when the process has ended
 }
 
-// Open finds the process that the facts name and that runs. It must be closed.
+// Open finds the running process that the facts name. The caller closes it.
 func Open(facts Facts) (*Process, error) {
 	p, stat, err := find(facts.PID)
 	if err != nil {
@@ -49,8 +47,7 @@ func Open(facts Facts) (*Process, error) {
 	return p, nil
 }
 
-// Find finds the process that has a pid now, also one that has ended and is not reaped.
-// It must be closed.
+// Find finds the process that has a pid now, even a zombie. The caller closes it.
 func Find(pid int) (*Process, error) {
 	p, _, err := find(pid)
 	return p, err
@@ -68,10 +65,9 @@ func find(pid int) (*Process, Stat, error) {
 		return nil, Stat{}, fmt.Errorf("open process %d: %w", pid, os.NewSyscallError("pidfd_open", err))
 	}
 	p := &Process{Facts: Facts{PID: pid}, pidfd: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid))}
-	// Read after the pidfd was opened: now the pid cannot change its owner
-	// without the start time telling so.
+	// After the pidfd was opened, the start time tells if the pid has changed its owner.
 	stat, err := ReadStat(pid)
-	if errors.Is(err, ErrGone) && p.Signal(0) == nil { // it is /proc that is not there
+	if errors.Is(err, ErrGone) && p.Signal(0) == nil { // /proc is missing
 		err = errors.New(err.Error())
 	}
 	if err != nil {
@@ -91,7 +87,7 @@ func (p *Process) Signal(signal unix.Signal) error {
 	return errors.Join(err, sent)
 }
 
-// Pidfd is a further descriptor of the process's pidfd.
+// Pidfd duplicates the pidfd of the process.
 func (p *Process) Pidfd() (*os.File, error) {
 	var fd int
 	var copied error
@@ -102,7 +98,7 @@ func (p *Process) Pidfd() (*os.File, error) {
 	return os.NewFile(uintptr(fd), p.pidfd.Name()), nil
 }
 
-// Control calls do with the pidfd, which is not closed before it returns.
+// Control calls do with the pidfd, which stays open until it returns.
 func (p *Process) Control(do func(pidfd int)) error {
 	connection, err := p.pidfd.SyscallConn()
 	if err != nil {
@@ -111,11 +107,10 @@ func (p *Process) Control(do func(pidfd int)) error {
 	return connection.Control(func(fd uintptr) { do(int(fd)) })
 }
 
-// Close gives the pidfd back; a Wait that is under way ends.
+// Close closes the pidfd and ends a Wait.
 func (p *Process) Close() error { return p.pidfd.Close() }
 
-// Wait returns when the process has ended, and nil; or an error when the
-// Process was closed meanwhile. It parks the goroutine and no thread.
+// Wait returns nil at the end of the process, or an error when it is closed. It parks no thread.
 func (p *Process) Wait() error {
 	connection, err := p.pidfd.SyscallConn()
 	if err != nil {
@@ -133,9 +128,8 @@ func (p *Process) Ended() (is bool) {
 // HasEnded reports whether the process of a pidfd has ended.
 func HasEnded(pidfd int) bool { return ended(pidfd, 0) }
 
-// ended polls the pidfd for as long as the limit says. A signal cuts poll(2)
-// short, whatever SA_RESTART says, and this process gets many: SIGCHLD, and
-// those by which the Go runtime preempts its threads.
+// ended polls the pidfd up to the limit. A signal interrupts poll(2), even with SA_RESTART, and this
+// process gets many: SIGCHLD, and those by which the Go runtime preempts its threads.
 func ended(fd int, limit time.Duration) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	for deadline := time.Now().Add(limit); ; {
@@ -146,8 +140,7 @@ func ended(fd int, limit time.Duration) bool {
 	}
 }
 
-// Kill sends SIGKILL and waits for the end, no longer than the limit. If the
-// process is our child, also by adoption, it is reaped.
+// Kill sends SIGKILL and waits for the end, up to the limit. It reaps our own or adopted child.
 func (p *Process) Kill(limit time.Duration) error {
 	if err := p.Signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -163,8 +156,7 @@ func (p *Process) Kill(limit time.Duration) error {
 	return nil
 }
 
-// Reap takes the exit status of an ended process if it is our child; if not,
-// another process does.
+// Reap takes the exit status of an ended process if it is our child.
 func (p *Process) Reap() {
 	_ = p.Control(func(pidfd int) {
 		_ = unix.Waitid(unix.P_PIDFD, pidfd, nil, unix.WEXITED|unix.WNOHANG, nil)
@@ -176,21 +168,15 @@ type Stat struct {
 	State     byte
 	Parent    int
 	StartTime uint64
-	// Exiting says that it ends or has ended: it loses its namespaces and files before
-	// it is dead.
-	Exiting bool
-	// Executed says that it has executed a program since it was forked.
-	Executed bool
+	// Exiting says that it ends or has ended: it loses its namespaces and files before it is dead.
+	Exiting  bool
+	Executed bool // it has executed a program since it was forked
 }
-
-// flagExiting and flagNotExecuted are PF_EXITING and PF_FORKNOEXEC of
-// include/linux/sched.h, in field 9 of proc_pid_stat(5).
-const flagExiting, flagNotExecuted = 0x4, 0x40
 
 // Dead reports whether the process has ended and only waits to be reaped.
 func (s Stat) Dead() bool { return s.State == 'Z' || s.State == 'X' }
 
-// ReadStat reads the facts of a process; ErrGone if there is none.
+// ReadStat reads the Stat of a process; ErrGone if there is none.
 func ReadStat(pid int) (Stat, error) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
@@ -202,6 +188,7 @@ func ReadStat(pid int) (Stat, error) {
 	// The second field is a name in parentheses that may hold anything.
 	fields := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
 	const state, parent, flags, startTime = 0, 1, 6, 19 // fields 3, 4, 9 and 22 of the file
+	const flagExiting, flagNotExecuted = 0x4, 0x40      // PF_EXITING, PF_FORKNOEXEC of include/linux/sched.h
 	if len(fields) <= startTime {
 		return Stat{}, fmt.Errorf("process %d: unexpected form of its stat file", pid)
 	}
@@ -217,16 +204,15 @@ func ReadStat(pid int) (Stat, error) {
 	}, nil
 }
 
-// Monotonic is the time since the machine was started, by a clock that nobody sets.
+// Monotonic returns the time since boot, by a clock that nobody sets.
 func Monotonic() time.Duration {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
 	return time.Duration(now.Nano())
 }
 
-// BootID names the boot that the node is in. That is the machine's
-// (/proc/sys/kernel/random/boot_id); where the node is a container, in a pid namespace of
-// its own, the start of the first process there goes with it.
+// BootID names the boot of the node: the machine's (/proc/sys/kernel/random/boot_id), and in a pid
+// namespace of a container also the start time of its first process.
 func BootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	namespace, linkErr := os.Readlink("/proc/self/ns/pid")
@@ -235,20 +221,13 @@ func BootID() (string, error) {
 		return "", fmt.Errorf("read the boot id: %w", err)
 	}
 	id := strings.TrimSpace(string(data))
-	if namespace != machineNamespace {
+	if namespace != "pid:[4026531836]" { // the first one (PROC_PID_INIT_INO of linux/proc_ns.h)
 		id = fmt.Sprint(id, "+", first.StartTime)
 	}
 	return id, nil
 }
 
-// machineNamespace is the first pid namespace (PROC_PID_INIT_INO of linux/proc_ns.h).
-const machineNamespace = "pid:[4026531836]"
-
-// mostSaid is how much Said keeps, in bytes.
-const mostSaid = 64 << 10
-
-// Said keeps the beginning of what a program writes, and lets it write the rest:
-// one that floods its output costs no memory.
+// Said keeps the first 64 KiB of what a program writes and drops the rest, so a flood costs no memory.
 type Said struct {
 	mu   sync.Mutex
 	kept []byte
@@ -258,11 +237,11 @@ type Said struct {
 func (s *Said) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.kept = append(s.kept, p[:min(len(p), mostSaid-len(s.kept))]...)
+	s.kept = append(s.kept, p[:min(len(p), 64<<10-len(s.kept))]...)
 	return len(p), nil
 }
 
-// Bytes are what is kept.
+// Bytes returns what is kept.
 func (s *Said) Bytes() []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()

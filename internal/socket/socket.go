@@ -1,6 +1,6 @@
-// Package socket makes Unix sockets that only root can connect to, and checks
-// before whether a path is free; and pairs of sockets, over which descriptors come. What
-// it returns belongs to the caller; it keeps no state and has no locks.
+// Package socket makes Unix sockets that only root can connect to, checks whether their paths
+// are free, and makes socket pairs that carry descriptors. The caller owns what it returns; it
+// keeps no state and has no locks.
 package socket
 
 import (
@@ -21,8 +21,7 @@ var (
 	ErrNotSocket = errors.New("it is there and is not a socket")
 )
 
-// CheckFree returns nil if a server may listen at a path: there is nothing, or a
-// stale socket on which no process listens any more, which the caller removes.
+// CheckFree returns nil if a path is free to listen at, or has a stale socket, which the caller removes.
 func CheckFree(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -39,22 +38,17 @@ func CheckFree(path string) error {
 		_ = connection.Close()
 		return fmt.Errorf("%s: %w", path, ErrInUse)
 	}
-	// Any other error is of one that listens: EAGAIN if its backlog is full,
-	// EPROTOTYPE if it takes datagrams (unix(7)).
+	// Otherwise one listens: EAGAIN if its backlog is full, EPROTOTYPE for datagrams (unix(7)).
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", ErrInUse, err)
 }
 
-// private are the permissions of a socket that only root can connect to.
-const private = 0o600
-
-// ListenPrivate listens at a path that is free, for root alone from the first moment on:
-// bind(2) gives the path the mode that the socket has, without the umask's bits.
+// ListenPrivate listens for root alone: bind(2) gives the path the socket's mode, without the umask's bits.
 func ListenPrivate(path string) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		controlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), private) })
+		controlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) })
 		return errors.Join(controlErr, err)
 	}}
 	listener, err := config.Listen(context.Background(), "unix", path)
@@ -64,9 +58,7 @@ func ListenPrivate(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// RootOnly returns a listener that accepts connections of root alone, and of the user
-// that this process has, whatever the mode of the path has become. The kernel tells
-// who connected (SO_PEERCRED, unix(7)).
+// RootOnly returns a listener for root and the user of this process, by SO_PEERCRED (unix(7)).
 func RootOnly(listener net.Listener) net.Listener { return rootOnly{listener} }
 
 type rootOnly struct{ net.Listener }
@@ -90,7 +82,7 @@ func (l rootOnly) Accept() (net.Conn, error) {
 	}
 }
 
-// Pair returns a connection, and its other end, which is for another process.
+// Pair returns a connection and its other end, which is for another process.
 func Pair() (ours *net.UnixConn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -103,7 +95,7 @@ func Pair() (ours *net.UnixConn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
-// Conn makes a connection of the file of a Unix socket, and closes that.
+// Conn makes a connection from the file of a Unix socket, and closes the file.
 func Conn(file *os.File) (*net.UnixConn, error) {
 	connection, err := net.FileConn(file)
 	if err := errors.Join(err, file.Close()); err != nil {
@@ -112,8 +104,7 @@ func Conn(file *os.File) (*net.UnixConn, error) {
 	return connection.(*net.UnixConn), nil
 }
 
-// Receive fills a buffer with what is sent in one message, and returns the descriptors that
-// come with it: as many as there is room for, which are closed on exec; none with an error.
+// Receive fills a buffer from one message, and returns up to room descriptors in it, closed on exec.
 func Receive(connection *net.UnixConn, buffer []byte, room int) (fds []int, err error) {
 	control := make([]byte, unix.CmsgSpace(4*room))
 	_, n, _, _, err := connection.ReadMsgUnix(buffer, control)

@@ -1,17 +1,15 @@
-// Package state keeps records on disk: one small JSON file for each object,
-// in one directory for each kind of object.
+// Package state keeps records on disk: one small JSON file for each object, in one directory
+// for each kind of object.
 //
-// A write goes to a temporary file that is renamed over the old one, so a reader, and a
-// daemon that comes back after a crash, finds the old record or the new one. A durable
-// write survives a power cut when it has returned.
+// A write renames a temporary file over the old one, so readers, and a daemon after a crash,
+// find the old record or the new one. A durable write survives a power cut once it returns.
 //
-// Every file carries the version of its schema. A record that cannot be decoded
-// (truncated, garbage, or of no schema) is moved to the directory "quarantine" next
-// to the records; one that cannot be read now stays where it is. Neither stops the
-// others from being read.
+// Every file carries the version of its schema. A record that cannot be decoded (truncated,
+// garbage, or of no schema) moves to the directory "quarantine" next to the records; one that
+// cannot be read now stays. Neither prevents the reading of others.
 //
-// The package has no lock, and no state in memory but the ids that Objects leaves
-// alone: writers of one record are kept apart by the object that it belongs to.
+// The package has no lock, and no state in memory but what Objects leaves alone; the object
+// that a record belongs to keeps its writers apart.
 package state
 
 import (
@@ -29,8 +27,7 @@ import (
 	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
-// ReadFile reads a file, and nothing else: what stands in its place, a directory or
-// a fifo, is an error and does not block.
+// ReadFile reads a regular file. A directory or a fifo in its place is an error and does not block.
 func ReadFile(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -47,9 +44,8 @@ func ReadFile(path string) ([]byte, error) {
 	return io.ReadAll(file)
 }
 
-// WriteFile replaces the file at path with data in one step. With durable it
-// returns only when the data and the name are on the disk (fsync(2) of the
-// file and of its directory).
+// WriteFile replaces the file at path in one step. With durable it returns once the data and the name
+// are on the disk (fsync(2) of the file and its directory).
 func WriteFile(path string, data []byte, durable bool) error {
 	temporary, err := writeTemporary(path, data, durable)
 	if err != nil {
@@ -83,8 +79,7 @@ func writeTemporary(path string, data []byte, durable bool) (string, error) {
 	return file.Name(), nil
 }
 
-// ClearTemporary removes the temporary files of writes to a directory that were
-// cut off. No other process may write there.
+// ClearTemporary removes temporary files of interrupted writes, where no other process writes.
 func ClearTemporary(directory string) error {
 	entries, err := os.ReadDir(directory)
 	for _, entry := range entries {
@@ -98,13 +93,10 @@ func ClearTemporary(directory string) error {
 	return nil
 }
 
-// IsTemporary reports whether a file's name is that of a write that has not come
-// to its end, or was cut off.
+// IsTemporary reports whether a file name is that of a write under way, or interrupted.
 func IsTemporary(name string) bool { return strings.HasPrefix(name, temporaryPrefix) }
 
-// RemoveAll is os.RemoveAll, save that what is not there is no error on a
-// file system that cannot be written, either: unlink(2) and rmdir(2) say EROFS
-// before they look.
+// RemoveAll is os.RemoveAll, but ignores a missing path on a read-only file system: unlink(2) says EROFS.
 func RemoveAll(path string) error {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -112,7 +104,7 @@ func RemoveAll(path string) error {
 	return os.RemoveAll(path)
 }
 
-// syncFile waits until the file, or the names of a directory, are on the disk.
+// syncFile waits until a file, or the names in a directory, are on the disk.
 func syncFile(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -124,12 +116,10 @@ func syncFile(path string) error {
 	return nil
 }
 
-// quarantine is the directory, next to the records, of those that cannot be
-// decoded. What such a record describes is left alone for as long as it is there.
+// quarantine is the directory of records that cannot be decoded. What they describe is left alone.
 const quarantine = "quarantine"
 
-// Quarantine moves the record of id into quarantine, for a reason that the reader
-// of the record found. Where it cannot be moved it stays, and the reason says so.
+// Quarantine moves the record of id into quarantine, for a reason, or else says that it could not.
 func (r *Records[T]) Quarantine(id string, reason error) Bad {
 	to := filepath.Join(r.directory, quarantine, id+suffix)
 	err := os.MkdirAll(filepath.Dir(to), 0o700)
@@ -142,14 +132,13 @@ func (r *Records[T]) Quarantine(id string, reason error) Bad {
 	return Bad{ID: id, Path: to, Reason: reason}
 }
 
-// Quarantined lists the records that are in quarantine, since now or earlier.
+// Quarantined lists the records in quarantine.
 func (r *Records[T]) Quarantined() []string {
 	paths, _ := Quarantined(r.directory) // what cannot be listed cannot be shown
 	return paths
 }
 
-// Quarantined lists the files in quarantine next to the records of a directory.
-// After an error any record may be among them.
+// Quarantined lists the files in quarantine in a directory. After an error any record may be among them.
 func Quarantined(directory string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(directory, quarantine))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -167,11 +156,10 @@ func Quarantined(directory string) ([]string, error) {
 	return paths, nil
 }
 
-// IDOf is whose record a file is.
+// IDOf returns whose record a file is.
 func IDOf(path string) string { return strings.TrimSuffix(filepath.Base(path), suffix) }
 
-// Retry puts a record in quarantine back among the others if it can be decoded as a T by
-// now: an administrator may have repaired it. The daemon that starts next reads it.
+// Retry moves a record out of quarantine if it can be decoded as a T by now. The next daemon reads it.
 func Retry[T any](path string) error {
 	directory := filepath.Dir(filepath.Dir(path))
 	data, err := ReadFile(path)
@@ -182,14 +170,13 @@ func Retry[T any](path string) error {
 		return err
 	}
 	to := filepath.Join(directory, filepath.Base(path))
-	if err := os.Link(path, to); err != nil { // one that is there is not replaced
+	if err := os.Link(path, to); err != nil { // replaces nothing
 		return err
 	}
 	return GiveUp(path)
 }
 
-// GiveUp removes a record in quarantine: the daemon that starts next takes what it
-// described for orphans.
+// GiveUp removes a record in quarantine: the next daemon takes what it described for orphans.
 func GiveUp(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err

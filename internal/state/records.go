@@ -18,7 +18,7 @@ const (
 	temporaryPrefix = ".new-"
 )
 
-// Records are the records of one kind: the files ID.json of one directory.
+// Records are the records of one kind: the files ID.json of a directory.
 type Records[T any] struct {
 	directory string
 	version   int
@@ -26,17 +26,15 @@ type Records[T any] struct {
 	writer    string
 }
 
-// envelope is what stands in a file: the record, the version of its schema, and
-// which program wrote it.
+// envelope is the content of a file: the record, its schema, and the program that wrote it.
 type envelope[T any] struct {
 	Version int    `json:"version"`
 	Writer  string `json:"writer,omitempty"`
 	Record  T      `json:"record"`
 }
 
-// Open makes the directory if it is not there and returns its records. A
-// durable kind survives a power cut; version is the schema that this program
-// writes and the newest one that it reads.
+// Open returns the records of a directory, which it makes if missing. version is the schema that this
+// program writes, and the newest that it reads; durable records survive a power cut.
 func Open[T any](directory string, version int, durable bool) (*Records[T], error) {
 	if err := os.MkdirAll(directory, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory for records: %w", err)
@@ -44,18 +42,16 @@ func Open[T any](directory string, version int, durable bool) (*Records[T], erro
 	return &Records[T]{directory: directory, version: version, durable: durable}, nil
 }
 
-// WrittenBy names the program that writes from now on, with its version: what a
-// program reads that is older than the schema names the build that can.
+// WrittenBy sets the writer with its version, which a program that is too old for the schema names.
 func (r *Records[T]) WrittenBy(writer string) { r.writer = writer }
 
-// Path is where the record of id stands.
+// Path is the file of the record of id.
 func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, id+suffix) }
 
 // Write replaces the record of id.
 func (r *Records[T]) Write(id string, record T) error { return r.write(id, record, r.durable) }
 
-// Update replaces the record of id, if there is one: fs.ErrNotExist where another process
-// has removed it.
+// Update replaces the record of id; fs.ErrNotExist if another process removed it.
 func (r *Records[T]) Update(id string, record T) error {
 	if _, err := os.Lstat(r.Path(id)); err != nil {
 		return err
@@ -63,11 +59,10 @@ func (r *Records[T]) Update(id string, record T) error {
 	return r.Write(id, record)
 }
 
-// Put replaces the record of id for all that read it from now on, after a crash
-// of the daemon too; a power cut may still undo it, until Sync returns.
+// Put replaces the record of id, even for a daemon after a crash, but a power cut may undo it until Sync.
 func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false) }
 
-// Sync makes what Put has written durable.
+// Sync makes what Put wrote durable.
 func (r *Records[T]) Sync(id string) error {
 	if err := syncFile(r.Path(id)); err != nil {
 		return fmt.Errorf("sync the record of %s: %w", id, err)
@@ -86,12 +81,11 @@ func (r *Records[T]) write(id string, record T, durable bool) error {
 	return nil
 }
 
-// Remove deletes the record of id, one in quarantine too; one that is not there
-// is no error.
+// Remove deletes the record of id, even in quarantine. It is no error if there is none.
 func (r *Records[T]) Remove(id string) error {
 	found := false
 	for _, path := range []string{filepath.Join(r.directory, quarantine, id+suffix), r.Path(id)} {
-		// Looked for first: on a read-only file system unlink(2) fails also for what is not there.
+		// On a read-only file system unlink(2) fails even if there is no file.
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -107,8 +101,7 @@ func (r *Records[T]) Remove(id string) error {
 	return syncFile(r.directory)
 }
 
-// IDs lists whose records stand in a directory, without reading them; none if
-// there is no such directory.
+// IDs lists whose records a directory has, without reading them; none without the directory.
 func IDs(directory string) ([]string, error) {
 	entries, err := os.ReadDir(directory)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -123,24 +116,22 @@ func IDs(directory string) ([]string, error) {
 	return ids, nil
 }
 
-// Bad is a record that could not be read, or not be decoded, and where it is.
+// Bad is a record that could not be read or decoded, and its path.
 type Bad struct {
 	ID     string
 	Path   string
 	Reason error
 }
 
-// errUndecodable marks the errors of a file that was read and makes no sense.
+// errUndecodable marks errors of a file that was read and makes no sense.
 var errUndecodable = errors.New("cannot be decoded")
 
-// ErrLaterSchema is the error of a record that a later version of the program
-// wrote. To continue without it would take what it describes for orphans.
+// ErrLaterSchema marks a record of a later version. If it were ignored, its object would be an orphan.
 var ErrLaterSchema = errors.New("written by a later version")
 
-// Load reads all records and clears away the temporary files of writes that were
-// cut off. A file that cannot be decoded goes into quarantine; one that cannot
-// be read (EIO, EMFILE, EACCES) stays where it is, for the next Load. Neither
-// stops the others. A record of a later schema does: ErrLaterSchema.
+// Load reads all records and clears the temporary files of interrupted writes. A file that cannot be
+// decoded goes into quarantine; one that cannot be read (EIO, EMFILE, EACCES) stays for the next Load.
+// Only a record of a later schema stops it, with ErrLaterSchema.
 func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 	if err := ClearTemporary(r.directory); err != nil {
 		return nil, nil, err
@@ -168,7 +159,7 @@ func (r *Records[T]) Load() (map[string]T, []Bad, error) {
 			records[id] = record
 		}
 	}
-	_, err = Quarantined(r.directory) // what cannot be listed may hold any record
+	_, err = Quarantined(r.directory) // if it cannot be listed, it may hold any record
 	return records, bad, err
 }
 
@@ -195,8 +186,7 @@ func (r *Records[T]) decode(path string, data []byte) (T, error) {
 	return e.Record, nil
 }
 
-// Peek reads one record of a directory that another process writes, of any schema.
-// T may have only some of its fields.
+// Peek reads one record of any schema that another process writes. T may have only some fields.
 func Peek[T any](directory, id string) (record T, err error) {
 	data, err := ReadFile((&Records[T]{directory: directory}).Path(id))
 	if err != nil {
@@ -212,24 +202,21 @@ func Peek[T any](directory, id string) (record T, err error) {
 	return *e.Record, nil
 }
 
-// Objects are the files of one kind of object, a pod say: the record of what
-// each was made from, and the facts of what became of it. An object whose files
-// cannot be read is left alone: nothing of it is changed or removed.
+// Objects are the files of one kind of object: the record that each was made from, and the facts of what
+// became of it. An object with unreadable files is not changed or removed: it is left alone.
 type Objects[R, F any] struct {
 	Records *Records[R]
 	Facts   *Records[F]
 
-	// leftAlone are the ids of records in quarantine and of those that could not
-	// be read, unread the files of the latter. Load and Quarantine change them,
-	// which one goroutine calls before others read.
+	// leftAlone are the ids of records in quarantine and of unreadable ones; unread are files of the latter.
+	// Both change in Load and Quarantine only, in one goroutine before others read.
 	leftAlone map[string]bool
 	unread    []string
 	logger    *slog.Logger
 	kind      string
 }
 
-// OpenObjects opens the records and the facts of a kind of object, in two directories;
-// kind is what an object is called in the log, writer the version of the program.
+// OpenObjects opens the two directories of a kind of object; writer is the version of the program.
 func OpenObjects[R, F any](kind, records, facts, writer string, logger *slog.Logger) (*Objects[R, F], error) {
 	o := &Objects[R, F]{leftAlone: make(map[string]bool), logger: logger, kind: kind}
 	var err error
@@ -243,9 +230,8 @@ func OpenObjects[R, F any](kind, records, facts, writer string, logger *slog.Log
 	return o, nil
 }
 
-// Load reads all records and facts, as Records.Load does. A record that says it
-// is another object's goes into quarantine. lost are the ids whose facts could
-// not be read.
+// Load reads all records and facts, like Records.Load. A record that claims to be another object's goes
+// into quarantine. lost are the ids of unreadable facts.
 func (o *Objects[R, F]) Load(idOf func(R) string) (records map[string]R, facts map[string]F, lost []string, err error) {
 	records, bad, err := o.Records.Load()
 	if err != nil {
@@ -287,13 +273,12 @@ func (o *Objects[R, F]) LeaveAlone(id string) { o.leftAlone[id] = true }
 // LeftAlone reports whether the object with the id is left alone.
 func (o *Objects[R, F]) LeftAlone(id string) bool { return o.leftAlone[id] }
 
-// Quarantined are the files of records and facts that cannot be read.
+// Quarantined returns the files of unreadable records and facts.
 func (o *Objects[R, F]) Quarantined() []string {
 	return slices.Concat(o.Records.Quarantined(), o.Facts.Quarantined(), o.unread)
 }
 
-// report logs which file could not be read. One that is not in quarantine is
-// read again by the next daemon.
+// report logs an unreadable file. Outside quarantine the next daemon reads it again.
 func (o *Objects[R, F]) report(b Bad) {
 	o.logger.Error("a record cannot be read: its object is left alone; 'minicri check' says what to do", o.kind, b.ID, "file", b.Path, "err", b.Reason)
 	if dir := filepath.Dir(b.Path); dir == o.Records.directory || dir == o.Facts.directory {
