@@ -29,8 +29,8 @@
 //
 // # On disk
 //
-// Everything lies below <Root>/image and one process holds it at a time (the
-// database is locked):
+// Everything lies below <Root>/image. One process holds it at a time (meta.db is
+// locked); while none does, OpenToLook reads it and changes nothing:
 //
 //	meta.db      records, leases, labels, snapshot names (bbolt)
 //	content/     manifests, configurations, layers under way

@@ -10,12 +10,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay/overlayutils"
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/minicri/minicri/internal/tree"
@@ -44,12 +47,16 @@ func LayersDir(root string) string {
 	return filepath.Join(root, "image", snapshotterKey, "snapshots")
 }
 
-// openOverlay makes removals cheap: directories are deleted by the sweep.
-func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
-	meta, err := storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
-		*o = *boltOptions()
+func openSnapshotRecords(dir string, options *bolt.Options) (*storage.MetaStore, error) {
+	return storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
+		*o = *options
 		return nil
 	})
+}
+
+// openOverlay makes removals cheap: directories are deleted by the sweep.
+func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
+	meta, err := openSnapshotRecords(dir, boltOptions())
 	if err != nil {
 		return nil, err
 	}
@@ -128,3 +135,55 @@ func (s *snapshotter) setAside(ctx context.Context) (paths []string, err error) 
 	}
 	return paths, err
 }
+
+// OpenToLook opens a store that is there, for List, Get and Describe alone. It changes
+// nothing on the disk, which may be read-only, and leaves what a pull began to the next
+// daemon. A store that another process holds is an ErrUnavailable.
+//
+// It reads the files of blobs and the records of layers itself, because the library's
+// stores write to their directories when they are opened.
+func OpenToLook(ctx context.Context, config Config) (*Store, error) {
+	config.setDefaults()
+	s, options := newStore(config), boltOptions()
+	options.ReadOnly = true
+	file, err := openDatabase(s.dir, options)
+	if err != nil {
+		return nil, fmt.Errorf("read image store %s: %w", s.dir, err)
+	}
+	meta, err := openSnapshotRecords(filepath.Join(s.dir, snapshotterKey), options)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read image store %s: open snapshots: %w", s.dir, err), file.Close())
+	}
+	s.assemble(file, blobFiles{dir: filepath.Join(s.dir, "content", "blobs")}, &snapshotter{Snapshotter: layerRecords{meta: meta}})
+	if err := s.readRecords(s.scope(ctx)); err != nil {
+		return nil, errors.Join(fmt.Errorf("read image store %s: %w", s.dir, err), s.Close())
+	}
+	return s, nil
+}
+
+// blobFiles reads the files of a content store. The database, open for reading, refuses
+// the other methods of content.Store before it calls them.
+type blobFiles struct {
+	content.Store
+	dir string
+}
+
+func (b blobFiles) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	return local.OpenReader(filepath.Join(b.dir, desc.Digest.Algorithm().String(), desc.Digest.Encoded()))
+}
+
+// layerRecords reads the database of a snapshotter.
+type layerRecords struct {
+	snapshots.Snapshotter
+	meta *storage.MetaStore
+}
+
+func (l layerRecords) Stat(ctx context.Context, key string) (info snapshots.Info, err error) {
+	err = l.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
+		_, info, _, err = storage.GetInfo(ctx, key)
+		return err
+	})
+	return info, err
+}
+
+func (l layerRecords) Close() error { return l.meta.Close() }

@@ -121,14 +121,7 @@ const snapshotterKey = "overlayfs"
 // holds is an ErrUnavailable.
 func Open(ctx context.Context, config Config) (*Store, error) {
 	config.setDefaults()
-	dir := filepath.Join(config.Root, "image")
-	s := &Store{
-		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger),
-		locks: locks{held: map[string]*hold{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd),
-	}
-	s.ctx, s.end = context.WithCancelCause(context.Background())
-	s.unmounted.SetLimit(closesAtOnce)
-	s.reloaded.Store(&config)
+	s := newStore(config)
 	if err := s.open(ctx); err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", s.dir, err)
 	}
@@ -140,6 +133,18 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	return s, nil
 }
 
+func newStore(config Config) *Store {
+	dir := filepath.Join(config.Root, "image")
+	s := &Store{
+		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger),
+		locks: locks{held: map[string]*hold{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd),
+	}
+	s.ctx, s.end = context.WithCancelCause(context.Background())
+	s.unmounted.SetLimit(closesAtOnce)
+	s.reloaded.Store(&config)
+	return s
+}
+
 func boltOptions() *bolt.Options {
 	return &bolt.Options{
 		Timeout:        2 * time.Second, // for a store that is just being closed
@@ -149,17 +154,25 @@ func boltOptions() *bolt.Options {
 	}
 }
 
-// open puts containerd's stores together.
+// openDatabase waits a moment for a process that holds the database.
+func openDatabase(dir string, options *bolt.Options) (*bolt.DB, error) {
+	file, err := bolt.Open(filepath.Join(dir, "meta.db"), 0o600, options)
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("held by another process, is a daemon running? %w", errdefs.ErrUnavailable)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open meta.db: %w", err)
+	}
+	return file, nil
+}
+
 func (s *Store) open(ctx context.Context) (err error) {
 	if err := errors.Join(os.MkdirAll(s.dir, 0o700), os.MkdirAll(filepath.Join(s.dir, emptyDir), 0o755)); err != nil {
 		return err
 	}
-	file, err := bolt.Open(filepath.Join(s.dir, "meta.db"), 0o600, boltOptions())
-	if errors.Is(err, bolterrors.ErrTimeout) {
-		return fmt.Errorf("held by another process, is a daemon running? %w", errdefs.ErrUnavailable)
-	}
+	file, err := openDatabase(s.dir, boltOptions())
 	if err != nil {
-		return fmt.Errorf("open meta.db: %w", err)
+		return err
 	}
 	defer func() {
 		if err != nil {
@@ -170,16 +183,22 @@ func (s *Store) open(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("open content: %w", err)
 	}
-	if s.overlay, err = openOverlay(ctx, filepath.Join(s.dir, snapshotterKey)); err != nil {
+	layers, err := openOverlay(ctx, filepath.Join(s.dir, snapshotterKey))
+	if err != nil {
 		return fmt.Errorf("open snapshots: %w", err)
 	}
-	s.db = metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: s.overlay})
-	s.content, s.snapshots = s.db.ContentStore(), s.db.Snapshotter(snapshotterKey)
-	s.images, s.leases = metadata.NewImageStore(s.db), metadata.NewLeaseManager(s.db)
+	s.assemble(file, blobs, layers)
 	if err := s.db.Init(ctx); err != nil {
-		return errors.Join(fmt.Errorf("prepare meta.db: %w", err), s.overlay.Close())
+		return errors.Join(fmt.Errorf("prepare meta.db: %w", err), layers.Close())
 	}
 	return nil
+}
+
+// assemble puts containerd's stores together.
+func (s *Store) assemble(file *bolt.DB, blobs content.Store, layers *snapshotter) {
+	s.overlay, s.db = layers, metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: layers})
+	s.content, s.snapshots = s.db.ContentStore(), s.db.Snapshotter(snapshotterKey)
+	s.images, s.leases = metadata.NewImageStore(s.db), metadata.NewLeaseManager(s.db)
 }
 
 // openContent removes unfinished downloads: they belong to pulls of a

@@ -152,6 +152,16 @@ func TestCollectionOfANewStore(t *testing.T) {
 	checkLeft(t, openStore(t), leftovers{})
 }
 
+func TestStoreWritesNothingOutsideItsDirectory(t *testing.T) {
+	root := t.TempDir()
+	openStoreAt(t, root)
+	all, err := os.ReadDir(root)
+	must(t, err)
+	if len(all) != 1 || all[0].Name() != "image" {
+		t.Fatalf("root holds %v, want image alone", all)
+	}
+}
+
 func writeFile(t testing.TB, path, text string) {
 	t.Helper()
 	must(t, os.WriteFile(path, []byte(text), 0o600))

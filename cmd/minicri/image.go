@@ -107,7 +107,11 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	if _, err := os.Stat(filepath.Join(options.Store.Root, "image")); err != nil && verb != "pull" && verb != "import" {
 		return images, nil, fmt.Errorf("no daemon serves, and there are no images of one: %w", err)
 	}
-	store, err := image.Open(ctx, options.Store)
+	looks, open := verb == "ls" || verb == "inspect", image.Open
+	if looks {
+		open = image.OpenToLook
+	}
+	store, err := open(ctx, options.Store)
 	if err != nil {
 		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
 	}
@@ -119,7 +123,7 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	return inspect.NewClientBy("in this process", listener.DialContext), func() error {
 		err := inspect.Stop(server, time.Minute) // an interrupted pull or import ends before the store is closed
 		<-served
-		if verb == "ls" || verb == "inspect" || verb == "save" {
+		if looks || verb == "save" {
 			return errors.Join(err, store.Close())
 		}
 		return errors.Join(err, store.Collect(context.WithoutCancel(ctx)), store.Close())
