@@ -22,20 +22,15 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Import reads a tar archive as docker save or an OCI layout writes it, also
-// compressed, and returns the images in it, complete and durable: all of them, with
-// all of their names, or none. An image without a name is known by its id. Verifiers
-// are not asked: an archive is brought by the node's administrator.
-func (s *Store) Import(ctx context.Context, file io.Reader) ([]Image, error) {
-	imported, err := s.importAll(s.scope(ctx), file)
-	if err != nil {
-		return nil, fmt.Errorf("import images: %w", err)
-	}
-	return imported, nil
-}
-
-func (s *Store) importAll(ctx context.Context, file io.Reader) ([]Image, error) {
-	ctx, release, err := s.lease(ctx)
+// Import makes all images of a tar archive, a docker save or an OCI layout, complete and
+// durable, or none. It asks no verifiers: the node's administrator brings the archive.
+func (s *Store) Import(ctx context.Context, file io.Reader) (_ []Image, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("import images: %w", err)
+		}
+	}()
+	ctx, release, err := s.lease(s.scope(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -59,8 +54,7 @@ func (s *Store) importAll(ctx context.Context, file io.Reader) ([]Image, error) 
 	return all, nil
 }
 
-// readArchive stores the blobs, each under the digest of its bytes, and returns
-// what the archive's index lists.
+// readArchive stores the blobs and returns what the archive's index lists.
 func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Descriptor, error) {
 	plain, err := decompress(ctx, file, s.zstd)
 	if err != nil {
@@ -119,39 +113,34 @@ func (s *Store) archived() route {
 	return route{platform: nodePlatform(), get: present, locks: s.locks.forPull(s.config.waitWindow), report: unreported}
 }
 
-// nameInArchive takes the full name where there is one; the annotation of the
-// OCI layout is often the tag alone, which names no image. An image without a name is
-// recorded under its digest.
+// nameInArchive prefers the full name: the OCI layout's annotation is often a tag alone,
+// which names no image. An image without a name is recorded under its digest.
 func nameInArchive(target ocispec.Descriptor) string {
 	if ref, err := ParseReference(target.Annotations[images.AnnotationImageName]); err == nil {
 		return ref.String()
 	}
-	if name := target.Annotations[ocispec.AnnotationRefName]; name != "" {
-		if ref, err := ParseReference(name); err == nil && ref.String() == name {
-			return name
-		}
+	name := target.Annotations[ocispec.AnnotationRefName]
+	if ref, err := ParseReference(name); err == nil && ref.String() == name {
+		return name
 	}
 	return target.Digest.String()
 }
 
-// Save writes an image with its tags as a tar archive, an OCI layout that docker
-// load reads too. Layers that were kept (KeepLayers) are the registry's bytes. Else the
-// layers are archived anew: the same files, but digests, and so an id, of their
-// own. Of extended attributes capabilities alone are archived then, as docker save
-// does.
-func (s *Store) Save(ctx context.Context, refOrID string, w io.Writer) error {
-	if err := s.save(s.scope(ctx), refOrID, w); err != nil {
-		return fmt.Errorf("save image %s: %w", refOrID, err)
-	}
-	return nil
-}
-
-func (s *Store) save(ctx context.Context, refOrID string, w io.Writer) error {
+// Save writes an image with its tags as an OCI layout in a tar archive, which docker load
+// reads too. Layers that were not kept (KeepLayers) are archived anew: with the same
+// files, but other digests and so another id, and of extended attributes with
+// capabilities alone, as docker save does.
+func (s *Store) Save(ctx context.Context, refOrID string, w io.Writer) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("save image %s: %w", refOrID, err)
+		}
+	}()
 	image, config, err := s.read(ctx, refOrID)
 	if err != nil {
 		return err
 	}
-	ctx, release, err := s.lease(ctx)
+	ctx, release, err := s.lease(s.scope(ctx))
 	if err != nil {
 		return err
 	}
@@ -176,8 +165,8 @@ func (s *Store) save(ctx context.Context, refOrID string, w io.Writer) error {
 	return archive.Export(ctx, s.content, w, archive.WithManifest(manifest, image.RepoTags...))
 }
 
-// layersKept reports whether all layers of a manifest are labelled and there: the
-// collection may take those without a label at any moment.
+// layersKept reports whether all layers of a manifest are there and labelled, so that no
+// collection takes them.
 func (s *Store) layersKept(ctx context.Context, manifest ocispec.Descriptor) (bool, error) {
 	info, err := s.content.Info(ctx, manifest.Digest)
 	if err != nil {
@@ -200,8 +189,8 @@ func (s *Store) layersKept(ctx context.Context, manifest ocispec.Descriptor) (bo
 	return kept, nil
 }
 
-// archiveLayers archives the layers of a chain, the bottom one first. Views and
-// blobs are the lease's: should this process be killed, they go with it.
+// archiveLayers archives the layers of a chain, the bottom one first. The lease holds
+// the views and blobs, so that they go with it if this process is killed.
 func (s *Store) archiveLayers(ctx context.Context, chain string) (archived []ocispec.Descriptor, err error) {
 	differ := walking.NewWalkingDiff(s.content)
 	for chain != "" {
@@ -220,9 +209,8 @@ func (s *Store) archiveLayers(ctx context.Context, chain string) (archived []oci
 	return archived, nil
 }
 
-// writeManifest stores the image's configuration with the layers as they are
-// archived, and a manifest of both. What else is in the configuration stays, known to
-// this program or not.
+// writeManifest stores the configuration with the layers as they are archived, and a
+// manifest of both. Unknown fields of the configuration stay.
 func (s *Store) writeManifest(ctx context.Context, config []byte, archived []ocispec.Descriptor) (desc ocispec.Descriptor, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(config, &fields); err != nil {

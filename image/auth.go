@@ -24,10 +24,9 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// Auth is what a pull may show a registry. It is used for the pull and not kept.
-// The first form that is set counts: registry token, identity token, Auth,
-// username and password. An entry of a docker config.json has these fields, in small
-// letters.
+// Auth is what a pull may show a registry; it is not kept. The first form that is set
+// counts: registry token, identity token, Auth, username and password. The fields are
+// those of an entry of a docker config.json.
 type Auth struct {
 	Username      string
 	Password      string
@@ -43,9 +42,8 @@ func (a Auth) String() string { return "credentials" }
 // GoString does so for %#v.
 func (a Auth) GoString() string { return "image.Auth{...}" }
 
-// login returns what the token protocol asks for; an empty user makes secret a
-// refresh token. Auth that is not base64 of user:password is an ErrInvalidArgument,
-// without the decoder's error, which quotes the secret's position.
+// login returns what the token protocol asks for; without a user, secret is a refresh
+// token. Errors leave out the decoder's, which quotes the secret's position.
 func (a Auth) login() (user, secret string, err error) {
 	switch {
 	case a.IdentityToken != "":
@@ -66,9 +64,7 @@ type credentials struct {
 	registry string // of the reference
 	request  Auth
 	config   dockerConfig
-	// own are the hosts that the pull's configuration names: the registry's and its
-	// mirrors'. What they redirect to, or name in an answer, is not one of them.
-	own sync.Map
+	own      sync.Map // the registry's host and its mirrors', not what these redirect to or name
 }
 
 func (c *credentials) isOwn(host string) bool {
@@ -76,10 +72,8 @@ func (c *credentials) isOwn(host string) bool {
 	return own
 }
 
-// forHost returns the credentials for host. A mirror that the node's config.json
-// knows gets those; the pull's are for the registry, and for mirrors which the
-// node's administrator set without credentials of their own. A host that is
-// neither is shown none, whatever it asks for.
+// forHost returns the credentials for host. The pull's are for the registry, and for
+// mirrors without any in config.json. Other hosts get none, whatever they ask for.
 func (c *credentials) forHost(ctx context.Context, host string) (Auth, error) {
 	if !c.isOwn(host) {
 		return Auth{}, nil
@@ -104,8 +98,7 @@ func (c *credentials) login(ctx context.Context, host string) (user, secret stri
 	return shown.login()
 }
 
-// token is the registry token for host. Without one in sight no helper is asked: most
-// pulls need no credentials.
+// token is the registry token for host. Without one in sight it asks no helper.
 func (c *credentials) token(ctx context.Context, host string) (string, error) {
 	if configured, _ := c.config.lookup(host); c.request.RegistryToken == "" && configured.RegistryToken == "" {
 		return "", nil
@@ -114,14 +107,12 @@ func (c *credentials) token(ctx context.Context, host string) (string, error) {
 	return shown.RegistryToken, err
 }
 
-// hostOf takes the host out of what config.json and the kubelet call a server:
-// https://index.docker.io/v1/, registry:5000, registry.
+// hostOf returns the host of a server such as https://index.docker.io/v1/ or registry:5000.
 func hostOf(server string) string {
-	_, address, isURL := strings.Cut(server, "://")
-	if !isURL {
-		address = server
+	if _, address, isURL := strings.Cut(server, "://"); isURL {
+		server = address
 	}
-	host, _, _ := strings.Cut(address, "/")
+	host, _, _ := strings.Cut(server, "/")
 	return host
 }
 
@@ -129,15 +120,14 @@ func hostOf(server string) string {
 func sameHost(a, b string) bool { return strings.EqualFold(canonicalHost(a), canonicalHost(b)) }
 
 func canonicalHost(host string) string {
-	switch host {
-	case "registry-1.docker.io", "index.docker.io":
+	if host == "registry-1.docker.io" || host == "index.docker.io" {
 		return "docker.io"
 	}
 	return host
 }
 
-// authorizer keeps credentials with the host that they are for. Where that host
-// redirects to, a second authorizer answers, which has none.
+// authorizer shows credentials to one host. Where that host redirects to, a second
+// authorizer answers, which has none.
 type authorizer struct {
 	host      string
 	token     string // a registry token, sent as it is; "" for the token protocol
@@ -172,15 +162,12 @@ func (a authorizer) AddResponses(ctx context.Context, responses []*http.Response
 // dockerConfig is the part of a docker config.json that says where credentials are.
 // https://docs.docker.com/reference/cli/docker/login/
 type dockerConfig struct {
-	Auths map[string]Auth `json:"auths"`
-	// CredHelpers names the credential helpers of registries, CredsStore that of
-	// all others.
-	CredHelpers map[string]string `json:"credHelpers"`
-	CredsStore  string            `json:"credsStore"`
+	Auths       map[string]Auth   `json:"auths"`
+	CredHelpers map[string]string `json:"credHelpers"` // by registry
+	CredsStore  string            `json:"credsStore"`  // the helper of all others
 }
 
-// checkDockerConfig returns what pulls will not find in the file, although somebody
-// has configured it.
+// checkDockerConfig returns what pulls will miss in a file that is configured.
 func checkDockerConfig(path string) error {
 	config, err := readDockerConfig(path)
 	if path == "" || err != nil {
@@ -197,29 +184,23 @@ func checkDockerConfig(path string) error {
 	return nil
 }
 
-// readDockerConfig is called at each pull, so that a changed file counts at
-// once. No path and no file are no credentials.
-func readDockerConfig(path string) (dockerConfig, error) {
-	if path == "" {
-		return dockerConfig{}, nil
-	}
+// readDockerConfig runs at each pull. A file that is not there has no credentials.
+func readDockerConfig(path string) (config dockerConfig, err error) {
 	data, err := state.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return dockerConfig{}, nil
+		return config, nil
 	}
 	if err != nil {
-		return dockerConfig{}, fmt.Errorf("read registry credentials: %w", err)
+		return config, fmt.Errorf("read registry credentials: %w", err)
 	}
-	var config dockerConfig
 	if err := json.Unmarshal(data, &config); err != nil {
-		return dockerConfig{}, fmt.Errorf("read registry credentials %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
+		return config, fmt.Errorf("read registry credentials %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
 	}
 	return config, nil
 }
 
 func (c dockerConfig) lookup(host string) (Auth, bool) { return byHost(c.Auths, host) }
 
-// byHost finds what a config.json has for a host.
 func byHost[T any](all map[string]T, host string) (found T, known bool) {
 	for server, one := range all {
 		if sameHost(hostOf(server), host) {
@@ -229,7 +210,7 @@ func byHost[T any](all map[string]T, host string) (found T, known bool) {
 	return found, false
 }
 
-// ask returns the credentials for host: those that a helper has, or else the file's.
+// ask returns the credentials for host, those of a helper before the file's.
 func (c dockerConfig) ask(ctx context.Context, host string) (Auth, bool, error) {
 	name, known := byHost(c.CredHelpers, host)
 	if !known {
@@ -247,13 +228,11 @@ func (c dockerConfig) ask(ctx context.Context, host string) (Auth, bool, error) 
 
 const (
 	helperPrefix = "docker-credential-"
-	// helperLimit is how long a helper may take: some ask a service.
-	helperLimit = 30 * time.Second
+	helperLimit  = 30 * time.Second // some helpers ask a service
 )
 
-// askHelper runs a credential helper
-// (https://docs.docker.com/reference/cli/docker/login/#credential-helper-protocol).
-// One that is not installed has no credentials.
+// askHelper runs a credential helper; one that is not installed has no credentials.
+// https://docs.docker.com/reference/cli/docker/login/#credential-helper-protocol
 func askHelper(ctx context.Context, name, host string, limit time.Duration) (Auth, error) {
 	server := host
 	if host == "docker.io" {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,12 +13,86 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/metadata/boltutil"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
 )
+
+// Image is a copy: later pulls and removals do not change it.
+type Image struct {
+	ID          string   // the digest of the configuration, sha256:<hex>
+	RepoTags    []string // sorted, as RepoDigests are
+	RepoDigests []string
+	Size        int64         // bytes, unpacked; shared layers count in full
+	Pinned      bool          // must not be removed to make room
+	UserText    string        // the user and perhaps the group, as the author wrote it
+	Spec        ocispec.Image // the configuration without its history; only Get reads it
+	ChainID     string        // names the snapshot of the topmost layer; empty without layers
+	Target      digest.Digest // of the manifest or index that the newest record points at
+
+	target ocispec.Descriptor
+	names  []string // of all records, also of those without a repository
+}
+
+// User returns the user's number as uid, or its name. Without a user it is uid 0.
+func (i Image) User() (uid *int64, name string) {
+	user, _, _ := strings.Cut(i.UserText, ":")
+	if user == "" {
+		user = "0"
+	}
+	if n, err := strconv.ParseInt(user, 10, 64); err == nil {
+		return &n, ""
+	}
+	return nil, user
+}
+
+// ParseReference normalises a name: busybox is docker.io/library/busybox:latest. A digest
+// replaces a tag. Errors are ErrInvalidArgument.
+func ParseReference(text string) (reference.Named, error) {
+	named, err := reference.ParseDockerRef(text)
+	if err != nil {
+		return nil, fmt.Errorf("image reference %q: %w: %w", text, err, errdefs.ErrInvalidArgument)
+	}
+	return named, nil
+}
+
+const idLength = 64 // of an image id in hex
+
+// isIDPrefix reports whether text can begin an image id: sha256:<hex>, or 7 digits of
+// hex, which no one types as a name.
+func isIDPrefix(text string) (prefix string, ok bool) {
+	prefix, full := strings.CutPrefix(text, "sha256:")
+	if !full && len(prefix) < 7 {
+		return "", false
+	}
+	return prefix, prefix != "" && len(prefix) <= idLength && strings.Trim(prefix, "0123456789abcdef") == ""
+}
+
+// nodePlatform orders the manifests of an index: the node's platform first, then those
+// that its processor also runs (linux/arm/v7 on arm64).
+func nodePlatform() platforms.MatchComparer { return orUnnamed{platforms.Default()} }
+
+// orUnnamed also takes images without a platform, as images built by hand often are.
+type orUnnamed struct{ platforms.MatchComparer }
+
+func (m orUnnamed) Match(p ocispec.Platform) bool {
+	return p.OS == "" || p.Architecture == "" || m.MatchComparer.Match(p)
+}
+
+// platformNamed is the node's for "", and else exactly the one that is named.
+func platformNamed(text string) (platforms.MatchComparer, error) {
+	if text == "" {
+		return nodePlatform(), nil
+	}
+	named, err := platforms.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("platform %q: %w: %w", text, err, errdefs.ErrInvalidArgument)
+	}
+	return platforms.OnlyStrict(named), nil
+}
 
 // List returns the node's images, sorted by id, without their Spec.
 func (s *Store) List() []Image {
@@ -35,9 +108,8 @@ func (s *Store) pin(image *Image) {
 	image.Pinned = slices.ContainsFunc(image.names, func(name string) bool { return pinned[name] })
 }
 
-// Get finds an image by reference, id or an unambiguous beginning of its id, with
-// its Spec. One that is not there is an ErrNotFound, and so is one whose files
-// cannot be read any more: pulling it again repairs it.
+// Get finds an image by reference, id or an unambiguous beginning of its id, with its
+// Spec. It returns an ErrNotFound also for a damaged image, which a pull repairs.
 func (s *Store) Get(refOrID string) (Image, error) {
 	found, data, err := s.read(context.Background(), refOrID)
 	if err != nil {
@@ -51,7 +123,6 @@ func (s *Store) Get(refOrID string) (Image, error) {
 	return found, nil
 }
 
-// read finds an image and reads its configuration.
 func (s *Store) read(ctx context.Context, refOrID string) (found Image, data []byte, err error) {
 	if found, err = s.find(refOrID); err != nil {
 		return found, nil, err
@@ -63,7 +134,7 @@ func (s *Store) read(ctx context.Context, refOrID string) (found Image, data []b
 	return found, data, nil
 }
 
-// Description is all that is known of an image, for people.
+// Description is an image for people to read.
 type Description struct {
 	ID          string          `json:"id"`
 	RepoTags    []string        `json:"repoTags"`
@@ -113,7 +184,7 @@ func (s *Store) find(refOrID string) (Image, error) {
 	return found, nil
 }
 
-// What a record's labels keep of the image, so that the start reads no file.
+// The labels of a record, so that the start reads no file.
 const (
 	labelID    = "minicri/id"
 	labelSize  = "minicri/size"
@@ -121,9 +192,8 @@ const (
 	labelChain = "minicri/chain"
 )
 
-// readRecords reads all records into the list. An image that is not whole is not
-// listed, so that it is pulled again, which repairs it. Called with changing held, or
-// before anybody else uses the store.
+// readRecords reads all records into the list, without images that lack something: a
+// pull repairs them. Called with changing held, or before anybody else uses the store.
 func (s *Store) readRecords(ctx context.Context) error {
 	records, err := s.images.List(ctx)
 	if err != nil {
@@ -160,8 +230,7 @@ func (s *Store) readRecords(ctx context.Context) error {
 	return nil
 }
 
-// fromRecord takes an image from its record's labels and checks that what they name
-// is there.
+// fromRecord takes an image from its record's labels and checks that its parts are there.
 func (s *Store) fromRecord(ctx context.Context, r images.Image) (Image, error) {
 	image := Image{ID: r.Labels[labelID], UserText: r.Labels[labelUser], ChainID: r.Labels[labelChain], Target: r.Target.Digest, target: r.Target}
 	size, err := strconv.ParseInt(r.Labels[labelSize], 10, 64)
@@ -182,8 +251,7 @@ func (s *Store) fromRecord(ctx context.Context, r images.Image) (Image, error) {
 	return image, nil
 }
 
-// fromContent reads the configuration behind a target and checks that its layers
-// are unpacked.
+// fromContent reads a target's configuration and checks that its layers are unpacked.
 func (s *Store) fromContent(ctx context.Context, target ocispec.Descriptor) (Image, error) {
 	manifest, err := images.Manifest(ctx, s.content, target, nodePlatform())
 	if err != nil {
@@ -212,7 +280,7 @@ func (s *Store) fromContent(ctx context.Context, target ocispec.Descriptor) (Ima
 	return image, nil
 }
 
-// change makes what f does to the records one transaction, and reads them anew.
+// change runs f as one transaction and reads the records anew.
 func (s *Store) change(ctx context.Context, f func(ctx context.Context) error) error {
 	ctx = s.scope(ctx)
 	s.changing.Lock()
@@ -224,8 +292,7 @@ func (s *Store) change(ctx context.Context, f func(ctx context.Context) error) e
 	return s.readRecords(context.WithoutCancel(ctx))
 }
 
-// record makes images exist under their names, all of them or none: from here on they
-// are listed and kept, also over a power cut.
+// record lists and keeps images under their names, all or none, also over a power cut.
 func (s *Store) record(ctx context.Context, all ...Image) error {
 	return s.change(ctx, func(ctx context.Context) error {
 		for _, one := range all {
@@ -238,11 +305,10 @@ func (s *Store) record(ctx context.Context, all ...Image) error {
 }
 
 func (s *Store) writeRecords(ctx context.Context, image Image, names ...string) error {
-	labels := map[string]string{
-		labelID: image.ID, labelSize: strconv.FormatInt(image.Size, 10), labelUser: image.UserText, labelChain: image.ChainID,
-	}
 	for _, name := range names {
-		r := images.Image{Name: name, Target: image.target, Labels: maps.Clone(labels)}
+		r := images.Image{Name: name, Target: image.target, Labels: map[string]string{
+			labelID: image.ID, labelSize: strconv.FormatInt(image.Size, 10), labelUser: image.UserText, labelChain: image.ChainID,
+		}}
 		_, err := s.images.Create(ctx, r)
 		if errdefs.IsAlreadyExists(err) {
 			_, err = s.images.Update(ctx, r, "target", "labels")
@@ -254,7 +320,7 @@ func (s *Store) writeRecords(ctx context.Context, image Image, names ...string) 
 	return nil
 }
 
-// Tag gives an image one more name, which another image loses if it has it.
+// Tag gives an image one more name, and takes it from another image.
 func (s *Store) Tag(ctx context.Context, refOrID, name string) (Image, error) {
 	ref, err := ParseReference(name)
 	if err != nil {
@@ -276,18 +342,15 @@ func (s *Store) Tag(ctx context.Context, refOrID, name string) (Image, error) {
 	return s.Get(ref.String())
 }
 
-// Remove removes an image: given by any of its names or its id, all of its names
-// go, as the CRI has it (RemoveImage: "all tags"). Its files are collected in the
-// background; containers that run from it keep theirs. An image that is not there
-// is removed already. That the configuration pins one is a word to the kubelet's
-// collection, not to who asks for its removal: the API has it so.
+// Remove removes an image with all of its names, pinned or not (CRI, RemoveImage). Its
+// files are collected in the background; containers that run from it keep theirs. It is
+// no error if the image is not there.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	return s.removeNames(ctx, refOrID, func(image Image) []string { return image.names })
 }
 
-// Untag removes one name of an image, and the image with its last one. A
-// repository's digest goes with the repository's last tag for it. A name that is
-// not there is removed already.
+// Untag removes one name of an image, and the image with its last one. A repository's
+// digest goes with its last tag. It is no error if the name is not there.
 func (s *Store) Untag(ctx context.Context, reference string) error {
 	ref, err := ParseReference(reference)
 	if err != nil {
@@ -307,7 +370,6 @@ func (s *Store) Untag(ctx context.Context, reference string) error {
 	})
 }
 
-// removeNames removes all of the chosen names of an image, or none.
 func (s *Store) removeNames(ctx context.Context, refOrID string, choose func(Image) []string) error {
 	err := s.change(ctx, func(ctx context.Context) error {
 		found, err := s.find(refOrID)

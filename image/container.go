@@ -27,10 +27,8 @@ type IDMap struct{ ContainerID, HostID, Size uint32 }
 
 // PrepareOptions says what a snapshot is for.
 type PrepareOptions struct {
-	// ReadOnly makes a snapshot without a writable layer, as for a volume that is an image.
-	ReadOnly bool
-	// UIDs and GIDs shift the owners of files for a user namespace, by id-mapped mounts.
-	UIDs, GIDs []IDMap
+	ReadOnly   bool    // without a writable layer, as for a volume that is an image
+	UIDs, GIDs []IDMap // shift the owners of files for a user namespace, by id-mapped mounts
 }
 
 const (
@@ -38,9 +36,8 @@ const (
 	labelContainer = "minicri/container"     // marks the snapshots that Prepare made
 )
 
-// Prepare makes the snapshot named key (a container's id, or one for an image
-// volume) on top of an image. A snapshot of that name that is there already is an
-// ErrAlreadyExists; an image that is not is an ErrNotFound.
+// Prepare makes the snapshot key, of a container or an image volume, on top of an image.
+// If the snapshot exists it returns an ErrAlreadyExists, without the image an ErrNotFound.
 func (s *Store) Prepare(ctx context.Context, key, imageID string, options PrepareOptions) error {
 	image, err := s.Get(imageID)
 	if err != nil {
@@ -61,8 +58,7 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, options Prepar
 	return nil
 }
 
-// idMaps is the form that the snapshotter reads: that of /proc/PID/uid_map, with
-// colons. A label has at most 4096 bytes.
+// idMaps is the label that the snapshotter reads: /proc/PID/uid_map with colons.
 func idMaps(maps []IDMap) string {
 	texts := make([]string, len(maps))
 	for i, m := range maps {
@@ -71,8 +67,8 @@ func idMaps(maps []IDMap) string {
 	return strings.Join(texts, ",")
 }
 
-// Mount mounts a prepared snapshot at target, which it makes. All its files have
-// the SELinux label, unless it is "".
+// Mount mounts a prepared snapshot at target, which it makes, with the SELinux label
+// unless that is "".
 func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	mounts, err := s.snapshots.Mounts(s.scope(ctx), key)
 	if err != nil {
@@ -84,7 +80,9 @@ func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	if err := os.MkdirAll(target, 0o700); err != nil {
 		return fmt.Errorf("mount snapshot %s: %w", key, err)
 	}
-	mapped := slices.ContainsFunc(mounts, mapsIDs)
+	mapped := slices.ContainsFunc(mounts, func(m mount.Mount) bool { // mount_setattr(2), MOUNT_ATTR_IDMAP
+		return slices.ContainsFunc(m.Options, func(option string) bool { return strings.HasPrefix(option, "uidmap=") })
+	})
 	if mapped {
 		// The helper process is killed with the thread that starts it.
 		runtime.LockOSThread()
@@ -94,17 +92,16 @@ func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 		return fmt.Errorf("mount snapshot %s at %s: %w", key, target, err)
 	}
 	if mapped {
-		// containerd leaves the handle of a helper process, a descriptor, to
-		// the garbage collector, which comes to an idle daemon every 2 minutes.
+		// containerd leaves the helper's descriptor to the garbage collector, which runs
+		// every 2 minutes in an idle daemon.
 		runtime.GC()
 	}
 	return nil
 }
 
-// labelMounts gives what is mounted the SELinux label, unless it is "". Only a file
-// system can be mounted with a label of its own (mount(8), context): a single layer,
-// which the snapshotter binds, keeps the label that it has on the disk, and no
-// container may read it.
+// labelMounts gives the mounts an SELinux label, unless it is "". Only a file system can
+// be mounted with a label of its own (mount(8), context), so a single read-only layer,
+// which the snapshotter binds, becomes an overlay.
 func (s *Store) labelMounts(mounts []mount.Mount, selinux string) error {
 	if selinux == "" {
 		return nil
@@ -118,8 +115,8 @@ func (s *Store) labelMounts(mounts []mount.Mount, selinux string) error {
 			continue
 		}
 		if m.Type == "bind" {
-			// The overlay that shows the same has to have two layers, as none can be written to
-			// (Documentation/filesystems/overlayfs.rst); mode and owner are those of the first.
+			// A read-only overlay needs two layers (Documentation/filesystems/overlayfs.rst);
+			// mode and owner are those of the first.
 			options := slices.DeleteFunc(slices.Clone(m.Options), func(option string) bool { return option == "rbind" || option == "bind" })
 			lower := "lowerdir=" + m.Source + ":" + filepath.Join(s.dir, emptyDir)
 			m = mount.Mount{Type: "overlay", Source: "overlay", Options: append(options, lower)}
@@ -130,17 +127,10 @@ func (s *Store) labelMounts(mounts []mount.Mount, selinux string) error {
 	return nil
 }
 
-// emptyDir is an empty directory of the store, a layer below.
-const emptyDir = "empty"
+const emptyDir = "empty" // in the store
 
-// mapsIDs reports whether a mount is one for a user namespace (mount_setattr(2),
-// MOUNT_ATTR_IDMAP).
-func mapsIDs(m mount.Mount) bool {
-	return slices.ContainsFunc(m.Options, func(option string) bool { return strings.HasPrefix(option, "uidmap=") })
-}
-
-// RemoveSnapshot removes a prepared snapshot; its files go in the background.
-// One that is not there is removed already.
+// RemoveSnapshot removes a prepared snapshot; its files go in the background. It is no
+// error if there is none.
 func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 	err := s.snapshots.Remove(s.scope(ctx), key)
 	if err != nil && !errdefs.IsNotFound(err) {
@@ -151,8 +141,7 @@ func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 	return nil
 }
 
-// Snapshots returns the keys of all prepared snapshots, to find those that no
-// container owns.
+// Snapshots returns the keys of all prepared snapshots.
 func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	var keys []string
 	err := s.snapshots.Walk(s.scope(ctx), func(_ context.Context, info snapshots.Info) error {
@@ -165,16 +154,13 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	return keys, nil
 }
 
-// Unmount removes all mounts at target, and the directory; a target
-// that is not mounted or not there is unmounted already. Mounts are detached:
-// the last user of a busy one ends it.
+// Unmount detaches all mounts at target and removes the directory. It is no error if
+// nothing is mounted, or target is not there.
 //
-// The end of an overlay writes all of the file system below it to the disk (sync_fs
-// of fs/overlayfs/super.c), for files that no process can see any more, or for those of
-// others. Unmount does not wait for that: the last reference to the file system is a
-// detached copy of the mount (open_tree(2)), which is closed after this returns, by
-// the kernel when this process is killed. The files below may be removed meanwhile:
-// nothing looks at them through the overlay any more.
+// The end of an overlay writes all of the file system below it to the disk (sync_fs of
+// fs/overlayfs/super.c). Unmount does not wait for that: it keeps a detached copy of the
+// mount (open_tree(2)), the last reference, to be closed after it returns. The files below
+// may be removed meanwhile.
 func (s *Store) Unmount(target string) error {
 	last, err := unix.OpenTree(unix.AT_FDCWD, target, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil { // else the last reference is the mount itself
@@ -189,11 +175,9 @@ func (s *Store) Unmount(target string) error {
 	return nil
 }
 
-// closesAtOnce limits the threads that wait for a slow disk. Beyond that Unmount waits.
-const closesAtOnce = 8
+const closesAtOnce = 8 // threads that wait for a slow disk; beyond that Unmount waits
 
-// upperdirLabel is where the overlay snapshotter says which directory holds a
-// snapshot's files.
+// upperdirLabel is the overlay snapshotter's label for the directory of a snapshot's files.
 const upperdirLabel = "containerd.io/snapshot/overlay.upperdir"
 
 // Usage is what something takes on the disk.
@@ -204,8 +188,8 @@ type Usage struct {
 	Time       time.Time // when it was measured
 }
 
-// ImageUsage measures manifests, configurations, downloads and unpacked layers.
-// The sizes of unpacked layers are known; no directory is walked.
+// ImageUsage adds up manifests, configurations, downloads and unpacked layers. The
+// database has their sizes; no directory is walked.
 func (s *Store) ImageUsage(ctx context.Context) (Usage, error) {
 	ctx = s.scope(ctx)
 	total := Usage{Mountpoint: s.dir, Time: time.Now()}
@@ -243,8 +227,7 @@ func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
 			s.log.Debug("snapshot not measured", "snapshot", key, "error", err)
 			continue
 		}
-		total.Bytes += usage.Bytes
-		total.Inodes += usage.Inodes
+		total.add(int64(usage.Bytes), int64(usage.Inodes))
 		if usage.Time.Before(total.Time) {
 			total.Time = usage.Time
 		}
@@ -252,9 +235,8 @@ func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
 	return total, nil
 }
 
-// SnapshotUsage measures the writable layer of one container by walking it, and
-// with it the volumes that its image declares: they too are the container's own
-// files, and nothing else counts them. A measurement is good for usageAge.
+// SnapshotUsage walks the writable layer of a container and the volumes that its image
+// declares, which nothing else counts. A measurement is good for usageAge.
 func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 	last, _ := s.usage.Load(key)
 	if usage, ok := last.(Usage); ok && time.Since(usage.Time) < usageAge {
@@ -290,6 +272,4 @@ func (u *Usage) add(bytes, inodes int64) {
 	u.Inodes += uint64(max(inodes, 0))
 }
 
-// usageAge is the kubelet's period of housekeeping: asking more often than that
-// for the same thing walks no directory.
-const usageAge = 10 * time.Second
+const usageAge = 10 * time.Second // the kubelet's period of housekeeping

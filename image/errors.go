@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,15 +22,14 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-// ErrRegistryUnavailable: the registry could not be reached, stopped answering or
-// reported a failure of its own. It is an errdefs.ErrUnavailable.
+// ErrRegistryUnavailable says that the registry could not be reached, stopped answering
+// or failed. It is an errdefs.ErrUnavailable.
 var ErrRegistryUnavailable error = kindError{"registry unavailable", errdefs.ErrUnavailable}
 
-// ErrVerification: a configured verifier did not accept the image. It is an
+// ErrVerification says that a verifier did not accept the image. It is an
 // errdefs.ErrPermissionDenied.
 var ErrVerification error = kindError{"image verification failed", errdefs.ErrPermissionDenied}
 
-// kindError is an error of a kind of errdefs whose text does not repeat the kind's.
 type kindError struct {
 	text string
 	kind error
@@ -38,8 +38,7 @@ type kindError struct {
 func (e kindError) Error() string { return e.text }
 func (e kindError) Unwrap() error { return e.kind }
 
-// registryError gives what went wrong with a registry its kind and keeps the
-// registry's own words.
+// registryError gives an error of a registry its kind and keeps the registry's words.
 func registryError(ctx context.Context, err error) error {
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -56,9 +55,13 @@ func registryError(ctx context.Context, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	}
-	if unreachable(err) && !errdefs.IsInvalidArgument(err) && !errdefs.IsPermissionDenied(err) {
+	_, stalled := errors.AsType[stalledError](err)
+	_, connection := errors.AsType[*net.OpError](err) // not net.Error, which errors of the disk are too
+	request, isRequest := errors.AsType[*url.Error](err)
+	broken := stalled || connection || isRequest || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+	if broken && !errdefs.IsInvalidArgument(err) && !errdefs.IsPermissionDenied(err) {
 		text := err.Error()
-		if request, ok := errors.AsType[*url.Error](err); ok {
+		if isRequest {
 			text = strings.ReplaceAll(text, request.URL, withoutQuery(request.URL))
 		}
 		return fmt.Errorf("%w: %s", ErrRegistryUnavailable, text)
@@ -66,28 +69,15 @@ func registryError(ctx context.Context, err error) error {
 	return err
 }
 
-// unreachable looks for the errors of the HTTP client and of connections. Asking
-// for net.Error would take every error of a system call, of the disk's too.
-func unreachable(err error) bool {
-	_, stalled := errors.AsType[stalledError](err)
-	_, request := errors.AsType[*url.Error](err)
-	_, connection := errors.AsType[*net.OpError](err)
-	return stalled || request || connection || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
-}
-
-// statusError is written anew: the library's text has the whole address, whose
-// query holds signatures where registries redirect to signed addresses, and
-// leaves out words that are not in the registry's error format.
+// statusError replaces the library's text, which has the signatures in an address's query
+// and lacks answers that are not in the registry's error format.
 func statusError(e remoteerrors.ErrUnexpectedStatus) error {
-	kind, known := map[int]error{
+	kind := cmp.Or[error](map[int]error{
 		http.StatusUnauthorized: errdefs.ErrUnauthenticated, http.StatusForbidden: errdefs.ErrPermissionDenied,
 		http.StatusNotFound: errdefs.ErrNotFound, http.StatusTooManyRequests: errdefs.ErrResourceExhausted,
-	}[e.StatusCode]
-	switch {
-	case e.StatusCode >= 500:
+	}[e.StatusCode], errdefs.ErrUnknown)
+	if e.StatusCode >= 500 {
 		kind = ErrRegistryUnavailable
-	case !known:
-		kind = errdefs.ErrUnknown
 	}
 	text := fmt.Sprintf("%s %s: %s", e.RequestMethod, withoutQuery(e.RequestURL), cut(e.Status, 100))
 	var registry docker.Errors
@@ -102,14 +92,10 @@ func statusError(e remoteerrors.ErrUnexpectedStatus) error {
 }
 
 const (
-	// maxWords bounds how much of an answer goes into an error, in bytes.
-	maxWords = 300
-	// maxText bounds the text of an error of a pull, in bytes: it becomes an event
-	// of the pod. With what callers put before it, it is less than 1 KiB.
-	maxText = 900
+	maxWords = 300 // bytes of an answer in an error
+	maxText  = 900 // bytes of a pull's error: with what callers add, an event of the pod, of 1 KiB
 )
 
-// cut shortens a text that others have written.
 func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
@@ -117,8 +103,7 @@ func cut(text string, most int) string {
 	return text[:most] + "..."
 }
 
-// pullError is an error whose text is fit to be shown: of bounded length, and
-// without control characters, whatever the registry or the image had in it.
+// pullError bounds an error's text and drops the control characters in it.
 type pullError struct{ error }
 
 func (e pullError) Error() string {
@@ -128,9 +113,8 @@ func (e pullError) Error() string {
 
 func (e pullError) Unwrap() error { return e.error }
 
-// isBadToken reports that a token service answered something else. The registry chose
-// the service, and it may be any address of the node's network: the decoder's errors
-// quote the answer.
+// isBadToken reports that a token service answered something else. The decoder's error
+// quotes the answer, and the registry may have chosen any service of the node's network.
 func isBadToken(err error) bool {
 	_, syntax := errors.AsType[*json.SyntaxError](err)
 	_, kind := errors.AsType[*json.UnmarshalTypeError](err)

@@ -46,9 +46,8 @@ type hostFields struct {
 	DialTimeout  string         `toml:"dial_timeout"`
 }
 
-// checkHostsFile refuses a file that is not understood whole, by line and key. The
-// library would ignore it and go past the mirrors to the registry itself, which is
-// what the file may be there to prevent.
+// checkHostsFile refuses a file that is not understood whole, by line and key. The library
+// would ignore it and ask the registry itself, which the file may be there to prevent.
 func checkHostsFile(path string) error {
 	data, err := state.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -106,11 +105,17 @@ func positioned(err error) error {
 }
 
 func (f hostFields) check(table []string, check func(err error, key ...string)) {
-	key := func(name ...string) []string { return append(slices.Clone(table), name...) }
-	check(checkCapabilities(f.Capabilities), key("capabilities")...)
+	key := func(name ...string) []string { return slices.Concat(table, name) }
+	known := []string{"pull", "resolve", "push", "referrers"}
+	unknown := func(one string) bool { return !slices.Contains(known, strings.ToLower(one)) }
+	if i := slices.IndexFunc(f.Capabilities, unknown); i >= 0 {
+		check(fmt.Errorf("%q is none of pull, resolve, push and referrers", f.Capabilities[i]), key("capabilities")...)
+	}
 	check(checkTexts(f.CA, false), key("ca")...)
 	check(checkTexts(f.Client, true), key("client")...)
-	check(checkTimeout(f.DialTimeout), key("dial_timeout")...)
+	if timeout, err := time.ParseDuration(f.DialTimeout); f.DialTimeout != "" && timeout <= 0 {
+		check(cmp.Or(err, fmt.Errorf("%s is no time", f.DialTimeout)), key("dial_timeout")...)
+	}
 	for name, value := range f.Header {
 		check(checkTexts(value, false), key("header", name)...)
 	}
@@ -134,16 +139,7 @@ func checkServer(server string) error {
 	return nil
 }
 
-func checkCapabilities(all []string) error {
-	for _, one := range all {
-		if !slices.Contains([]string{"pull", "resolve", "push", "referrers"}, strings.ToLower(one)) {
-			return fmt.Errorf("%q is none of pull, resolve, push and referrers", one)
-		}
-	}
-	return nil
-}
-
-// checkTexts wants a text or a list of texts, or also of pairs of texts.
+// checkTexts wants a text, or a list of texts or, if allowed, of pairs of texts.
 func checkTexts(value any, pairs bool) error {
 	if _, isText := value.(string); value == nil || isText {
 		return nil
@@ -161,19 +157,8 @@ func checkTexts(value any, pairs bool) error {
 	return nil
 }
 
-func checkTimeout(text string) error {
-	if text == "" {
-		return nil
-	}
-	timeout, err := time.ParseDuration(text)
-	if err == nil && timeout <= 0 {
-		err = fmt.Errorf("%s is no time", text)
-	}
-	return err
-}
-
-// linesOf returns the lines of a file's keys, whose parts end in NUL, and the hosts
-// that have a table.
+// linesOf returns the lines of a file's keys, each part ending in NUL, and the hosts that
+// have a table.
 func linesOf(data []byte) (lines map[string]int, tables map[string]bool) {
 	lines, tables = map[string]int{}, map[string]bool{}
 	var parser unstable.Parser
@@ -220,10 +205,11 @@ func CheckRegistries(certsDirs []string, dockerConfig string) (problems []error)
 	return problems
 }
 
-// resolver makes what one pull uses to reach the registry and its mirrors. The
-// files that say how are read now, so that a change counts at the next pull.
+// resolver makes what one pull uses to reach the registry and its mirrors. It reads their
+// files, so that a change counts at the next pull.
 func (s *Store) resolver(ctx context.Context, ref reference.Named, auth Auth) (remotes.Resolver, error) {
-	stored, err := readDockerConfig(s.settings().DockerConfig)
+	settings := s.settings()
+	stored, err := readDockerConfig(settings.DockerConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -231,15 +217,12 @@ func (s *Store) resolver(ctx context.Context, ref reference.Named, auth Auth) (r
 		return nil, err
 	}
 	shown := &credentials{registry: reference.Domain(ref), request: auth, config: stored}
-	way := link{timeout: s.settings().ProgressTimeout, minRate: s.settings().MinRate, own: shown.isOwn}
 	hosts := config.ConfigureHosts(ctx, config.HostOptions{
 		HostDir:     s.hostDir,
 		Credentials: func(host string) (string, string, error) { return shown.login(ctx, host) },
 		UpdateClient: func(client *http.Client) error {
 			if _, wrapped := client.Transport.(link); !wrapped {
-				way := way
-				way.base = client.Transport
-				client.Transport = way
+				client.Transport = link{settings.ProgressTimeout, settings.MinRate, shown.isOwn, client.Transport}
 			}
 			return nil
 		},
@@ -250,8 +233,7 @@ func (s *Store) resolver(ctx context.Context, ref reference.Named, auth Auth) (r
 	}), nil
 }
 
-// authorized notes which hosts are the pull's own and keeps credentials with
-// them. A ready token takes the place of the token protocol.
+// authorized notes which hosts are the pull's own and keeps credentials with them.
 func authorized(ctx context.Context, hosts docker.RegistryHosts, shown *credentials) docker.RegistryHosts {
 	return func(name string) ([]docker.RegistryHost, error) {
 		all, err := hosts(name)

@@ -16,8 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// stalledError ends a pull: the registry has sent nothing, or next to nothing,
-// for too long.
+// stalledError ends a pull whose registry has sent too little for too long.
 type stalledError struct {
 	method, host, path string
 	after              time.Duration
@@ -31,16 +30,14 @@ func (e stalledError) Error() string {
 	return fmt.Sprintf("registry %s sent nothing for %s (%s %s)", e.host, e.after, e.method, e.path)
 }
 
-// link is the way to the registry of one pull. Every request and every read of a
-// body must make progress within timeout, and a body must come with minRate on
-// average over timeout; time that the reader spends unpacking does not count.
-// What is not a blob is read up to maxManifest.
+// link is the way to the registry of one pull. Each request and each read of a body must
+// make progress within timeout, and a body come with minRate on average over timeout,
+// without the time that its reader takes. What is no blob is read up to maxManifest.
 type link struct {
 	timeout time.Duration
-	minRate int64 // bytes per second
-	// own reports whether a host is the registry or one of its mirrors.
-	own  func(host string) bool
-	base http.RoundTripper
+	minRate int64                  // bytes per second
+	own     func(host string) bool // whether it is the registry or a mirror
+	base    http.RoundTripper
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -74,9 +71,8 @@ func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// withoutSecrets is for the one kind of request that passes no authorizer: a
-// token service that redirects. The login goes where the registry said, and no
-// further.
+// withoutSecrets keeps a login from where a token service redirects it: no authorizer
+// sees these requests.
 func withoutSecrets(req *http.Request) (*http.Request, error) {
 	if req.Response == nil || req.Header.Get("Accept") != "" || sameOrigin(req, firstOf(req)) {
 		return req, nil
@@ -99,8 +95,7 @@ func firstOf(req *http.Request) *http.Request {
 
 func sameOrigin(a, b *http.Request) bool { return originOf(a) == originOf(b) }
 
-// originOf is host and port. The scheme is no part of it: it decides which port
-// is meant when none is named.
+// originOf is host and port; the scheme only says the port where none is named.
 func originOf(req *http.Request) string {
 	port := req.URL.Port()
 	if port == "" {
@@ -109,8 +104,7 @@ func originOf(req *http.Request) string {
 	return net.JoinHostPort(strings.ToLower(req.URL.Hostname()), port)
 }
 
-// keepPlainHeaders removes all that can hold a secret, such as what hosts.toml
-// adds for a registry.
+// keepPlainHeaders removes headers that can hold a secret, such as those of hosts.toml.
 func keepPlainHeaders(header http.Header) {
 	for name := range header {
 		switch http.CanonicalHeaderKey(name) {
@@ -121,14 +115,10 @@ func keepPlainHeaders(header http.Header) {
 	}
 }
 
+// blobKey marks the context of requests whose reader cuts the answer at a manifest's size.
 type blobKey struct{}
 
-// asBlob marks the context of requests whose answer is as long as a manifest
-// says and is cut there by the reader.
-func asBlob(ctx context.Context) context.Context { return context.WithValue(ctx, blobKey{}, true) }
-
-// isBlob reports whether a request is for a blob, not for a token to fetch it with,
-// which has no Accept.
+// isBlob reports whether a request is for a blob, not for its token, which has no Accept.
 func isBlob(req *http.Request) bool {
 	return req.Context().Value(blobKey{}) != nil && req.Header.Get("Accept") != ""
 }
@@ -138,8 +128,7 @@ func tooLong(req *http.Request) error {
 		req.URL.Host, maxManifest, req.Method, req.URL.Path, errdefs.ErrInvalidArgument)
 }
 
-// watchedBody runs the timer only while a read waits, and measures the rate over
-// that time.
+// watchedBody runs the timer, and measures the rate, only while a read waits.
 type watchedBody struct {
 	io.ReadCloser
 	ctx     context.Context
@@ -173,7 +162,6 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// measure fails when a whole window was below the minimum rate.
 func (b *watchedBody) measure(n int, waited time.Duration) error {
 	b.bytes += int64(n)
 	b.waited += waited

@@ -4,16 +4,21 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/minicri/minicri/internal/trace"
 )
 
 // PullResult is how a pull ended.
@@ -42,21 +47,19 @@ type Progress struct {
 	Total  int64 // bytes
 }
 
-// Pull makes the image that reference names today complete and durable on this
-// node and returns it. Pulls at the same time fetch each blob and unpack each layer
-// once. progress may be nil; it is called from several goroutines, one at a time, and
-// not after Pull has returned.
+// Pull makes the image that reference names complete and durable on this node. Pulls at
+// the same time fetch each blob and unpack each layer once. progress may be nil; calls of
+// it do not overlap, and end before Pull returns.
 //
-// Errors: ErrInvalidArgument for the reference or credentials, ErrNotFound,
-// ErrUnauthenticated, ErrPermissionDenied and ErrResourceExhausted for what the
-// registry answered, ErrRegistryUnavailable when it did not, ErrDataLoss for
-// wrong bytes, ErrVerification for a verifier's no.
+// Errors are ErrInvalidArgument for the reference or credentials, ErrNotFound,
+// ErrUnauthenticated, ErrPermissionDenied and ErrResourceExhausted for the registry's
+// answer, ErrRegistryUnavailable without one, ErrDataLoss and ErrVerification.
 func (s *Store) Pull(ctx context.Context, reference string, auth Auth, progress func(Progress)) (Image, error) {
 	return s.PullFor(ctx, reference, "", auth, progress)
 }
 
-// PullFor is Pull for a platform other than the node's, written as os/arch or
-// os/arch/variant. Of an index, the manifest of that platform alone is recorded.
+// PullFor is Pull for another platform, os/arch or os/arch/variant. It records that
+// platform's manifest alone, not the index.
 func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Auth, progress func(Progress)) (Image, error) {
 	ref, err := ParseReference(reference)
 	if err != nil {
@@ -85,7 +88,6 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 	return image, err
 }
 
-// pulling is one pull.
 type pulling struct {
 	store    *Store
 	ref      reference.Named
@@ -93,23 +95,20 @@ type pulling struct {
 	platform platforms.MatchComparer
 	remote   remotes.Fetcher
 	locks    *pullLocks
-	// id sets the downloads of this pull apart from those of others that did not wait for it.
-	id      string
-	fetched atomic.Int64 // bytes
+	id       string       // in the names of its downloads: other pulls may fetch the same blob
+	fetched  atomic.Int64 // bytes
 
 	mu       sync.Mutex // guards what follows; held during progress, so reports stay in order
 	progress func(Progress)
 	last     map[string]reported // by digest
 }
 
-// reported is the last report of a blob.
 type reported struct {
 	stage Stage
 	time  time.Time
 }
 
-// reportEvery bounds how often one stage of one blob is reported.
-const reportEvery = 100 * time.Millisecond
+const reportEvery = 100 * time.Millisecond // for a stage of a blob
 
 func (p *pulling) report(desc ocispec.Descriptor, stage Stage, done int64) {
 	p.mu.Lock()
@@ -181,4 +180,174 @@ func resolve(ctx context.Context, resolver remotes.Resolver, ref reference.Named
 		return target, fmt.Errorf("resolve: %s is of type %q, not an image: %w", target.Digest, cut(target.MediaType, 100), errdefs.ErrInvalidArgument)
 	}
 	return target, nil
+}
+
+// get is the handler of images.Dispatch: it fetches one blob.
+func (p *pulling) get(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	if err := checkDescriptor(desc); err != nil {
+		return nil, err
+	}
+	ctx, end := trace.Begin(ctx, "image/"+kindOf(desc), "digest", desc.Digest.String(), "size", strconv.FormatInt(desc.Size, 10))
+	err := remotes.Fetch(ctx, p, p, desc)
+	if errdefs.IsAlreadyExists(err) {
+		err = nil
+	}
+	end(err)
+	if errdefs.IsFailedPrecondition(err) { // so the library calls bytes that are not those of the digest
+		err = fmt.Errorf("wrong bytes: %v: %w", err, errdefs.ErrDataLoss) //nolint:errorlint
+	}
+	if err != nil {
+		return nil, fmt.Errorf("fetch %s %s: %w", kindOf(desc), desc.Digest, err)
+	}
+	if images.IsLayerType(desc.MediaType) {
+		p.report(desc, StageDownload, desc.Size)
+	} else {
+		p.report(desc, StageDone, desc.Size)
+	}
+	return nil, nil
+}
+
+// Writer implements content.Ingester.
+func (p *pulling) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
+	return p.store.content.Writer(ctx, append(opts, func(o *content.WriterOpts) error {
+		o.Ref += "-" + p.id
+		return nil
+	})...)
+}
+
+// Fetch implements remotes.Fetcher. The library goes on where a connection breaks. The
+// descriptor's URLs are not asked: they are the image author's choice, and may be
+// services of the node's network.
+func (p *pulling) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	if err := p.store.checkFree(desc.Size, ""); err != nil {
+		return nil, err
+	}
+	desc.URLs = nil
+	body, err := p.remote.Fetch(context.WithValue(ctx, blobKey{}, true), desc)
+	if err != nil {
+		return nil, err
+	}
+	d := &download{ReadCloser: body, pull: p, desc: desc}
+	ctx, d.stop = context.WithCancel(ctx)
+	go d.watch(ctx)
+	return d, nil
+}
+
+type download struct {
+	io.ReadCloser
+	pull  *pulling
+	desc  ocispec.Descriptor
+	at    int64
+	bytes atomic.Int64 // in this window of watch
+	stop  context.CancelFunc
+}
+
+func (d *download) Read(p []byte) (int, error) {
+	n, err := d.ReadCloser.Read(p)
+	if err != nil {
+		d.stop()
+	}
+	d.at += int64(n)
+	d.bytes.Add(int64(n))
+	d.pull.fetched.Add(int64(n))
+	d.pull.report(d.desc, StageDownload, d.at)
+	return n, err
+}
+
+func (d *download) Close() error {
+	d.stop()
+	return d.ReadCloser.Close()
+}
+
+// Other pulls of a blob do not wait for a download below waitRate, in bytes per second.
+const (
+	waitRate   = 64 << 10
+	waitWindow = 10 * time.Second // how long it is measured
+)
+
+// watch counts the download as a slow one of its pull while it is below waitRate.
+func (d *download) watch(ctx context.Context) {
+	locks, slow := d.pull.locks, int32(0)
+	defer func() { locks.slow.Add(-slow) }()
+	tick := time.NewTicker(locks.window)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		was := slow
+		slow = 0
+		if float64(d.bytes.Swap(0)) < waitRate*locks.window.Seconds() {
+			slow = 1
+		}
+		locks.slow.Add(slow - was)
+	}
+}
+
+// locks are a mutex per key: one pull fetches a blob or unpacks a layer, others wait.
+type locks struct {
+	mu   sync.Mutex // guards held
+	held map[string]*hold
+}
+
+type hold struct {
+	by   *pullLocks
+	done chan struct{} // closed when the key is released
+}
+
+// pullLocks are locks as one pull uses them. A key that a slow pull holds is passed and
+// the work done twice; the stores take the first outcome.
+type pullLocks struct {
+	all    *locks
+	window time.Duration
+	slow   atomic.Int32 // downloads of this pull that are slow
+}
+
+func (l *locks) forPull(window time.Duration) *pullLocks { return &pullLocks{all: l, window: window} }
+
+// Lock returns when the key is held or passed, or with the error of ctx.
+func (l *pullLocks) Lock(ctx context.Context, key string) error {
+	for {
+		l.all.mu.Lock()
+		other := l.all.held[key]
+		if other == nil {
+			l.all.held[key] = &hold{by: l, done: make(chan struct{})}
+		}
+		l.all.mu.Unlock()
+		if other == nil || other.by != l && other.by.slow.Load() > 0 {
+			return nil
+		}
+		select {
+		case <-other.done:
+		case <-time.After(l.window / 10):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Unlock releases the key, unless it was passed.
+func (l *pullLocks) Unlock(key string) {
+	l.all.mu.Lock()
+	defer l.all.mu.Unlock()
+	if mine := l.all.held[key]; mine != nil && mine.by == l {
+		delete(l.all.held, key)
+		close(mine.done)
+	}
+}
+
+func kindOf(desc ocispec.Descriptor) string {
+	switch {
+	case images.IsIndexType(desc.MediaType):
+		return "index"
+	case images.IsManifestType(desc.MediaType):
+		return "manifest"
+	case images.IsLayerType(desc.MediaType):
+		return "layer"
+	case images.IsConfigType(desc.MediaType):
+		return "configuration"
+	}
+	return "blob"
 }

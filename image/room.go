@@ -16,10 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkRoom refuses an image whose layers do not fit together, before the first
-// is asked for. What they take unpacked is not known until they are there, so
-// this is the least that is needed: the blobs that are not there of layers above the
-// topmost unpacked one. The fetcher looks again at each blob: other pulls use the same disk.
+// checkRoom refuses an image before its first layer is fetched if the blobs that are
+// missing above the topmost unpacked layer do not fit. What layers take unpacked is not
+// known yet.
 func (s *Store) checkRoom(ctx context.Context, layers []ocispec.Descriptor, diffIDs []digest.Digest) error {
 	chain, needed := identity.ChainIDs(slices.Clone(diffIDs)), int64(0)
 	for i, layer := range slices.Backward(layers) {
@@ -39,7 +38,6 @@ func (s *Store) checkRoom(ctx context.Context, layers []ocispec.Descriptor, diff
 	return s.checkFree(needed, " for its layers")
 }
 
-// checkFree refuses what does not fit where blobs are kept.
 func (s *Store) checkFree(needed int64, what string) error {
 	disk, err := s.room.look()
 	if err == nil && needed > disk.bytes {
@@ -48,8 +46,7 @@ func (s *Store) checkFree(needed int64, what string) error {
 	return err
 }
 
-// room is what layers may still take of the store's file system, for all that are
-// unpacked at once.
+// room is what all layers that are being unpacked may take of the store's file system.
 type room struct {
 	dir string
 
@@ -57,13 +54,13 @@ type room struct {
 	writing int64      // bytes of the files that are being written
 }
 
-// free is what a file system has left for files, without what is reserved for root
-// (statvfs(3), f_bavail), and how much of that layers leave to others.
+// free is what a file system has left (statvfs(3), f_bavail), and the part of that which
+// layers leave to others.
 type free struct{ bytes, inodes, bytesReserve, inodesReserve int64 }
 
+// A reservePart of the file system stays free, at most maxReserve: a full disk fails all
+// of the node.
 const (
-	// reservePart of the file system stays free when layers are unpacked, but no more
-	// than maxReserve: a node whose disk is full is lost, not the pull alone.
 	reservePart = 20
 	maxReserve  = 1 << 30
 )
@@ -81,24 +78,21 @@ func (r *room) look() (free, error) {
 	return f, nil
 }
 
-// maxIndex bounds the names and attributes of one layer, which are held in memory
-// until it is unpacked, in bytes: those of a million files. headerCost is what the
-// rest of an entry's takes, directoryCost that of a directory, whose header is held.
+// Bytes of memory that a layer takes until it is unpacked.
 const (
-	maxIndex      = 128 << 20
-	headerCost    = 64
-	directoryCost = 1 << 10
+	maxIndex      = 128 << 20 // names and attributes, of a million files
+	headerCost    = 64        // the rest of an entry
+	directoryCost = 1 << 10   // of a directory, whose header is held
 )
 
-// allowance is what one layer may take. It is looked up anew for each file, before
-// the file is written: a few bytes of a layer can stand for a file of any size.
+// allowance is what one layer may take. It is looked up before each file is written: a
+// few bytes of a layer can stand for a file of any size.
 type allowance struct {
 	room    *room
 	writing int64 // of room.writing
 	index   int64
 }
 
-// take is called before an entry is written.
 func (a *allowance) take(header *tar.Header) error {
 	if err := a.hold(header); err != nil {
 		return err
@@ -123,8 +117,8 @@ func (a *allowance) take(header *tar.Header) error {
 	return nil
 }
 
-// write notes what is being written, in the place of what was before, 0 at the end,
-// and returns what others are writing.
+// write notes the size of the file that is being written, 0 at the end, and returns what
+// other layers are writing.
 func (a *allowance) write(size int64) (others int64) {
 	a.room.mu.Lock()
 	defer a.room.mu.Unlock()
@@ -134,8 +128,8 @@ func (a *allowance) write(size int64) (others int64) {
 	return others
 }
 
-// hold counts what is held of an entry, and drops what is not used: of the records of
-// a header (pax(1)), up to 1 MiB each, those that are no extended attributes.
+// hold counts what is held of an entry, and drops the records of its header (pax(1)), up
+// to 1 MiB each, that are no extended attributes.
 func (a *allowance) hold(header *tar.Header) error {
 	for key := range header.PAXRecords {
 		if !strings.HasPrefix(key, "SCHILY.xattr.") {

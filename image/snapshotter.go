@@ -24,25 +24,21 @@ import (
 	"github.com/minicri/minicri/internal/tree"
 )
 
-// snapshotter is containerd's for overlayfs, with a sweep of its own, which the
-// metadata database does not see: it would delete directories within each
-// collection, also within that of Open, which serving waits for, and with a
-// descriptor for each level.
+// snapshotter is containerd's for overlayfs, with a sweep of its own, which it hides from
+// the metadata database: that would delete directories in each collection, also in that
+// of Open, which serving waits for, and with a descriptor for each level.
 //
-// A snapshot's directory is named by a number, and the number is given again when
-// the database cannot write the record, on a full disk above all. The library
-// removes the directory after that, by its name: making keeps others from having
-// made theirs by then.
+// If the database cannot write a snapshot's record, as on a full disk, the library gives
+// the number that names the snapshot's directory again and then removes the directory;
+// making keeps others from making theirs meanwhile.
 type snapshotter struct {
 	snapshots.Snapshotter
-	meta overlay.MetaStore
-	dir  string // of the snapshots' directories
-
+	meta   overlay.MetaStore
+	dir    string     // of the snapshots' directories
 	making sync.Mutex // held while a snapshot is made, and while unrecorded ones are set aside
 }
 
-// LayersDir is where the layers of images are, and those of containers, below the
-// daemon's durable directory.
+// LayersDir is where the layers of images and containers are, below Config.Root.
 func LayersDir(root string) string {
 	return filepath.Join(root, "image", snapshotterKey, "snapshots")
 }
@@ -54,7 +50,7 @@ func openSnapshotRecords(dir string, options *bolt.Options) (*storage.MetaStore,
 	})
 }
 
-// openOverlay makes removals cheap: directories are deleted by the sweep.
+// openOverlay makes removals cheap: the sweep deletes directories.
 func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
 	meta, err := openSnapshotRecords(dir, boltOptions())
 	if err != nil {
@@ -69,8 +65,7 @@ func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
 		return nil, errors.Join(err, meta.Close())
 	}
 	s := &snapshotter{Snapshotter: library, meta: meta, dir: filepath.Join(dir, "snapshots")}
-	// The library would open the database at its first use: better an error
-	// at the start if it cannot be opened.
+	// Opens the database: better an error at the start than at the first use.
 	if _, err := s.setAside(ctx); err != nil {
 		return nil, errors.Join(err, library.Close())
 	}
@@ -91,8 +86,7 @@ func (s *snapshotter) View(ctx context.Context, key, parent string, opts ...snap
 	return s.Snapshotter.View(ctx, key, parent, opts...)
 }
 
-// sweep deletes the directories that no record knows: those of removed
-// snapshots, and of ones that were never recorded. Snapshots are made meanwhile.
+// sweep deletes the directories that no record knows. Snapshots are made meanwhile.
 func (s *snapshotter) sweep(ctx context.Context) error {
 	paths, err := s.setAside(ctx)
 	for _, path := range paths {
@@ -104,8 +98,8 @@ func (s *snapshotter) sweep(ctx context.Context) error {
 	return err
 }
 
-// setAside returns the directories that no record knows, after it has given them
-// names that no snapshot to come can have.
+// setAside gives the directories that no record knows names that no later snapshot can
+// have, and returns them.
 func (s *snapshotter) setAside(ctx context.Context) (paths []string, err error) {
 	s.making.Lock()
 	defer s.making.Unlock()
@@ -143,7 +137,6 @@ func (s *snapshotter) setAside(ctx context.Context) (paths []string, err error) 
 // It reads the files of blobs and the records of layers itself, because the library's
 // stores write to their directories when they are opened.
 func OpenToLook(ctx context.Context, config Config) (*Store, error) {
-	config.setDefaults()
 	s, options := newStore(config), boltOptions()
 	options.ReadOnly = true
 	file, err := openDatabase(s.dir, options)
@@ -172,7 +165,6 @@ func (b blobFiles) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content
 	return local.OpenReader(filepath.Join(b.dir, desc.Digest.Algorithm().String(), desc.Digest.Encoded()))
 }
 
-// layerRecords reads the database of a snapshotter.
 type layerRecords struct {
 	snapshots.Snapshotter
 	meta *storage.MetaStore

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,8 @@ import (
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/sirupsen/logrus"
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
@@ -32,22 +35,20 @@ import (
 // Config says where a Store lives and how it pulls. Zero values are replaced by
 // the defaults named at each field.
 type Config struct {
-	Root            string        // the daemon's durable directory; the store uses Root/image
-	CertsDirs       []string      // searched in order for <host>/hosts.toml at each pull
-	DockerConfig    string        // a docker config.json for hosts that a pull brings no credentials for; "" for none
-	VerifierDir     string        // executables that must all accept an image before it is fetched; "" for none
-	VerifierTimeout time.Duration // how long one of them may take; default 10 seconds
-	Pinned          []string      // references whose images are reported as pinned
-	ProgressTimeout time.Duration // ends a pull whose registry sends no byte for so long; default 1 minute
-	MinRate         int64         // ends a pull with fewer bytes per second, on average over ProgressTimeout; 0 for none
-	MaxDownloads    int           // how many blobs one pull fetches at once; default 3
-	KeepLayers      bool          // keeps layers as they came, after they are unpacked
-	CollectDelay    time.Duration // how long after a removal garbage is collected; default 2 seconds
-	// VolumesDir has a directory, named by its container, for the volumes that images
-	// declare; they are measured with the container's writable layer. Empty: none.
-	VolumesDir string
-	Observe    func(PullResult) // called when a pull ends; nil for not
-	Logger     *slog.Logger     // receives what has no caller to return it to; default slog.Default
+	Root            string           // the daemon's durable directory; the store uses Root/image
+	CertsDirs       []string         // searched in order for <host>/hosts.toml at each pull
+	DockerConfig    string           // a docker config.json for hosts that a pull brings no credentials for; "" for none
+	VerifierDir     string           // executables that must all accept an image before it is fetched; "" for none
+	VerifierTimeout time.Duration    // how long one of them may take; default 10 seconds
+	Pinned          []string         // references whose images are reported as pinned
+	ProgressTimeout time.Duration    // ends a pull whose registry sends no byte for so long; default 1 minute
+	MinRate         int64            // ends a pull with fewer bytes per second, on average over ProgressTimeout; 0 for none
+	MaxDownloads    int              // how many blobs one pull fetches at once; default 3
+	KeepLayers      bool             // keeps layers as they came, after they are unpacked
+	CollectDelay    time.Duration    // how long after a removal garbage is collected; default 2 seconds
+	VolumesDir      string           // of the volumes that images declare, a directory for each container; "" for none
+	Observe         func(PullResult) // called when a pull ends; nil for not
+	Logger          *slog.Logger     // receives what has no caller to return it to; default slog.Default
 
 	waitWindow time.Duration   // shorter in tests
 	pinned     map[string]bool // Pinned, normalised
@@ -79,7 +80,7 @@ func setDefault[T ~int | ~int64](field *T, value T) {
 	}
 }
 
-// Store is the node's images. Its methods may be called from any goroutine.
+// Store is the node's images, for any goroutine.
 type Store struct {
 	config     Config
 	reloaded   atomic.Pointer[Config] // the settings of pulls, see Reconfigure
@@ -113,14 +114,12 @@ type Store struct {
 	unmounted errgroup.Group // ends file systems that are mounted nowhere any more
 }
 
-// snapshotterKey names the snapshotter in the database and its directory.
-const snapshotterKey = "overlayfs"
+const snapshotterKey = "overlayfs" // in the database, and the directory
 
-// Open opens or makes the store below config.Root. What a killed predecessor
-// left half done is forgotten now and deleted in the background. A store that another process
-// holds is an ErrUnavailable.
+// Open opens or makes the store below config.Root. It forgets what a killed predecessor
+// left half done, which is deleted in the background. A store that another process holds
+// is an ErrUnavailable.
 func Open(ctx context.Context, config Config) (*Store, error) {
-	config.setDefaults()
 	s := newStore(config)
 	if err := s.open(ctx); err != nil {
 		return nil, fmt.Errorf("open image store %s: %w", s.dir, err)
@@ -134,6 +133,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 }
 
 func newStore(config Config) *Store {
+	config.setDefaults()
 	dir := filepath.Join(config.Root, "image")
 	s := &Store{
 		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger),
@@ -194,16 +194,14 @@ func (s *Store) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// assemble puts containerd's stores together.
 func (s *Store) assemble(file *bolt.DB, blobs content.Store, layers *snapshotter) {
 	s.overlay, s.db = layers, metadata.NewDB(file, blobs, map[string]snapshots.Snapshotter{snapshotterKey: layers})
 	s.content, s.snapshots = s.db.ContentStore(), s.db.Snapshotter(snapshotterKey)
 	s.images, s.leases = metadata.NewImageStore(s.db), metadata.NewLeaseManager(s.db)
 }
 
-// openContent removes unfinished downloads: they belong to pulls of a
-// predecessor, and the library does not see those that it was killed at the very
-// beginning of.
+// openContent removes a predecessor's downloads: the library does not see those that
+// had only begun.
 func openContent(dir string) (content.Store, error) {
 	if err := os.RemoveAll(filepath.Join(dir, "ingest")); err != nil {
 		return nil, err
@@ -216,9 +214,8 @@ func openContent(dir string) (content.Store, error) {
 	return local.NewStore(dir)
 }
 
-// recover drops the mounts and leases of a predecessor, whose pulls ended with it, with
-// what they held, and reads the records. The first pull therefore builds on nothing that
-// a killed one left.
+// recover drops the mounts and leases of a predecessor and what they held, so that no pull
+// builds on what a killed one left, and reads the records.
 func (s *Store) recover(ctx context.Context) error {
 	ctx = s.scope(ctx)
 	err := mount.SetTempMountLocation(filepath.Join(s.dir, "mounts"))
@@ -245,16 +242,14 @@ func (s *Store) recover(ctx context.Context) error {
 	return s.readRecords(ctx)
 }
 
-// warnOfRegistries says what pulls will fail for, or not use, before they do.
 func (s *Store) warnOfRegistries() {
 	for _, problem := range CheckRegistries(s.settings().CertsDirs, s.settings().DockerConfig) {
 		s.log.Warn("pulls that need this file will fail, or go without it", "error", problem)
 	}
 }
 
-// Reconfigure puts other settings into force, for pulls that begin from now on:
-// where registries and their credentials are configured, verifiers, limits, and
-// which images are pinned. The directories stay.
+// Reconfigure puts the settings of pulls, and which images are pinned, into force for
+// pulls that begin from now on. The directories stay.
 func (s *Store) Reconfigure(config Config) {
 	config.waitWindow, config.CollectDelay, config.Observe, config.Logger = s.config.waitWindow, s.config.CollectDelay, s.config.Observe, s.config.Logger
 	config.setDefaults()
@@ -262,7 +257,6 @@ func (s *Store) Reconfigure(config Config) {
 	s.warnOfRegistries()
 }
 
-// settings are those of pulls that are in force.
 func (s *Store) settings() *Config { return s.reloaded.Load() }
 
 // begin counts work for which Close waits, or refuses it.
@@ -276,8 +270,7 @@ func (s *Store) begin() error {
 	return nil
 }
 
-// Close ends running pulls and the collection and closes the database. Mounts of
-// containers stay.
+// Close ends pulls and the collection and closes the database. Containers' mounts stay.
 func (s *Store) Close() error {
 	s.closing.Lock()
 	s.end(fmt.Errorf("the image store is closed: %w", errdefs.ErrUnavailable))
@@ -293,22 +286,95 @@ func (s *Store) Close() error {
 // Dir is the directory that holds all of the store.
 func (s *Store) Dir() string { return s.dir }
 
-// namespace is the one metadata namespace that the store uses.
-const namespace = "minicri"
-
-// scope names the metadata namespace, without which the database refuses calls,
-// and where the libraries log to.
+// scope names the metadata namespace and the log of containerd's packages.
 func (s *Store) scope(ctx context.Context) context.Context {
-	return log.WithLogger(namespaces.WithNamespace(ctx, namespace), s.libraryLog)
+	return log.WithLogger(namespaces.WithNamespace(ctx, "minicri"), s.libraryLog)
 }
 
-// libraryLog passes what containerd's packages log to logger, all of it for
-// debugging: what went wrong they also return, and what they find worth a line
-// (a mirror that did not answer, TLS tried before HTTP) comes with every pull.
+// libraryLog logs all that containerd's packages log for debugging: they return their
+// errors, and warn of every mirror that does not answer.
 func libraryLog(logger *slog.Logger) *log.Entry {
 	library := logrus.New()
 	library.SetOutput(slog.NewLogLogger(logger.Handler(), slog.LevelDebug).Writer())
 	library.SetFormatter(&logrus.TextFormatter{DisableTimestamp: true, DisableColors: true})
 	library.SetLevel(logrus.DebugLevel)
 	return logrus.NewEntry(library)
+}
+
+// Collect removes the blobs, unfinished downloads and snapshots that no record, lease or
+// container holds. The store calls it by itself; it is exported for callers that cannot wait.
+func (s *Store) Collect(ctx context.Context) error {
+	ctx = s.scope(ctx)
+	if _, err := s.db.GarbageCollect(ctx); err != nil {
+		return fmt.Errorf("collect images: %w", err)
+	}
+	if err := s.overlay.sweep(ctx); err != nil {
+		return fmt.Errorf("delete layers: %w", err)
+	}
+	if s.compared.Load() {
+		return nil
+	}
+	if err := s.compareDisk(ctx); err != nil { // a full disk, above all
+		s.log.Warn("images are not compared with the disk yet: the next collection retries", "error", err)
+		return nil
+	}
+	s.compared.Store(true)
+	return s.Collect(ctx)
+}
+
+// compareDisk makes the next collection remove what a killed predecessor left on the disk
+// but not in the database. The library compares the two only after a removal, so
+// something is made and removed.
+func (s *Store) compareDisk(ctx context.Context) error {
+	const probe = "minicri: removed at once"
+	desc := ocispec.Descriptor{Digest: digest.FromString(probe), Size: int64(len(probe))}
+	// Each try has its own: the library keeps one locked whose record the disk did not take.
+	reference := fmt.Sprintf("%s %d", probe, time.Now().UnixNano())
+	if err := content.WriteBlob(ctx, s.content, reference, strings.NewReader(probe), desc); err != nil {
+		return err
+	}
+	if err := s.content.Delete(ctx, desc.Digest); err != nil {
+		return err
+	}
+	if _, err := s.snapshots.Prepare(ctx, probe, ""); err != nil && !errdefs.IsAlreadyExists(err) {
+		return err
+	}
+	return s.snapshots.Remove(ctx, probe)
+}
+
+// collectSoon has a collection run a while later, one for a burst of removals.
+func (s *Store) collectSoon() {
+	if s.asked.Swap(true) || s.begin() != nil {
+		return
+	}
+	go func() {
+		defer s.work.Done()
+		select {
+		case <-time.After(s.config.CollectDelay):
+		case <-s.ctx.Done():
+			return
+		}
+		s.collecting.Lock()
+		defer s.collecting.Unlock()
+		s.asked.Store(false)
+		if err := s.Collect(s.ctx); err != nil && s.ctx.Err() == nil {
+			s.log.Error("garbage collection of images failed: it is retried after the next removal", "error", err)
+		}
+	}()
+}
+
+// lease keeps what is made under the returned context until release, which has what was
+// not recorded collected.
+func (s *Store) lease(ctx context.Context) (_ context.Context, release func(), err error) {
+	held, err := s.leases.Create(ctx, leases.WithRandomID())
+	if err != nil {
+		return nil, nil, fmt.Errorf("lease: %w", err)
+	}
+	release = func() {
+		if err := s.leases.Delete(context.WithoutCancel(ctx), held); err != nil {
+			s.log.Error("a lease could not be deleted: its content stays until the next start", "lease", held.ID, "error", err)
+		}
+		s.collectSoon()
+	}
+	return leases.WithLease(ctx, held.ID), release, nil
 }

@@ -2,13 +2,18 @@ package image
 
 import (
 	"archive/tar"
+	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -17,8 +22,11 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/archive"
+	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
@@ -27,19 +35,15 @@ import (
 
 // route says how an image is walked from its manifest or index to its layers.
 type route struct {
-	// platform orders the manifests of an index; one is taken. wanted is its name, "" for
-	// the node's.
-	platform platforms.MatchComparer
-	wanted   string
-	// get makes a blob present before it is read.
-	get    images.HandlerFunc
-	locks  *pullLocks
-	report func(desc ocispec.Descriptor, stage Stage, done int64)
+	platform platforms.MatchComparer // orders the manifests of an index; one is taken
+	wanted   string                  // the platform's name, "" for the node's
+	get      images.HandlerFunc      // makes a blob present before it is read
+	locks    *pullLocks
+	report   func(desc ocispec.Descriptor, stage Stage, done int64)
 }
 
-// unpackTree walks from target to the configuration of one platform and unpacks
-// its layers. It returns when every layer is a committed snapshot, or, after an
-// error, when all work has ended but fetches, whose context has.
+// unpackTree walks from target to the configuration of one platform and unpacks its
+// layers. After an error fetches may go on after it returns; their context has ended.
 func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, route route) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -52,8 +56,7 @@ func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, route
 	if err != nil {
 		return fmt.Errorf("prepare to unpack: %w", err)
 	}
-	// Labels keep manifests and configurations from being collected. Layers get one only
-	// if they are to be kept: once unpacked, the blob is not needed.
+	// Labels keep blobs from being collected. A layer's is not needed once it is unpacked.
 	labels := images.ChildGCLabelsFilterLayers
 	if s.settings().KeepLayers {
 		labels = images.ChildGCLabels
@@ -72,13 +75,12 @@ func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, route
 	return err
 }
 
-// children lists what a blob points at, for one platform only.
 func (s *Store) children(platform platforms.MatchComparer) images.HandlerFunc {
 	return images.LimitManifests(images.FilterPlatforms(images.ChildrenHandler(s.content), platform), platform, 1)
 }
 
-// manifestOf follows indexes to the manifest of a platform. They get no labels:
-// another image may have the same index, with a label for another platform.
+// manifestOf follows indexes to the manifest of a platform. It labels none: another image
+// may have the same index, with a label for another platform.
 func (s *Store) manifestOf(ctx context.Context, target ocispec.Descriptor, route route) (ocispec.Descriptor, error) {
 	follow := images.Handlers(route.get, s.vetter(route), s.children(route.platform))
 	for images.IsIndexType(target.MediaType) {
@@ -94,8 +96,7 @@ func (s *Store) manifestOf(ctx context.Context, target ocispec.Descriptor, route
 	return target, nil
 }
 
-// applier unpacks layers onto those below, each within the bounds of an allowance,
-// which containerd's own applier does not have.
+// applier unpacks layers within an allowance each, which containerd's applier lacks.
 type applier struct {
 	store  *Store
 	report func(desc ocispec.Descriptor, stage Stage, done int64)
@@ -135,8 +136,8 @@ func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 	return applied, err
 }
 
-// unpack writes the files of a plain layer and digests all of its bytes, those
-// after the archive's end too.
+// unpack writes the files of a plain layer and digests all of its bytes, also those after
+// the archive's end.
 func (a applier) unpack(ctx context.Context, root string, plain io.Reader) (ocispec.Descriptor, error) {
 	digester := digest.Canonical.Digester()
 	whole := &countedReader{Reader: io.TeeReader(plain, digester.Hash())}
@@ -149,8 +150,7 @@ func (a applier) unpack(ctx context.Context, root string, plain io.Reader) (ocis
 	if _, err := io.Copy(io.Discard, whole); err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	// The layer has to be on the disk, before its record is.
-	dir, err := os.Open(root)
+	dir, err := os.Open(root) // to sync the layer before its record
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -161,7 +161,6 @@ func (a applier) unpack(ctx context.Context, root string, plain io.Reader) (ocis
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: whole.at, Digest: digester.Digest()}, nil
 }
 
-// countedReader counts what is read, and reports it.
 type countedReader struct {
 	io.Reader
 	at     int64
@@ -177,8 +176,8 @@ func (r *countedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// layerError sorts out whose fault an error is: one of a system call, or of the
-// pull's end, keeps its kind, anything else is in the bytes of the layer.
+// layerError returns an ErrDataLoss for errors that are not of the system or of the pull's
+// end: they are in the layer's bytes.
 func layerError(err error) error {
 	_, system := errors.AsType[syscall.Errno](err)
 	_, path := errors.AsType[*fs.PathError](err)
@@ -186,4 +185,120 @@ func layerError(err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %v", errdefs.ErrDataLoss, err) //nolint:errorlint // io.ErrUnexpectedEOF would count as the registry's
+}
+
+const (
+	maxWindow = 128 << 20        // of a zstd frame, which its decoder holds: zstd(1)'s default
+	maxZstd   = 2                // decoders at once, on the node
+	zstdName  = "minicri-unzstd" // argv[0] of a decoder
+)
+
+// decompress returns the plain bytes of a layer or an archive, whose form it tells by the
+// first bytes. A zstd decoder takes one of the places.
+func decompress(ctx context.Context, packed io.Reader, places *semaphore.Weighted) (io.ReadCloser, error) {
+	buffered := bufio.NewReaderSize(packed, 32<<10)
+	magic, err := buffered.Peek(10)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	switch compression.DetectCompression(magic) {
+	case compression.Gzip:
+		return gzip.NewReader(buffered)
+	case compression.Zstd:
+		if err := places.Acquire(ctx, 1); err != nil {
+			return nil, err
+		}
+		return startZstd(ctx, buffered, func() { places.Release(1) })
+	default:
+		return io.NopCloser(buffered), nil
+	}
+}
+
+// zstdDecoder is a process that decodes one stream. A decoder holds as much as the
+// stream's author likes, up to maxWindow: when memory runs out, the kernel ends this
+// process first, not a pod or the daemon.
+type zstdDecoder struct {
+	io.Reader
+	command *exec.Cmd
+	end     func() error // waits for the process and returns why it failed
+	cancel  context.CancelFunc
+}
+
+// startZstd starts the decoder, and calls ended when it has ended or did not start.
+func startZstd(ctx context.Context, packed io.Reader, ended func()) (io.ReadCloser, error) {
+	running, cancel := context.WithCancel(ctx)
+	command, stderr := exec.CommandContext(running, "/proc/self/exe"), &bytes.Buffer{}
+	command.Args, command.Env = []string{zstdName}, []string{"GOMAXPROCS=1"}
+	command.Stdin, command.Stderr = packed, stderr
+	plain, err := command.StdoutPipe()
+	if err == nil {
+		err = command.Start()
+	}
+	if err != nil {
+		cancel()
+		ended()
+		return nil, fmt.Errorf("start the zstd decoder: %w", err)
+	}
+	end := sync.OnceValue(func() error {
+		defer ended()
+		defer cancel()
+		err := command.Wait()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case command.ProcessState.ExitCode() < 0:
+			return fmt.Errorf("the zstd decoder was ended (%w), by the kernel if memory ran out: %w", err, errdefs.ErrResourceExhausted)
+		}
+		return fmt.Errorf("zstd: %s", cut(strings.TrimSpace(stderr.String()), maxWords))
+	})
+	return zstdDecoder{Reader: plain, command: command, end: end, cancel: cancel}, nil
+}
+
+func (d zstdDecoder) Read(p []byte) (int, error) {
+	n, err := d.Reader.Read(p)
+	if err != nil && n == 0 {
+		err = cmp.Or(d.end(), err)
+	}
+	return n, err
+}
+
+// Close ends the process if it has not come to its end.
+func (d zstdDecoder) Close() error {
+	d.cancel()
+	_ = d.end() // its error was read, or nobody reads on
+	return nil
+}
+
+// IsZstdDecoder reports whether this process was started for DecodeZstd alone.
+func IsZstdDecoder() bool { return os.Args[0] == zstdName }
+
+// DecodeZstd decodes stdin to stdout and returns the exit code of the process.
+func DecodeZstd() int {
+	err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
+	if err == nil {
+		err = decodeZstd(os.Stdin, os.Stdout)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func decodeZstd(packed io.Reader, plain io.Writer) error {
+	// With one goroutine a decoder takes the window and 1 MiB. The limit of the memory is
+	// for a frame of a single segment, which has no window.
+	decoder, err := zstd.NewReader(packed, zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(maxWindow))
+	if err != nil {
+		return err
+	}
+	defer decoder.Close()
+	_, err = io.Copy(plain, decoder)
+	if errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+		return fmt.Errorf("the window of a frame is larger than %d MiB: %w", maxWindow>>20, err)
+	}
+	return err
 }

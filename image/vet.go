@@ -23,26 +23,18 @@ import (
 )
 
 const (
-	// maxManifest bounds manifests and indexes, in bytes. Registries refuse more
-	// than 4 MiB: distribution-spec, "Pushing Manifests".
-	maxManifest = 4 << 20
-	maxConfig   = 1 << 20 // of a configuration, in bytes
+	maxManifest = 4 << 20 // bytes; registries refuse more (distribution-spec, "Pushing Manifests")
+	maxConfig   = 1 << 20 // bytes
 	maxDepth    = 8       // of indexes within each other
-	// maxLayers can be mounted by one mount(2): all of its options are one page
-	// of 4 KiB, of which a layer takes at most 12 bytes.
-	maxLayers = 256
-	// maxUser is the length of the longest user name (LOGIN_NAME_MAX), with a
-	// group's.
-	maxUser = 2 * 256
+	maxLayers   = 256     // the options of mount(2) are 4 KiB, of which a layer takes up to 12 bytes
+	maxUser     = 2 * 256 // LOGIN_NAME_MAX, for a user and a group
 )
 
-// vetter refuses what this node cannot run, with an error that names it, before
-// the layers are fetched. The unpacker would skip a foreign platform silently and
-// notice the rest late or not at all.
+// vetter refuses what this node cannot run before its layers are fetched. The unpacker
+// would skip a foreign platform silently and notice the rest late or not at all.
 type vetter struct {
-	store *Store
-	route route
-
+	store   *Store
+	route   route
 	indexes atomic.Int32                         // seen; one manifest of each is followed, so this is the depth
 	layers  atomic.Pointer[[]ocispec.Descriptor] // nil before a manifest was seen
 }
@@ -53,16 +45,15 @@ func (s *Store) vetter(route route) images.HandlerFunc {
 
 // vet is a handler of images.Dispatch that finds no children.
 func (v *vetter) vet(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-	var err error
 	switch {
 	case images.IsIndexType(desc.MediaType):
-		err = v.vetIndex(ctx, desc)
+		return nil, v.vetIndex(ctx, desc)
 	case images.IsManifestType(desc.MediaType):
-		err = v.vetManifest(ctx, desc)
+		return nil, v.vetManifest(ctx, desc)
 	case images.IsConfigType(desc.MediaType):
-		err = v.vetConfig(ctx, desc)
+		return nil, v.vetConfig(ctx, desc)
 	}
-	return nil, err
+	return nil, nil
 }
 
 func (v *vetter) vetIndex(ctx context.Context, desc ocispec.Descriptor) error {
@@ -79,8 +70,7 @@ func (v *vetter) vetIndex(ctx context.Context, desc ocispec.Descriptor) error {
 	return nil
 }
 
-// parseIndex refuses what is no index, also if it is a manifest as well: another
-// reader would take it for that.
+// parseIndex refuses an index that another reader would take for a manifest.
 func parseIndex(data []byte) error {
 	var index struct {
 		ocispec.Index
@@ -108,10 +98,9 @@ func (v *vetter) vetManifest(ctx context.Context, desc ocispec.Descriptor) error
 	return nil
 }
 
-// parseManifest decodes a manifest and refuses one that is not of an image which
-// can be pulled, unpacked and mounted. Artifacts are stored like images (image-spec,
-// manifest.md, "Guidelines for Artifact Usage"); the configuration of most is the
-// empty object, so as images they would all be the same one.
+// parseManifest decodes a manifest and refuses one whose image cannot be pulled, unpacked
+// and mounted. Most artifacts have an empty configuration (image-spec, manifest.md,
+// "Guidelines for Artifact Usage"): as images they would all be the same one.
 func parseManifest(data []byte) (manifest ocispec.Manifest, err error) {
 	var index struct{ Manifests, FSLayers any }
 	if err := errors.Join(json.Unmarshal(data, &manifest), json.Unmarshal(data, &index)); err != nil {
@@ -140,7 +129,6 @@ func parseManifest(data []byte) (manifest ocispec.Manifest, err error) {
 	return manifest, nil
 }
 
-// layerTypes are those that can be unpacked.
 var layerTypes = []string{
 	ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
 	images.MediaTypeDockerSchema2Layer, images.MediaTypeDockerSchema2LayerGzip, images.MediaTypeDockerSchema2LayerZstd,
@@ -161,8 +149,7 @@ func checkLayerType(kind string) error {
 	return fmt.Errorf("it has "+text, cut(kind, 100), errdefs.ErrNotImplemented)
 }
 
-// checkDescriptor looks at what a manifest says of a blob before anything is
-// made of it, a request's path above all.
+// checkDescriptor checks what a manifest says of a blob before a request's path is made of it.
 func checkDescriptor(desc ocispec.Descriptor) error {
 	if err := desc.Digest.Validate(); err != nil {
 		return fmt.Errorf("digest %q of a %s: %w: %w", cut(desc.Digest.String(), 100), kindOf(desc), err, errdefs.ErrInvalidArgument)
@@ -183,7 +170,7 @@ func checkDescriptor(desc ocispec.Descriptor) error {
 	return nil
 }
 
-// checkAlgorithm: ids, snapshots and the content store's labels are of sha256.
+// checkAlgorithm wants sha256, as in ids, snapshots and the content store's labels.
 func checkAlgorithm(d digest.Digest) error {
 	if algorithm := d.Algorithm(); algorithm != digest.SHA256 {
 		return fmt.Errorf("%s digests are not supported, only sha256 ones: %w", algorithm, errdefs.ErrNotImplemented)
@@ -200,10 +187,7 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 		wanted := cmp.Or(v.route.wanted, "this node")
 		return fmt.Errorf("the image is for %s, not for %s: %w", cut(platforms.Format(spec.Platform), 100), wanted, errdefs.ErrNotFound)
 	}
-	var layers []ocispec.Descriptor
-	if seen := v.layers.Load(); seen != nil {
-		layers = *seen
-	}
+	layers := *cmp.Or(v.layers.Load(), &[]ocispec.Descriptor{})
 	if len(spec.RootFS.DiffIDs) != len(layers) {
 		return fmt.Errorf("the configuration names %d layers, the manifest %d: %w", len(spec.RootFS.DiffIDs), len(layers), errdefs.ErrInvalidArgument)
 	}
@@ -213,8 +197,7 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 	return v.store.checkRoom(ctx, layers, spec.RootFS.DiffIDs)
 }
 
-// configuration is what is used of an image's configuration. Its history, which
-// can be most of it, is not read.
+// configuration leaves out the history, which can be most of it.
 type configuration struct {
 	ocispec.Platform
 	Config ocispec.ImageConfig `json:"config"`
@@ -244,12 +227,8 @@ func parseConfiguration(data []byte) (spec configuration, err error) {
 	return spec, nil
 }
 
-// verify asks every executable of the verifier directory, by containerd's
-// bindir protocol (docs/image-verification.md): arguments -name and -digest, the
-// descriptor on stdin, exit code 0 for yes and the reason on stdout.
-//
-// A directory that is configured but missing or empty is a no: someone meant
-// images to be verified.
+// verify asks every executable of the verifier directory by containerd's bindir protocol
+// (docs/image-verification.md). A configured directory that is missing or empty is a no.
 func (s *Store) verify(ctx context.Context, ref reference.Named, target ocispec.Descriptor) error {
 	dir := s.settings().VerifierDir
 	if dir == "" {

@@ -1,9 +1,7 @@
-// Package tree measures and removes directory trees that containers have written: as
-// deep as they like, past PATH_MAX too, with a constant number of descriptors and in
-// a time that grows with the number of files.
-//
-// It keeps no state and no locks. A tree that is measured may change meanwhile; one
-// that is removed must have no other user.
+// Package tree measures and removes directory trees that containers have written, deeper
+// than PATH_MAX too, with a constant number of descriptors and in a time that grows with
+// the number of files. It has no state. A tree may change while it is measured; one that
+// is removed must have no other user.
 package tree
 
 import (
@@ -15,11 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directory opens a directory, never what a link in its place points at.
-const directory = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
-
-// batch is how much is read of a directory at a time, in bytes.
-const batch = 16 << 10
+const (
+	directory = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+	batch     = 16 << 10 // bytes of a directory that are read at a time
+)
 
 // readNames reads the next names of a directory, none at its end.
 func readNames(fd int, buffer []byte) (names []string, err error) {
@@ -39,8 +36,8 @@ func readNames(fd int, buffer []byte) (names []string, err error) {
 // Usage is what a tree takes on its file system.
 type Usage struct{ Bytes, Inodes int64 }
 
-// Measure adds up the blocks and the inodes of a tree, the directory at path with
-// them. A file with several links counts once.
+// Measure adds up the blocks and inodes of the tree at path, its root among them. A file
+// with several links counts once.
 func Measure(ctx context.Context, path string) (Usage, error) {
 	root, err := unix.Open(path, directory, 0)
 	if err != nil {
@@ -57,8 +54,8 @@ func Measure(ctx context.Context, path string) (Usage, error) {
 	return w.usage, nil
 }
 
-// walk goes through a tree, depth first. It holds the descriptors of the root and of
-// one directory, and comes back up by "..".
+// walk goes through a tree, depth first, with the descriptors of the root and of one
+// directory, and comes back up by "..".
 type walk struct {
 	root, at int
 	levels   []level // from the root to the directory at
@@ -79,9 +76,7 @@ type inode struct{ device, number uint64 }
 
 func inodeOf(stat *unix.Stat_t) inode { return inode{uint64(stat.Dev), stat.Ino} }
 
-// maxReopened limits what a container can cost that moves its directories while they
-// are gone through.
-const maxReopened = 1 << 20
+const maxReopened = 1 << 20 // bounds what a container costs that moves directories meanwhile
 
 var errUnsteady = errors.New("its directories are moved faster than they can be measured")
 
@@ -105,7 +100,6 @@ func (w *walk) run(ctx context.Context) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// isGone reports whether a name is that of a directory no more.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
@@ -155,9 +149,8 @@ func (w *walk) count(stat *unix.Stat_t) {
 	w.usage.Bytes += stat.Blocks * 512
 }
 
-// leave goes up to the directory that the walk came from. Where that is not "..", as
-// the one below was moved meanwhile, it goes down to it from the root, or to the last
-// directory on the way that is still where it was.
+// leave goes up to the directory that the walk came from. If that is not "..", because the
+// one below was moved, it goes down from the root to the last directory that is in place.
 func (w *walk) leave() error {
 	w.levels = w.levels[:len(w.levels)-1]
 	if fd, err := openIf(w.at, "..", w.levels[len(w.levels)-1].id); err == nil {
@@ -212,11 +205,10 @@ func (w *walk) moveTo(fd int) {
 	w.at = fd
 }
 
-// maxDepth is how deep a tree is gone down into to remove it. Each level takes a descriptor.
-const maxDepth = 32
+const maxDepth = 32 // levels that are open during a removal, a descriptor each
 
-// Remove removes a file, or a directory with all that is in it. What is not there is
-// removed already. It goes on after an error, and returns the first.
+// Remove removes a file or a directory with all that is in it, if it is there. It goes on
+// after an error, and returns the first.
 func Remove(path string) error {
 	r := remover{top: -1}
 	if err := r.remove(unix.AT_FDCWD, path, 0); err != nil {
@@ -225,8 +217,8 @@ func Remove(path string) error {
 	return nil
 }
 
-// remover empties a directory. What is deeper than maxDepth it moves to the top, and
-// goes down from there: that takes no descriptors and no path.
+// remover empties a directory. It moves what is deeper than maxDepth to the top and goes
+// down from there.
 type remover struct {
 	top   int // the directory that is removed, -1 before it is opened
 	moved int
@@ -256,8 +248,8 @@ func (r *remover) remove(parent int, name string, depth int) error {
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) }
 
-// unlink removes a file or an empty directory. On a file system that cannot be
-// written, what is not there is no error either: unlink(2) says EROFS before it looks.
+// unlink removes a file or an empty directory, if it is there. It looks first, because
+// unlink(2) says EROFS also of what is not there.
 func unlink(parent int, name string) error {
 	var stat unix.Stat_t
 	err := unix.Fstatat(parent, name, &stat, unix.AT_SYMLINK_NOFOLLOW)
@@ -274,8 +266,7 @@ func unlink(parent int, name string) error {
 	return err
 }
 
-// empty removes all that is in a directory. It reads it again until there is nothing
-// more, or nothing that can be removed.
+// empty removes all that is in a directory, and reads it again until a round removes nothing.
 func (r *remover) empty(fd, depth int) error {
 	buffer := make([]byte, batch)
 	for {
