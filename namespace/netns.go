@@ -1,12 +1,8 @@
-// Package namespace owns the network and user namespaces of pods: it creates
-// them, keeps them alive without a process by pinning them to files, brings
-// their loopback up, dials into them and removes them.
+// Package namespace owns the network and user namespaces of pods: it creates them, pins them to files, which
+// keeps them alive without a process, sets their loopback up, dials into them and removes them.
 //
-// A namespace is found by its pod's id alone: the path of its pin follows from
-// the directory, the mark of this node and the id. The package keeps no state
-// besides those files and has no lock; the methods of Dir may be called
-// concurrently for different ids. Calls for one id are serialised by the
-// sandbox's lock.
+// The path of a pin follows from the directory, the node's mark and the pod's ID. There is no other state and
+// no lock: calls for different IDs may be concurrent, and the sandbox's lock serialises those for one.
 package namespace
 
 import (
@@ -27,29 +23,22 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// Dir are the namespaces that are pinned in one directory: a bind mount
-// of the kernel's namespace file keeps a namespace alive without a process in
-// it (namespaces(7)). The path follows from the id, so an id is all that is
-// needed to find a namespace again or to remove it.
+// Dir manages one directory, where bind mounts of the kernel's files pin namespaces (namespaces(7)).
 type Dir struct {
 	directory string
 	mark      string
 }
 
-// Open makes the directory ready. The mark begins every file name made here: others
-// may have files in the same directory.
+// Open prepares the directory, which others may share: our file names begin with the mark.
 //
-// The directory becomes a shared mount of its own, as ip-netns(8) makes it:
-// otherwise a process with a mount namespace of its own would keep a copy of
-// each pin, and the namespace would outlive its removal.
+// It becomes a shared mount, as with ip-netns(8): other mount namespaces would keep a copy of each pin.
 func Open(directory, mark string) (*Dir, error) {
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory for namespaces: %w", err)
 	}
 	err := unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
 	if errors.Is(err, unix.EINVAL) { // it is no mount point
-		// Private first: the bind is in the peer group of what it was made from, where each
-		// pin would be mounted a second time.
+		// It is private first: in its source's peer group, each pin would be mounted twice.
 		err = unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, "")
 		for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED | unix.MS_REC} {
 			if err == nil {
@@ -63,15 +52,11 @@ func Open(directory, mark string) (*Dir, error) {
 	return Find(directory, mark), nil
 }
 
-// Find is Open for a directory that another process made ready.
-func Find(directory, mark string) *Dir {
-	return &Dir{directory: directory, mark: mark}
-}
+// Find is Open for a directory that is prepared.
+func Find(directory, mark string) *Dir { return &Dir{directory: directory, mark: mark} }
 
-// Path is where the namespace of id is, or would be, pinned.
-func (n *Dir) Path(id string) string {
-	return filepath.Join(n.directory, n.mark+id)
-}
+// Path returns where the namespace of id is or would be pinned.
+func (n *Dir) Path(id string) string { return filepath.Join(n.directory, n.mark+id) }
 
 // Create makes a network namespace and pins it.
 func (n *Dir) Create(id string) error {
@@ -85,26 +70,24 @@ func (n *Dir) Create(id string) error {
 	})
 }
 
-// OnDisposableThread calls do on a thread that ends afterwards, because do leaves
-// it in another namespace.
+// OnDisposableThread calls do, which leaves its thread in another namespace, on a thread that then exits.
 func OnDisposableThread(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread never ends. While it is held here, the next
-			// goroutine gets another one.
+			// The main thread never exits. We hold it, so that the next goroutine gets another one.
 			done <- OnDisposableThread(do)
 			runtime.UnlockOSThread()
 			return
 		}
-		// Never unlocked: the Go runtime ends the thread with the goroutine.
+		// Without an unlock, the Go runtime ends the thread with the goroutine.
 		done <- do()
 	}()
 	return <-done
 }
 
-// Pin binds the namespace file at source to the path of id.
+// Pin bind-mounts the namespace file source at the path of id.
 func (n *Dir) Pin(id, source string) error {
 	path := n.Path(id)
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
@@ -120,21 +103,16 @@ func (n *Dir) Pin(id, source string) error {
 	return nil
 }
 
-// Alive reports whether the path of id is a namespace now: it may have been
-// unmounted, removed or replaced by hand, or be gone with a reboot. One that cannot
-// be looked at is taken for alive.
+// Alive reports whether the path of id is a namespace (a reboot or a person may have removed it) or unknown.
 func (n *Dir) Alive(id string) bool {
 	var stat unix.Statfs_t
-	err := unix.Statfs(n.Path(id), &stat)
-	if err != nil {
+	if err := unix.Statfs(n.Path(id), &stat); err != nil {
 		return !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP)
 	}
 	return stat.Type == unix.NSFS_MAGIC
 }
 
-// Remove unmounts and deletes the pin of id, as often as one was put over
-// another; what is gone already is no error. The kernel frees the namespace
-// when the last process has left it.
+// Remove removes every pin of id, if any. The kernel frees the namespace when its last process exits.
 func (n *Dir) Remove(id string) error {
 	path := n.Path(id)
 	var err error
@@ -150,7 +128,7 @@ func (n *Dir) Remove(id string) error {
 	return nil
 }
 
-// IDs lists whose namespaces are pinned here under our mark.
+// IDs lists the IDs of the namespaces that are pinned under our mark.
 func (n *Dir) IDs() ([]string, error) {
 	entries, err := os.ReadDir(n.directory)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -168,9 +146,8 @@ func (n *Dir) IDs() ([]string, error) {
 	return ids, nil
 }
 
-// Dial connects from inside the namespace of id, to an IP address and port:
-// a socket belongs to the namespace that its thread was in when it was made
-// (network_namespaces(7)), and can be used from any other.
+// Dial connects to an IP address and port from inside the namespace of id. A socket stays in the namespace
+// that its thread was in when it was made (network_namespaces(7)).
 func (n *Dir) Dial(ctx context.Context, id, network, address string) (connection net.Conn, err error) {
 	err = OnDisposableThread(func() error {
 		handle, err := netns.GetFromPath(n.Path(id))
@@ -187,8 +164,7 @@ func (n *Dir) Dial(ctx context.Context, id, network, address string) (connection
 	return connection, err
 }
 
-// LoopbackUp sets lo up in the namespace at path; the kernel then gives it
-// 127.0.0.1 and ::1.
+// LoopbackUp sets lo up in the namespace at path; the kernel then gives it 127.0.0.1 and ::1.
 func LoopbackUp(path string) error {
 	namespace, err := netns.GetFromPath(path)
 	if err != nil {

@@ -13,27 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IDMapping maps a range of ids of a user namespace to ids of the host
-// (user_namespaces(7), "User and group ID mappings").
+// IDMapping maps IDs of a user namespace to the host's (user_namespaces(7), "User and group ID mappings").
 type IDMapping struct {
 	ContainerID, HostID, Length uint32
 }
 
-// Holder is a process that waits in a new user namespace and in a new network
-// namespace owned by it, until both have been pinned. A network namespace
-// belongs to the user namespace that its creator is in, and only a process
-// privileged there can mount its sysfs, so the user namespace has to come
-// first; one clone(2) makes both in that order.
+// Holder is a process that waits in a new user namespace and a new network namespace owned by it until both
+// are pinned. One clone(2) makes the user namespace first: it then owns the network namespace, whose sysfs
+// only a process privileged in the owner can mount.
 type Holder struct {
 	command *exec.Cmd
-	// opened are its namespaces, by kind.
-	opened map[string]*os.File
+	opened  map[string]*os.File
 }
 
-// StartHolder runs the program, which has to wait until it is killed, in new
-// namespaces with the given mappings. The holder ends with the daemon: it is
-// killed when the thread that started it ends (PR_SET_PDEATHSIG), so the
-// calling goroutine keeps its thread until End, which it has to call itself.
+// StartHolder runs the program, which has to wait until it is killed, in new namespaces with the mappings.
+// The holder dies with the daemon: the kernel kills it when its starting thread exits (PR_SET_PDEATHSIG). So
+// the calling goroutine keeps its thread until it calls End itself.
 func StartHolder(program string, uids, gids []IDMapping) (*Holder, error) {
 	command := exec.Command(program)
 	command.Env = []string{}
@@ -56,9 +51,8 @@ func StartHolder(program string, uids, gids []IDMapping) (*Holder, error) {
 	return h, nil
 }
 
-// open opens the namespaces at once: a holder that ends is reaped, also by
-// process.ReapOrphans, and then its pid may be that of any process, and its path in
-// /proc lead into a foreign namespace.
+// open opens the namespaces at once: when the holder has exited and is reaped, also by process.ReapOrphans,
+// its PID and its path in /proc may belong to any process.
 func (h *Holder) open() error {
 	for _, kind := range []string{"user", "net"} {
 		file, err := os.Open(filepath.Join("/proc", strconv.Itoa(h.command.Process.Pid), "ns", kind))
@@ -67,7 +61,7 @@ func (h *Holder) open() error {
 		}
 		h.opened[kind] = file
 	}
-	// By its pidfd: what was not reaped until now had its pid until now.
+	// The pidfd proves that the holder was not reaped until now, and the PID was its own.
 	if err := h.command.Process.Signal(syscall.Signal(0)); err != nil {
 		return fmt.Errorf("the process in a new user namespace has ended: %w", err)
 	}
@@ -82,14 +76,12 @@ func sysProcMappings(mappings []IDMapping) []syscall.SysProcIDMap {
 	return result
 }
 
-// Pin pins the holder's namespace of the given kind ("user" or "net") for id.
-// It is the one that was opened at the start, whatever became of the holder.
+// Pin pins the holder's namespace of the kind "user" or "net" for id, even if the holder has exited.
 func (h *Holder) Pin(namespaces *Dir, id, kind string) error {
 	return namespaces.Pin(id, fmt.Sprintf("/proc/self/fd/%d", h.opened[kind].Fd()))
 }
 
-// End kills the holder and waits for it. On a nil holder, and when called
-// again, it does nothing.
+// End kills the holder and waits for it. It does nothing on a nil holder or when called again.
 func (h *Holder) End() error {
 	if h == nil || h.command == nil {
 		return nil

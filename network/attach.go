@@ -15,30 +15,28 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// The values of the capabilities, as go-cni has them.
+// These are go-cni's values of the capabilities.
 type (
 	PortMapping = gocni.PortMapping
 	BandWidth   = gocni.BandWidth
 	DNS         = gocni.DNS
 )
 
-// ErrNoAddress says that ADD succeeded and gave eth0 no address.
+// ErrNoAddress means that ADD succeeded and gave eth0 no address.
 var ErrNoAddress = errors.New("the CNI result has no address for eth0")
 
-// eth0 is the interface whose addresses are the pod's.
+// eth0 is the interface that has the pod's addresses.
 const eth0 = "eth0"
 
-// Result is what ADD gave to a pod.
+// Result is what ADD gave a pod.
 type Result struct {
-	// Addresses of eth0, the primary one first.
+	// Addresses are those of eth0, the primary one first. Raw has the networks' results as plugins gave them.
 	Addresses []netip.Addr
-	// Raw are the results of the networks as the plugins gave them.
-	Raw []*types100.Result
+	Raw       []*types100.Result
 }
 
-// Attach runs ADD for the attachment that was journalled for id, in the
-// namespace at path. When ADD fails, or the context ends first, the attachment stays in the
-// journal, and Detach has to be called.
+// Attach runs ADD for the journalled attachment of id in the namespace at path. If it fails, or the context
+// ends first, the attachment stays in the journal and the caller has to call Detach.
 func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 	a := n.find(id)
 	if a == nil {
@@ -50,9 +48,15 @@ func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 	}
 	defer h.release()
 	a.begun = true
-	result, err := n.add(ctx, h, path)
+	record := a.record
+	var result *gocni.Result
+	err = n.call(ctx, h, record, "ADD", n.limits.Load().Add, func(ctx context.Context, cni gocni.CNI) (err error) {
+		// Setup would read answers in goroutines of its own, where we could not recover from a panic.
+		result, err = cni.SetupSerially(ctx, record.ID, path, record.options()...)
+		return err
+	})
 	if err != nil {
-		// What it answered may be no good.
+		// libcni may have cached an answer that cannot be used.
 		n.change(a, func(r *Attachment) { r.NeverAttached = !addSucceeded(*r) })
 		return nil, err
 	}
@@ -68,7 +72,7 @@ func (a *Attachment) options() []gocni.NamespaceOpts {
 	return options
 }
 
-// SetCapability stores the value of a capability.
+// SetCapability stores the value of a capability as JSON.
 func (a *Attachment) SetCapability(name string, value any) error {
 	encoded, err := json.Marshal(value)
 	if err != nil {
@@ -81,8 +85,8 @@ func (a *Attachment) SetCapability(name string, value any) error {
 	return nil
 }
 
-// addresses of eth0: the first IPv4 address is the primary one, as containerd
-// has it by default; the others follow in the plugins' order.
+// addresses returns those of eth0: the first IPv4 address, which containerd takes for the primary one by
+// default, then the others in the plugins' order.
 func addresses(result *gocni.Result) []netip.Addr {
 	config := result.Interfaces[eth0]
 	if config == nil {
@@ -101,7 +105,7 @@ func addresses(result *gocni.Result) []netip.Addr {
 	return all
 }
 
-// Drift is what CHECK found of an attachment that is not as ADD left it.
+// Drift is what CHECK found changed of an attachment since ADD.
 type Drift struct {
 	ID      string    `json:"sandbox"`
 	Network string    `json:"network"`
@@ -109,8 +113,7 @@ type Drift struct {
 	Error   string    `json:"error"`
 }
 
-// checkPeriodically runs CHECK over all attachments once in a period, and when
-// RequestCheck asks for it.
+// checkPeriodically checks all attachments once in a period and when RequestCheck asks for it.
 func (n *CNI) checkPeriodically() {
 	for n.base.Err() == nil {
 		n.awaitPeriod(n.checkNow, func(l Limits) time.Duration { return l.CheckPeriod })
@@ -122,16 +125,18 @@ func (n *CNI) checkPeriodically() {
 	}
 }
 
-// RequestCheck has all attachments checked now, in the background.
-func (n *CNI) RequestCheck() {
+// RequestCheck has all attachments checked in the background now.
+func (n *CNI) RequestCheck() { notify(n.checkNow) }
+
+// notify sends to a channel of capacity 1, unless a value already waits there.
+func notify(channel chan<- struct{}) {
 	select {
-	case n.checkNow <- struct{}{}:
-	default: // one is about to begin
+	case channel <- struct{}{}:
+	default:
 	}
 }
 
-// check runs CHECK for one attachment and keeps what it found. A drift is shown
-// and never acted upon: it is for people to decide what becomes of a pod.
+// check runs CHECK and keeps the result. A drift is only reported: people decide what becomes of the pod.
 func (n *CNI) check(id string) {
 	a := n.find(id)
 	if a == nil {
@@ -164,7 +169,7 @@ func (n *CNI) check(id string) {
 	}
 }
 
-// Drifted are the attachments that the last CHECK found changed, by id.
+// Drifted returns the attachments that the last CHECK found changed, sorted by id.
 func (n *CNI) Drifted() []Drift {
 	n.mu.Lock()
 	defer n.mu.Unlock()

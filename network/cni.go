@@ -19,85 +19,67 @@ import (
 	"github.com/minicri/minicri/network/runner"
 )
 
-// Options say where the network lives and how long things may take.
+// Options say which directories, programs and limits the network uses.
 type Options struct {
-	// ConfDir is the node's CNI configuration directory, BinDirs where plugins
-	// are looked for, in that order.
+	// ConfDir is the node's CNI configuration directory. Plugins are searched in BinDirs, in order.
 	ConfDir string
 	BinDirs []string
-	// Root is the durable directory of this package: the journal, and the pod CIDR
-	// of the default network.
+	// Root is the durable directory of the journal and of the default network's pod CIDR.
 	Root string
-	// CgroupParent is the cgroup, below each hierarchy, that those of plugin runs are made
-	// in; "" is the one of this process. Mark begins their names.
+	// CgroupParent has the runs' cgroups, "" is this process's cgroup. Their names begin with Mark.
 	CgroupParent, Mark string
-	// Namespaces are the pinned network namespaces of the attachments.
-	Namespaces *namespace.Dir
-	// Default is the embedded network for a machine that has none.
-	Default DefaultNetwork
-	Limits  Limits
-	// Observe measures each run of a plugin that has ended, Later is told what becomes of
-	// an attachment when its sandbox may be gone. Both may be nil.
+	Namespaces         *namespace.Dir
+	Default            DefaultNetwork
+	Limits             Limits
+	// Observe gets each plugin run, Later what becomes of attachments without a sandbox. Both may be nil.
 	Observe func(plugin, verb string, took time.Duration, ok bool)
 	Later   func(id string, row step.Row)
 	Logger  *slog.Logger
 }
 
-// Limits bound what waits for plugins. They are keys of the configuration, and explained
-// there.
+// Limits bound runs, by verb, and what waits for them. The configuration's keys explain them.
 type Limits struct {
-	// A run of a verb, over all plugins of a chain, may take so long.
 	Add, Del, Check, Status, GC time.Duration
-	// A DEL that fails blocks its pod's deletion until Detach has failed so often, or so
-	// long after the first failure.
+	// A failing DEL blocks its pod's deletion for DetachTries calls of Detach and for DetachTime at most.
 	DetachTries int
 	DetachTime  time.Duration
-	// The undoing of an attachment whose ADD never succeeded ends when its DEL has failed so
-	// often, or for so long.
+	// We give up an attachment whose ADD never succeeded after GiveUpTries failed DELs or after GiveUpTime.
 	GiveUpTries int
 	GiveUpTime  time.Duration
-	// The pause between the background tries of one attachment's DEL doubles.
+	// The pause between an attachment's background DELs doubles from RetryFirst up to RetryMost.
 	RetryFirst, RetryMost time.Duration
 	// Periods; 0 turns the last two off.
 	Reload, StatusPeriod, GCPeriod, CheckPeriod time.Duration
 }
 
-// CNI are the networks of this node.
+// CNI manages the networks of this node.
 type CNI struct {
-	// Directory is the node's own configuration directory.
 	*Directory
-	options Options
-	// limits and network (the embedded one) are those in force.
+	options    Options
 	limits     atomic.Pointer[Limits]
 	network    atomic.Pointer[DefaultNetwork]
 	masquerade masquerade
 	runner     *runner.Runner
 	journal    *state.Records[Attachment]
 	bootID     string
-	// slots are for the DELs of the background.
-	slots    *semaphore.Weighted
-	checkNow chan struct{}
-
-	// mu guards the fields below and what attachment and linger say; no plugin runs and
-	// nothing is written under it.
+	slots      *semaphore.Weighted
+	checkNow   chan struct{}
+	// mu guards the fields below, attachments' records and drifts, and linger.stuck.
 	mu          sync.Mutex
 	attachments map[string]*attachment
 	podCIDR     string
 	gates       map[string]*semaphore.Weighted // by network
 	lingering   map[*linger]bool
 	byPath      map[string]*Directory
-
-	// base is the context of what runs in the background, which begins with Run: begun is
-	// closed then. Close ends it, and waits for that.
+	// base is the context of the background, which begins when Run closes begun. Close ends base and waits.
 	base       context.Context
 	end        context.CancelFunc
 	begun      chan struct{}
 	background sync.WaitGroup
 }
 
-// Open reads the journal and the configuration directory, and finds the plugin
-// runs of an earlier daemon, which are waited for in the background. Run has to be called
-// to follow changes and to retry; Close has to be called at the end.
+// Open reads the journal and the configuration directory and finds the plugin runs of an earlier daemon. The
+// caller has to call Run, which follows changes, waits for these runs and retries DELs, and Close at the end.
 func Open(ctx context.Context, options Options) (*CNI, error) {
 	n := &CNI{
 		options:     options,
@@ -128,7 +110,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	if err := n.loadPodCIDR(); err != nil {
 		return nil, err
 	}
-	// The journal first: the embedded network asks it whose its bridge is.
+	// The journal goes first: the embedded network asks it for the pods on its bridge.
 	if err := n.openJournal(); err != nil {
 		return nil, err
 	}
@@ -141,17 +123,15 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	return n, nil
 }
 
-// SetDefault puts another embedded network into force, for pods that are made
-// from now on.
+// SetDefault replaces the embedded network for new pods.
 func (n *CNI) SetDefault(network DefaultNetwork) {
 	if before := n.network.Swap(&network); *before != network {
 		n.readAgain.Store(true)
 	}
 }
 
-// Run follows the configuration directories, the STATUS of the plugins and the
-// attachments that wait for their DEL or for plugins of an earlier daemon, and
-// collects garbage, until the context ends, or with Leave or Close. It is called once.
+// Run does the background work until the context ends, or until Leave or Close. It is called once. It follows
+// directories and STATUS, repeats DELs, waits for earlier runs and collects garbage.
 func (n *CNI) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, n.end)()
 	close(n.begun)
@@ -159,7 +139,7 @@ func (n *CNI) Run(ctx context.Context) {
 	n.background.Wait()
 }
 
-// inBackground calls do when Run has begun. It does nothing once the daemon ends.
+// inBackground calls do once Run has begun, unless the daemon ends first.
 func (n *CNI) inBackground(do func()) {
 	if n.base.Err() != nil {
 		return
@@ -173,13 +153,10 @@ func (n *CNI) inBackground(do func()) {
 	})
 }
 
-// Leave has the plugins that run, and those that are begun from now on, continue
-// under the next daemon when they take long; their callers get an error soon. The
-// result of an ADD is waited for.
+// Leave lets slow plugins continue under the next daemon; their callers soon get an error. It waits for ADDs.
 func (n *CNI) Leave() { n.end() }
 
-// Close leaves the plugins that run to the next daemon, which waits for them. An ADD
-// is not left: its caller ends with the daemon, and undoes it.
+// Close leaves running plugins to the next daemon, but no ADD: its caller ends with the daemon and undoes it.
 func (n *CNI) Close() {
 	n.end()
 	n.background.Wait()
@@ -187,11 +164,10 @@ func (n *CNI) Close() {
 
 func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attachments") }
 
-// SetLimits puts other limits into force, for runs that begin from now on and for all periods.
+// SetLimits replaces the limits for new runs and for all periods.
 func (n *CNI) SetLimits(limits Limits) { n.limits.Store(&limits) }
 
-// awaitPeriod waits for the period that is in force, which may change while it waits;
-// a period of 0 does not end. It returns early at wake, and when the daemon ends.
+// awaitPeriod waits for the period in force, endless if 0, which may change, for wake or the daemon's end.
 func (n *CNI) awaitPeriod(wake <-chan struct{}, period func(Limits) time.Duration) {
 	for began := time.Now(); n.base.Err() == nil; {
 		look := time.Second

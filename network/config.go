@@ -16,23 +16,19 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// Configuration is one network configuration list as it was read. It is never
-// changed; what is read later is another Configuration.
+// Configuration is a network configuration list as it was read. It is immutable.
 type Configuration struct {
 	Name       string `json:"name"`
 	CNIVersion string `json:"cni_version"`
-	// File is where it was read, "" for the embedded default network.
+	// File is its source, "" for the embedded default network.
 	File string `json:"file"`
-	// Bytes is the whole list as one JSON document, plugins included even
-	// where the file took them from a folder of their own.
+	// Bytes is the whole list as one JSON document, with plugins that the file took from a folder.
 	Bytes   []byte   `json:"bytes"`
 	Plugins []string `json:"plugins"`
 }
 
-// readDirectory reads the good configurations of a directory, sorted by file
-// name as the CNI conventions have it. Files that cannot be used are skipped;
-// they are returned as problems and hide nothing. The last content of one that could
-// be used the last time stays in use: it may be half written now.
+// readDirectory reads the valid configurations of a directory, sorted by file name (CNI conventions). It
+// reports the others as problems, and uses a file's last valid content: the file may be half written now.
 func readDirectory(directory string, last []*Configuration) (good []*Configuration, problems []error) {
 	files, err := libcni.ConfFiles(directory, []string{".conf", ".conflist", ".json"})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -46,8 +42,7 @@ func readDirectory(directory string, last []*Configuration) (good []*Configurati
 			continue
 		}
 		err = fmt.Errorf("CNI configuration %s: %w", file, err)
-		known := slices.IndexFunc(last, func(c *Configuration) bool { return c.File == file })
-		if known >= 0 {
+		if known := slices.IndexFunc(last, func(c *Configuration) bool { return c.File == file }); known >= 0 {
 			good = append(good, last[known])
 			err = fmt.Errorf("%w; its last valid content stays in use", err)
 		}
@@ -56,9 +51,7 @@ func readDirectory(directory string, last []*Configuration) (good []*Configurati
 	return good, problems
 }
 
-// Survey reads a configuration directory as the daemon does, for people who
-// want to know what it would use. The problems are the files that would be
-// skipped, and the plugins that are missing.
+// Survey returns what the daemon would use, and errors for skipped files and missing plugins.
 func Survey(directory string, binDirs []string) (*Configuration, []error) {
 	good, problems := readDirectory(directory, nil)
 	if len(good) == 0 {
@@ -67,8 +60,7 @@ func Survey(directory string, binDirs []string) (*Configuration, []error) {
 	return good[0], slices.Concat(problems, missing(good[0], binDirs, true))
 }
 
-// missing are the plugins of a network that have no program, and the IPAM plugins that
-// these run themselves, as errors that say where they were looked for.
+// missing returns an error for each plugin of a network that has no program, with IPAM plugins if wanted.
 func missing(c *Configuration, directories []string, withIPAM bool) (problems []error) {
 	find := func(name, what string) {
 		if _, err := invoke.FindInPath(name, directories); err != nil {
@@ -84,35 +76,33 @@ func missing(c *Configuration, directories []string, withIPAM bool) (problems []
 	return problems
 }
 
-// plugin is what this package reads of a plugin's configuration.
+// plugin is the part of a plugin's configuration that we read.
 type plugin struct {
 	Type string
 	IPAM struct{ Type string }
 }
 
-// chainOf are the plugins of a configuration list. It ignores a list that it cannot
-// decode: go-cni reports that.
+// chainOf returns the plugins of a configuration list, none if it cannot be decoded: go-cni reports that.
 func chainOf(config []byte) []plugin {
 	var list struct{ Plugins []plugin }
 	_ = json.Unmarshal(config, &list)
 	return list.Plugins
 }
 
-// readFile reads one file. It adds the line to an error about the form of the JSON.
+// readFile reads one file. For malformed JSON, the error names the line.
 func readFile(file string) (*Configuration, error) {
 	data, err := state.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
 	list, err := parseList(file, data)
-	var syntax *json.SyntaxError
-	if err != nil && errors.As(json.Unmarshal(data, &json.RawMessage{}), &syntax) {
+	if err == nil {
+		return newConfiguration(list, file)
+	}
+	if syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(data, &json.RawMessage{})); ok {
 		return nil, fmt.Errorf("line %d: %w", 1+bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte{'\n'}), err)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return newConfiguration(list, file)
+	return nil, err
 }
 
 func parseList(file string, data []byte) (*libcni.NetworkConfigList, error) {
@@ -133,8 +123,7 @@ func parseList(file string, data []byte) (*libcni.NetworkConfigList, error) {
 	return libcni.NetworkConfFromFile(file)
 }
 
-// onlyFiles refuses a folder of plugins in which libcni would wait for the writer of
-// a fifo for ever.
+// onlyFiles refuses a folder of plugins with a fifo in it: libcni would wait for its writer for ever.
 func onlyFiles(folder string) error {
 	files, err := libcni.ConfFiles(folder, []string{".conf"})
 	for _, file := range files {
@@ -149,9 +138,8 @@ func onlyFiles(folder string) error {
 	return err
 }
 
-// newConfiguration writes the list as one document. A list may take plugins from
-// files next to it (CNI SPEC, loadOnlyInlinedPlugins); the journal must not
-// depend on those files.
+// newConfiguration writes the list as one document: the journal must not depend on the files next to the list
+// that plugins may come from (CNI SPEC, loadOnlyInlinedPlugins).
 func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configuration, error) {
 	if len(list.Plugins) == 0 {
 		return nil, errors.New("the list has no plugins")

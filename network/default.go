@@ -2,7 +2,6 @@ package network
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,18 +19,9 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// DefaultNetwork is the embedded network for a machine that has none: a bridge
-// with host-local addresses, masquerade and host ports. It is used while the
-// configuration directory has no network; a file there takes its place.
+// DefaultNetwork is the embedded network: a bridge with host-local addresses, masquerading and host ports. It
+// is used while the configuration directory has no network.
 type DefaultNetwork config.DefaultNetwork
-
-func (d DefaultNetwork) subnets(podCIDR string) ([]netip.Prefix, error) {
-	subnets := cmp.Or(d.Subnet, podCIDR)
-	if subnets == "" {
-		return nil, errors.New("the default network has no subnet: set default_network.subnet, or let the kubelet send the pod CIDR")
-	}
-	return ParseSubnets(subnets)
-}
 
 // Survey is the function Survey for this network, whose subnet may come later.
 func (d DefaultNetwork) Survey(binDirs []string) (*Configuration, []error) {
@@ -42,7 +32,7 @@ func (d DefaultNetwork) Survey(binDirs []string) (*Configuration, []error) {
 	return c, missing(c, binDirs, true)
 }
 
-// configuration is the network; masqueraded tells that the table does that.
+// configuration builds the list; masqueraded means that our nftables table masquerades.
 func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool) (*Configuration, error) {
 	network := map[string]any{
 		"cniVersion": "1.1.0",
@@ -66,7 +56,7 @@ func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool) 
 	return newConfiguration(list, "")
 }
 
-// ipam gives each pod an address of every subnet, and a default route for each.
+// ipam gives each pod an address of every subnet and a default route for each.
 func (d DefaultNetwork) ipam(subnets []netip.Prefix) map[string]any {
 	ranges := [][]map[string]string{}
 	routes := []map[string]string{}
@@ -85,8 +75,7 @@ func (d DefaultNetwork) ipam(subnets []netip.Prefix) map[string]any {
 	return ipam
 }
 
-// bridge is the network's, and whether something is plugged into it; nil if there is none:
-// what else has its name is the plugin's to report.
+// bridge returns the bridge, nil if there is none or another link has its name, and whether it has ports.
 func (d DefaultNetwork) bridge() (bridge netlink.Link, ports bool, err error) {
 	bridge, err = netlink.LinkByName(d.Bridge)
 	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none || err == nil && bridge.Type() != "bridge" {
@@ -103,9 +92,8 @@ func (d DefaultNetwork) bridge() (bridge netlink.Link, ports bool, err error) {
 	return bridge, ports, nil
 }
 
-// freeBridge removes the bridge where it has an address of another subnet than those of
-// now: the bridge plugin would refuse it. While pods are on it, it stays, and the error
-// says which: until they are gone no pod can be made.
+// freeBridge removes the bridge if it has an address of an earlier subnet, which the bridge plugin would
+// refuse. While pods are on it, it stays, no pod can be made, and the error names them.
 func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
 	bridge, ports, err := d.bridge()
 	if bridge == nil || err != nil {
@@ -125,8 +113,7 @@ func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
 	return nil
 }
 
-// earlierAddress is an address of the bridge that the plugin would not give it, "" if
-// there is none.
+// earlierAddress returns an address of the bridge that the plugin would not give it, or "".
 func earlierAddress(bridge netlink.Link, subnets []netip.Prefix) (string, error) {
 	addresses, err := netlink.AddrList(bridge, netlink.FAMILY_ALL)
 	if err != nil {
@@ -147,16 +134,14 @@ func earlierAddress(bridge netlink.Link, subnets []netip.Prefix) (string, error)
 	return "", nil
 }
 
-// Leftover is something of the embedded network that is there without it.
+// Leftover is a part of the embedded network that exists although the network is not in use.
 type Leftover struct {
 	What   string
 	Remove func() error
 }
 
-// Leftovers are the bridge and the table that the embedded network has left, while
-// another one is in its place. What exists is looked at first, and then asked for in the
-// lists of networks and attachments; nothing is left over while not all of these are
-// known. A bridge that an operator has named may be anybody's.
+// Leftovers finds the bridge and the table that an embedded network has left. It first looks at what exists
+// and then for users in the lists of networks and attachments; unless it knows all, nothing is left.
 func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all bool)) (left []Leftover, err error) {
 	bridge, ports, err := d.bridge()
 	if err != nil {
@@ -166,7 +151,8 @@ func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all
 	tables, _ := nft("", "list", "tables", "inet") // what cannot list any has made none
 	inUse, all := lists()
 	hasTable := all && slices.Contains(strings.Split(tables, "\n"), "table inet "+table)
-	hasBridge := all && bridge != nil && !ports && strings.HasPrefix(d.Bridge, ownBridges)
+	// A bridge that an operator has named may be anybody's.
+	hasBridge := all && bridge != nil && !ports && strings.HasPrefix(d.Bridge, "minicri")
 	for _, list := range inUse {
 		hasBridge = hasBridge && !bytes.Contains(list, []byte(strconv.Quote(d.Bridge)))
 		hasTable = hasTable && len(masqueradedBy(list)) == 0
@@ -183,10 +169,7 @@ func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all
 	return left, nil
 }
 
-// ownBridges begins the names of bridges that are nobody else's.
-const ownBridges = "minicri"
-
-// attachedTo are the sandboxes that have, or may have, an attachment to a network.
+// attachedTo returns the sandboxes that have, or may have, an attachment to a network.
 func (n *CNI) attachedTo(network string) (ids []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -199,7 +182,7 @@ func (n *CNI) attachedTo(network string) (ids []string) {
 	return ids
 }
 
-// ParseSubnets reads one subnet or several with commas between them.
+// ParseSubnets parses subnets that are separated by commas.
 func ParseSubnets(subnets string) ([]netip.Prefix, error) {
 	var prefixes []netip.Prefix
 	for _, subnet := range strings.Split(subnets, ",") {
@@ -214,15 +197,14 @@ func ParseSubnets(subnets string) ([]netip.Prefix, error) {
 
 func (n *CNI) podCIDRFile() string { return filepath.Join(n.options.Root, "pod-cidr.json") }
 
-// PodCIDR is the pod CIDR that UpdateRuntimeConfig brought last, "" if none.
+// PodCIDR returns the pod CIDR that UpdateRuntimeConfig brought last, "" if none.
 func (n *CNI) PodCIDR() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.podCIDR
 }
 
-// SetPodCIDR keeps the node's pod CIDR, over restarts too: the kubelet sends
-// it only when it changes. The default network follows it.
+// SetPodCIDR keeps the node's pod CIDR, over restarts too: the kubelet sends it only when it changes.
 func (n *CNI) SetPodCIDR(cidr string) error {
 	data, err := json.Marshal(cidr)
 	if err != nil {

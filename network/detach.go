@@ -14,12 +14,9 @@ import (
 	"github.com/minicri/minicri/internal/step"
 )
 
-// Detach runs DEL for the attachment of id, in the namespace at path, or with
-// an empty CNI_NETNS when path is "". Where there is no attachment there is
-// nothing to do. A DEL that fails is retried in the background from then on;
-// Detach reports the failure until the limits DetachTries and DetachTime end
-// that, and nil after that: the attachment then lives on in the journal and no
-// longer blocks its pod's deletion.
+// Detach runs DEL for the attachment of id, if there is one, in the namespace at path, or with an empty
+// CNI_NETNS if path is "". A failed DEL is then retried in the background; Detach reports the failure until
+// DetachTries or DetachTime is reached, and returns nil from then on so that the pod can be deleted.
 func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	a := n.find(id)
 	if a == nil {
@@ -54,8 +51,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	return err
 }
 
-// detachTimeOver reports whether a DEL that fails blocks its pod's deletion no
-// longer. The tries of the background do not count: they are many.
+// detachTimeOver reports whether the pod may be deleted although DEL fails. Only tries of Detach count.
 func (n *CNI) detachTimeOver(a *attachment) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -63,8 +59,7 @@ func (n *CNI) detachTimeOver(a *attachment) bool {
 	return r.Tries > 0 && (r.Stops >= limits.DetachTries || time.Since(r.FirstFailure) >= limits.DetachTime)
 }
 
-// delete runs DEL and removes the attachment from the journal, or notes the
-// failure. An attachment whose ADD never succeeded is given up with the last of its tries.
+// delete runs DEL and removes the attachment, or notes the failure, or gives up.
 func (n *CNI) delete(ctx context.Context, h *held, path string) (gaveUp bool, err error) {
 	a := h.attachment
 	if !a.begun {
@@ -87,8 +82,7 @@ func (n *CNI) delete(ctx context.Context, h *held, path string) (gaveUp bool, er
 	return false, n.noteFailure(a, err)
 }
 
-// deleteAsOfNow is for an attachment that never was and whose DEL has failed with the
-// configuration of its ADD: what was wrong with that may have been corrected since.
+// deleteAsOfNow repeats a failed DEL with the configuration of now, which may have been corrected since.
 func (n *CNI) deleteAsOfNow(ctx context.Context, h *held, path string, before error) error {
 	for _, d := range n.directories() {
 		now, err := d.Configuration()
@@ -104,8 +98,7 @@ func (n *CNI) deleteAsOfNow(ctx context.Context, h *held, path string, before er
 	return before
 }
 
-// giveUp removes an attachment whose ADD never succeeded and whose DEL does not either:
-// its entry, and its namespace.
+// giveUp removes an attachment whose ADD never succeeded and whose DEL keeps failing, and its namespace.
 func (n *CNI) giveUp(ctx context.Context, a *attachment, reason error) error {
 	err := n.remove(a)
 	if err == nil {
@@ -142,26 +135,20 @@ func (n *CNI) noteFailure(a *attachment, err error) error {
 	return fmt.Errorf("%w (try %d; it is retried in the background)", err, a.record.Tries)
 }
 
-// isGivenUp reports whether a person has removed the attachment's entry while it waits
-// for its DEL (minicri check --fix --force ID). One whose entry could not be written, on a
-// full disk, is not given up.
+// isGivenUp reports whether a person has removed the entry of an attachment that waits for its DEL (minicri
+// check --fix --force ID). An entry that could not be written, on a full disk, does not count.
 func (n *CNI) isGivenUp(a *attachment) bool {
-	if a.unwritten {
-		return false
-	}
 	_, err := os.Lstat(n.journal.Path(a.record.ID))
-	return errors.Is(err, fs.ErrNotExist)
+	return !a.unwritten && errors.Is(err, fs.ErrNotExist)
 }
 
-// drop forgets an attachment that a person has given up.
 func (n *CNI) drop(a *attachment) error {
 	a.record.logger(n.options.Logger).Warn("an attachment was given up by hand: what its plugins keep for this id may be left")
 	return errors.Join(os.RemoveAll(cachePath(a.record.Network, a.record.ID)), n.remove(a), n.options.Namespaces.Remove(a.record.ID))
 }
 
-// Release hands the attachment of id to the background: its DEL runs there,
-// with an empty CNI_NETNS once the namespace is gone, until it succeeds.
-// Release does not wait for a plugin that runs.
+// Release hands the attachment of id to the background, which runs DEL until it succeeds, with an empty
+// CNI_NETNS once the namespace is gone. It does not wait for a running plugin.
 func (n *CNI) Release(id string) {
 	if a := n.find(id); a != nil {
 		a.released.Store(true)
@@ -169,13 +156,11 @@ func (n *CNI) Release(id string) {
 	}
 }
 
-// Attached reports whether DEL is still to run for id. Until then its namespace
-// has to stay: without it, plugins do not find all that they made outside of
-// it (bridge leaves its masquerade rules behind).
+// Attached reports whether DEL is still to run for id. The namespace has to stay until then: without it,
+// plugins miss things that they made outside of it (bridge leaves its masquerade rules behind).
 func (n *CNI) Attached(id string) bool { return n.find(id) != nil }
 
-// ReleaseUnknown releases the attachments of sandboxes that do not exist:
-// what a daemon left that was killed between two writes.
+// ReleaseUnknown releases attachments without a sandbox, which a daemon killed between two writes leaves.
 func (n *CNI) ReleaseUnknown(exists func(id string) bool) {
 	for _, id := range n.ids() {
 		if a := n.find(id); a != nil && !exists(id) {
@@ -191,8 +176,7 @@ func (n *CNI) ids() []string {
 	return slices.Collect(maps.Keys(n.attachments))
 }
 
-// NamespacePath is the path of id's network namespace for CNI_NETNS: "" when
-// it is not a namespace any more.
+// NamespacePath returns id's network namespace for CNI_NETNS, or "" if there is none any more.
 func (n *CNI) NamespacePath(id string) string {
 	if n.options.Namespaces.Alive(id) {
 		return n.options.Namespaces.Path(id)
@@ -200,17 +184,16 @@ func (n *CNI) NamespacePath(id string) string {
 	return ""
 }
 
-// atOnce is how many DELs the background runs side by side.
+// atOnce is how many DELs run in the background at once.
 const atOnce = 16
 
-// repeat has the background run the DEL of an attachment until it is gone: at once, or
-// after the first pause. One that is repeated already keeps its own time.
+// repeat has the background run DEL until the attachment is gone, unless it already does.
 func (n *CNI) repeat(a *attachment, atOnce bool) {
 	if a.repeated.Swap(true) {
 		return
 	}
 	if atOnce {
-		a.hurry()
+		notify(a.hurried)
 	}
 	n.inBackground(func() {
 		for pauses := 0; n.base.Err() == nil && n.find(a.record.ID) == a; pauses++ {
@@ -222,25 +205,15 @@ func (n *CNI) repeat(a *attachment, atOnce bool) {
 	})
 }
 
-// hurry has the next DEL of the background run now, and the pauses begin anew.
-func (a *attachment) hurry() {
-	select {
-	case a.hurried <- struct{}{}:
-	default:
-	}
-}
-
-// hurryAll is for when the network is back.
 func (n *CNI) hurryAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, a := range n.attachments {
-		a.hurry()
+		notify(a.hurried)
 	}
 }
 
-// awaitTry waits until the next DEL of an attachment is due after so many pauses, or until
-// a person has given it up. It looks again every two seconds: the limits may be others.
+// awaitTry waits for the next DEL's time or until a person gives up. Limits may change meanwhile.
 func (n *CNI) awaitTry(a *attachment, pauses int) (hurried bool) {
 	for began := time.Now(); ; {
 		limits := n.limits.Load()
@@ -263,7 +236,7 @@ func (n *CNI) awaitTry(a *attachment, pauses int) (hurried bool) {
 	}
 }
 
-// deleteLater runs the DEL of one attachment in the background, unless plugins run for it.
+// deleteLater runs one DEL of the background, unless a plugin already runs for the attachment.
 func (n *CNI) deleteLater(a *attachment) {
 	if n.slots.Acquire(n.base, 1) != nil {
 		return
@@ -288,7 +261,7 @@ func (n *CNI) deleteLater(a *attachment) {
 		return
 	}
 	began, id := time.Now(), a.record.ID
-	// A daemon that ends leaves the run to the next one, and does not cut it.
+	// A daemon that ends leaves the run to the next one.
 	gaveUp, err := n.delete(context.WithoutCancel(n.base), h, n.NamespacePath(id))
 	if !a.removed {
 		logger.Warn("CNI DEL failed again", "err", err)
@@ -297,7 +270,7 @@ func (n *CNI) deleteLater(a *attachment) {
 	if gaveUp {
 		return
 	}
-	// Kept for this DEL; the sandbox may be gone long since.
+	// The namespace was kept for this DEL; the sandbox may be long gone.
 	if err := n.options.Namespaces.Remove(id); err != nil {
 		logger.Error("the network namespace of a removed attachment stays", "err", err)
 	}

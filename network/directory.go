@@ -17,45 +17,38 @@ import (
 	gocni "github.com/containerd/go-cni"
 )
 
-// ErrNoConfiguration says that no file of the configuration directory can be used.
+// ErrNoConfiguration means that the configuration directory has no valid file.
 var ErrNoConfiguration = errors.New("no CNI configuration")
 
-// Directory is a CNI configuration directory: that of the node, or one that a
-// runtime handler has for itself. Its first valid configuration by name is the
-// network of the pods that are made from now on; those that are there keep
-// theirs, which is in the journal.
+// Directory is a CNI configuration directory, the node's or a runtime handler's. Its first valid
+// configuration by name is the network of new pods; the journal has that of existing ones.
 type Directory struct {
 	owner *CNI
 	path  string
-	// readAgain has the next reload read what has not changed on the disk.
+	// readAgain makes the next reload read an unchanged directory.
 	readAgain atomic.Bool
-	// current is what was read last.
-	current atomic.Pointer[snapshot]
-	status  atomic.Pointer[status]
-	// asked is closed when the plugins have answered STATUS for the first time.
-	asked   chan struct{}
-	changed chan struct{}
+	current   atomic.Pointer[snapshot]
+	status    atomic.Pointer[status]
+	// asked is closed when the plugins have first answered STATUS.
+	asked, changed chan struct{}
 }
 
-// snapshot is one look at the configuration directory. It is immutable.
+// snapshot is the immutable result of one read of the directory.
 type snapshot struct {
-	// configuration is what the next pod gets, nil if there is none; good are
-	// all that could be used.
+	// configuration is for the next pod, nil if there is none; good are all valid ones.
 	configuration *Configuration
 	good          []*Configuration
 	problems      []error
 	signature     string
 }
 
-// status is the last answer to whether pods can be attached; nil error is yes. slow is set
-// when the plugins did not answer in time since then.
+// status is the last answer to STATUS, with nil for ready. slow means that there was none in time since.
 type status struct {
 	err  error
 	slow bool
 }
 
-// In is the configuration directory at a path, which is followed from the first time that
-// it is asked for; "" is the node's own.
+// In returns the configuration directory at a path, "" for the node's, and follows it from then on.
 func (n *CNI) In(path string) *Directory {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -70,7 +63,7 @@ func (n *CNI) In(path string) *Directory {
 	return d
 }
 
-// directories are all of them, the node's own last.
+// directories returns all directories, the node's last.
 func (n *CNI) directories() (all []*Directory) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -82,10 +75,8 @@ func (n *CNI) directories() (all []*Directory) {
 	return append(all, n.Directory)
 }
 
-// watch looks at the configuration directories again and again. Looking costs
-// some microseconds; in return there is one mechanism for a file renamed in, a
-// symlink switched, a directory removed and made again, and a network file
-// system, each of which needs its own care with inotify(7).
+// watch polls the configuration directories, which takes microseconds. Renamed files, switched symlinks,
+// directories made anew and network file systems would each need care of their own with inotify(7).
 func (n *CNI) watch() {
 	for n.base.Err() == nil {
 		n.Reload()
@@ -93,16 +84,18 @@ func (n *CNI) watch() {
 	}
 }
 
-// Reload reads the configuration directories in which anything has changed.
+// Reload reads the configuration directories that have changed.
 func (n *CNI) Reload() {
 	for _, d := range n.directories() {
 		d.reload()
 	}
 }
 
-// reload reads the directory if anything in it has changed.
 func (d *Directory) reload() {
-	signature, last := d.signature(), d.current.Load()
+	var b strings.Builder
+	fmt.Fprintln(&b, d.owner.PodCIDR())
+	describe(&b, d.path, true)
+	signature, last := b.String(), d.current.Load()
 	if !d.readAgain.Swap(false) && last.signature == signature {
 		return
 	}
@@ -116,25 +109,34 @@ func (d *Directory) reload() {
 	}
 	d.current.Store(next)
 	if last.signature != signature || (next.configuration == nil) != (last.configuration == nil) || fmt.Sprint(next.problems) != fmt.Sprint(last.problems) {
-		d.log(next)
+		logger := d.owner.options.Logger
+		for _, problem := range next.problems {
+			logger.Warn("network configuration skipped", "err", problem)
+		}
+		if c := next.configuration; c != nil {
+			logger.Info("network configuration loaded", "network", c.Name, "file", c.File)
+		} else {
+			logger.Info("no network configuration", "dir", d.path)
+		}
 	}
 	if last.configuration != nil && next.configuration != nil && !bytes.Equal(last.configuration.Bytes, next.configuration.Bytes) {
 		d.owner.hurryAll() // what no DEL could undo may be corrected
 	}
-	select {
-	case d.changed <- struct{}{}:
-	default:
-	}
+	notify(d.changed)
 }
 
-// standIn has the embedded network stand in for one that is not there.
+// standIn uses the embedded network if the directory has none.
 func (n *CNI) standIn(next *snapshot) {
 	network := n.network.Load()
 	if next.configuration != nil || !network.Enabled {
 		n.masquerade.use(nil)
 		return
 	}
-	subnets, err := network.subnets(n.PodCIDR())
+	written := cmp.Or(network.Subnet, n.PodCIDR())
+	subnets, err := ParseSubnets(written)
+	if written == "" {
+		err = errors.New("the default network has no subnet: set default_network.subnet, or let the kubelet send the pod CIDR")
+	}
 	if err == nil {
 		if err = n.freeBridge(network, subnets); err != nil {
 			n.readAgain.Store(true) // until the pods are gone
@@ -156,28 +158,8 @@ func (n *CNI) standIn(next *snapshot) {
 	}
 }
 
-func (d *Directory) log(s *snapshot) {
-	logger := d.owner.options.Logger
-	for _, problem := range s.problems {
-		logger.Warn("network configuration skipped", "err", problem)
-	}
-	if s.configuration == nil {
-		logger.Info("no network configuration", "dir", d.path)
-		return
-	}
-	logger.Info("network configuration loaded", "network", s.configuration.Name, "file", s.configuration.File)
-}
-
-// signature changes whenever a file that the configuration may be read from
-// does: names, sizes, times and inodes, with symlinks followed. Folders are
-// looked into once, because a list may take its plugins from one.
-func (d *Directory) signature() string {
-	var b strings.Builder
-	fmt.Fprintln(&b, d.owner.PodCIDR())
-	describe(&b, d.path, true)
-	return b.String()
-}
-
+// describe writes names, sizes, times and inodes of all files that configurations may be read from, with
+// symlinks followed. Folders are looked into once: a list may take its plugins from one.
 func describe(b *strings.Builder, directory string, descend bool) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
@@ -197,14 +179,13 @@ func describe(b *strings.Builder, directory string, descend bool) {
 	}
 }
 
-// Configuration is what the next pod gets, or an error that says why there is
-// none.
+// Configuration returns what the next pod gets, or an error that says why there is none.
 func (d *Directory) Configuration() (*Configuration, error) {
-	if s := d.current.Load(); s.configuration != nil {
-		return s.configuration, nil
-	}
-	d.reload()
 	s := d.current.Load()
+	if s.configuration == nil {
+		d.reload()
+		s = d.current.Load()
+	}
 	if s.configuration != nil {
 		return s.configuration, nil
 	}
@@ -221,13 +202,10 @@ func (d *Directory) Configuration() (*Configuration, error) {
 	return nil, fmt.Errorf("%w in %s: %s", ErrNoConfiguration, d.path, strings.Join(text, "; "))
 }
 
-// Problems are the files of the directory that cannot be used, each with its
-// reason.
+// Problems returns, for each invalid file of the directory, why it is invalid.
 func (d *Directory) Problems() []error { return d.current.Load().problems }
 
-// Ready returns why no pod can be attached now, or nil. It answers from memory
-// and waits for the first answer after the start only, which takes as long as
-// STATUS may.
+// Ready returns why no pod can be attached now, or nil. It waits only for the first answer after the start.
 func (d *Directory) Ready(ctx context.Context) error {
 	if _, err := d.Configuration(); err != nil {
 		return err
@@ -242,8 +220,7 @@ func (d *Directory) Ready(ctx context.Context) error {
 	return d.status.Load().err
 }
 
-// followStatus asks the plugins again and again: more often while they are not ready or did
-// not answer, so that a node becomes ready soon after its network does.
+// followStatus polls STATUS, more often while not ready or slow: a node is ready soon after its network.
 func (d *Directory) followStatus() {
 	const notReadyPeriod = time.Second
 	for d.owner.base.Err() == nil {
@@ -259,23 +236,29 @@ func (d *Directory) followStatus() {
 	}
 }
 
-// refreshStatus asks the plugins of the configuration of now. Plugins before
-// CNI 1.1 have no STATUS; that their programs are there is all one can ask.
+// refreshStatus asks the plugins. Those before CNI 1.1 have no STATUS, so we check that the programs exist.
 func (d *Directory) refreshStatus() {
 	n := d.owner
 	configuration, err := d.Configuration()
 	if err == nil {
 		err = errors.Join(missing(configuration, n.options.BinDirs, false)...)
 	}
-	if err == nil {
-		err = n.askStatus(configuration)
+	switch {
+	case err != nil:
+	case n.isStuck("STATUS", configuration.Name):
+		err = fmt.Errorf("CNI STATUS: %w", errStuck)
+	default:
+		asked := Attachment{Network: configuration.Name, Config: configuration.Bytes}
+		err = n.call(context.Background(), nil, asked, "STATUS", n.limits.Load().Status, func(_ context.Context, cni gocni.CNI) error {
+			return cni.Status()
+		})
 	}
 	if n.base.Err() != nil {
 		return // the daemon ends, which says nothing of the network
 	}
 	last := d.status.Load()
 	if errors.Is(err, errLate) && last != nil && last.err == nil && !last.slow {
-		// One slow answer is a sign of a busy machine rather than of the network.
+		// One slow answer rather means a busy machine.
 		n.options.Logger.Warn("the network plugins are slow to answer STATUS: they are asked again", "err", err)
 		d.status.Store(&status{slow: true})
 		return
@@ -290,14 +273,4 @@ func (d *Directory) refreshStatus() {
 	if err == nil && last != nil && last.err != nil {
 		n.hurryAll()
 	}
-}
-
-func (n *CNI) askStatus(c *Configuration) error {
-	if n.isStuck("STATUS", c.Name) {
-		return fmt.Errorf("CNI STATUS: %w", errStuck)
-	}
-	asked := Attachment{Network: c.Name, Config: c.Bytes}
-	return n.call(context.Background(), nil, asked, "STATUS", n.limits.Load().Status, func(_ context.Context, cni gocni.CNI) error {
-		return cni.Status()
-	})
 }

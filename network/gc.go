@@ -13,12 +13,10 @@ import (
 	"github.com/minicri/minicri/network/runner"
 )
 
-// gcTimeout is how long a GC may hold up ADD, DEL and CHECK of its network. One
-// that takes longer hangs, and they do not wait for its end.
+// gcTimeout limits how long ADD, DEL and CHECK of a network wait for GC: one that takes longer hangs.
 const gcTimeout = 5 * time.Second
 
-// gate keeps the garbage collection of a network and its other plugin runs apart: CNI GC
-// must not overlap an ADD or DEL (CNI SPEC, "GC"). Each run takes 1 of it, GC all.
+// gate keeps GC, which takes all of it, apart from other runs, which take 1 each (CNI SPEC, "GC").
 func (n *CNI) gate(network string) *semaphore.Weighted {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -28,9 +26,8 @@ func (n *CNI) gate(network string) *semaphore.Weighted {
 	return n.gates[network]
 }
 
-// whileClosed calls f when nothing runs behind the gate; runs that are to begin then wait,
-// but no longer than gcTimeout. It reports false if the context ends first. It asks again
-// and again, because who waits for all of a semaphore holds up who wants 1.
+// whileClosed calls f when nothing runs behind the gate; new runs wait, up to gcTimeout. It returns false if
+// the context ends first. It polls, because a waiter for all of a semaphore blocks waiters for 1.
 func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) bool {
 	for !gate.TryAcquire(math.MaxInt64) {
 		select {
@@ -46,7 +43,7 @@ func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) bool {
 	return true
 }
 
-// collectPeriodically runs CNI GC at the start and then once in a period.
+// collectPeriodically runs GC at the start and then once in a period.
 func (n *CNI) collectPeriodically() {
 	for n.base.Err() == nil {
 		var networks sync.WaitGroup
@@ -62,9 +59,8 @@ func (n *CNI) collectPeriodically() {
 	}
 }
 
-// collect gives the plugins of a network the list of valid attachments, so that
-// they free what belongs to none of them (CNI SPEC, "GC"). libcni honours
-// disableGC; go-cni has no GC.
+// collect runs GC of a network (CNI SPEC, "GC"): its plugins free what belongs to no attachment. It calls
+// libcni, which honours disableGC, because go-cni has no GC.
 func (n *CNI) collect(c *Configuration) {
 	if n.isStuck("GC", c.Name) {
 		return
@@ -79,9 +75,8 @@ func (n *CNI) collect(c *Configuration) {
 		if err != nil {
 			return err
 		}
-		// Not the cache that libcni shares between all runtimes of a machine: GCNetworkList
-		// runs DEL for every attachment that it finds there and that is not in our list,
-		// another runtime's included. Ours are in the journal.
+		// GCNetworkList runs DEL for every cached attachment that is not in our list. libcni's own cache is
+		// shared by all runtimes of a machine, so we give it another one. Our attachments are in the journal.
 		cni := libcni.NewCNIConfigWithCacheDir(n.options.BinDirs, n.journalDir()+".gc", run)
 		return cni.GCNetworkList(ctx, list, &libcni.GCArgs{ValidAttachments: valid})
 	})
@@ -90,8 +85,7 @@ func (n *CNI) collect(c *Configuration) {
 	}
 }
 
-// networksInUse are the configurations of the journal and those of now, by the
-// name of the network; the node's own counts where two have one name.
+// networksInUse returns configurations, of the journal and of now, by network name. The node's own win.
 func (n *CNI) networksInUse() map[string]*Configuration {
 	networks := make(map[string]*Configuration)
 	n.mu.Lock()

@@ -20,47 +20,30 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// journalVersion is the schema of the journal's files.
-const journalVersion = 1
-
-// Attachment is one line of the journal: what ADD was, or will be, called
-// with, and how its undoing stands. Everything that DEL and CHECK need is in
-// it, because the configuration directory may say something else by then
-// (CNI SPEC: DEL takes the configuration of ADD).
+// Attachment is an entry of the journal: the arguments of ADD, and how far DEL has come. It has all that DEL
+// and CHECK need, because the configuration may have changed (CNI SPEC: DEL takes the configuration of ADD).
 type Attachment struct {
-	ID      string `json:"id"`
-	Network string `json:"network"`
-	// Config is the configuration list, as one document.
-	Config json.RawMessage `json:"config"`
-	// Args are CNI_ARGS, Capabilities the values for plugins that declare the
-	// capability of that name (CNI CONVENTIONS).
+	ID      string          `json:"id"`
+	Network string          `json:"network"`
+	Config  json.RawMessage `json:"config"`
+	// Args are CNI_ARGS. Capabilities go to plugins that declare them (CNI CONVENTIONS).
 	Args         map[string]string          `json:"args,omitempty"`
 	Capabilities map[string]json.RawMessage `json:"capabilities,omitempty"`
-
-	// Source says where this was read when the entry of the journal could not
-	// be; "" for the journal.
+	// Source says where this was found if not in the journal. Node is the mark of the node that wrote it.
 	Source string `json:"source,omitempty"`
-
-	// Node is the mark of the node that wrote it.
-	Node string `json:"node,omitempty"`
-	// Boot is the boot in which it was journalled. NeverAttached is set once it is known
-	// that its ADD did not succeed: its undoing has an end then, see giveUp.
+	Node   string `json:"node,omitempty"`
+	// NeverAttached is set once ADD is known to have failed: see giveUp. Releasing means that it has to go.
 	Boot          string `json:"boot,omitempty"`
 	NeverAttached bool   `json:"never_attached,omitempty"`
-
-	// Releasing is set once the attachment has to go.
-	Releasing bool `json:"releasing,omitempty"`
-	// Tries counts the DELs that failed, FirstFailure and LastError describe
-	// the first and the last of them. Stops counts those of them that a caller
-	// of Detach waited for.
+	Releasing     bool   `json:"releasing,omitempty"`
+	// Tries counts failed DELs, Stops those of Detach. FirstFailure and LastError are the first and the last.
 	Tries        int       `json:"tries,omitempty"`
 	Stops        int       `json:"stops,omitempty"`
 	FirstFailure time.Time `json:"first_failure,omitzero"`
 	LastError    string    `json:"last_error,omitempty"`
 }
 
-// logger names the attachment and its pod in each line. It reads what never changes, so
-// that it needs no lock.
+// logger adds the attachment and its pod to each line. These fields never change, so it needs no lock.
 func (a *Attachment) logger(to *slog.Logger) *slog.Logger {
 	for _, name := range [][2]string{
 		{"namespace", a.Args["K8S_POD_NAMESPACE"]}, {"pod", a.Args["K8S_POD_NAME"]}, {"sandbox", a.ID}, {"network", a.Network},
@@ -72,32 +55,26 @@ func (a *Attachment) logger(to *slog.Logger) *slog.Logger {
 	return to
 }
 
-// attachment is an Attachment in memory. Who holds its lock may run plugins for it, and
-// changes the record, under CNI.mu: it is read under either.
+// attachment is an Attachment in memory. The holder of its lock may run plugins for it and, under CNI.mu,
+// change the record: either lock is enough to read.
 type attachment struct {
-	lock *semaphore.Weighted
-	// stuck is set while the lock is that of a run whose processes do not end.
-	stuck  atomic.Bool
+	lock   *semaphore.Weighted
 	record Attachment
-	// begun is set once ADD has, or may have: until then there is nothing to undo.
-	// attached is set once it has succeeded, removed when the record is gone from the journal.
-	begun, attached, removed bool
-	// unwritten is set, once and for all, where its entry could not be written.
-	unwritten bool
-	// repeated is set while the background repeats its DEL, and hurried has it do so now.
-	repeated atomic.Bool
-	hurried  chan struct{}
-	// released is set by Release. drift is what the last CHECK found, nil if nothing, and
-	// guarded by CNI.mu.
-	released atomic.Bool
-	drift    *Drift
+	// begun is set before ADD: until then there is nothing to undo. attached is set when ADD has succeeded,
+	// removed when the record has left the journal, unwritten for good if its entry could not be written.
+	begun, attached, removed, unwritten bool
+	// stuck is set while a run whose processes do not end holds the lock, repeated while the background
+	// repeats DEL, which hurried wakes up, and released by Release.
+	stuck, repeated, released atomic.Bool
+	hurried                   chan struct{}
+	// drift is what the last CHECK found, nil if nothing; CNI.mu guards it.
+	drift *Drift
 }
 
 func newAttachment(record Attachment) *attachment {
 	return &attachment{lock: semaphore.NewWeighted(1), record: record, hurried: make(chan struct{}, 1)}
 }
 
-// change changes the record of an attachment; its lock is held.
 func (n *CNI) change(a *attachment, do func(*Attachment)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -105,7 +82,7 @@ func (n *CNI) change(a *attachment, do func(*Attachment)) {
 }
 
 func (n *CNI) openJournal() error {
-	journal, err := state.Open[Attachment](n.journalDir(), journalVersion, true)
+	journal, err := state.Open[Attachment](n.journalDir(), 1, true) // the version of its schema
 	if err != nil {
 		return err
 	}
@@ -115,7 +92,14 @@ func (n *CNI) openJournal() error {
 	}
 	n.journal = journal
 	for id, record := range records {
-		if reason := n.foreign(id, record); reason != nil {
+		var reason error // why it is not this node's: its DEL would free what a running pod uses
+		switch {
+		case record.ID != id:
+			reason = fmt.Errorf("it is a copy of the entry of sandbox %q", record.ID)
+		case record.Node != "" && record.Node != n.options.Mark:
+			reason = fmt.Errorf("it is an entry of another node, %s, and this one is %s", record.Node, n.options.Mark)
+		}
+		if reason != nil {
 			b := journal.Quarantine(id, reason)
 			n.options.Logger.Error("attachment quarantined: nothing of it is touched", "file", b.Path, "err", reason)
 			continue
@@ -137,23 +121,10 @@ func (n *CNI) openJournal() error {
 	return nil
 }
 
-// foreign says why an entry is none of this node's: a copy under another name, or one
-// that another node has written. Its DEL would free what a pod that runs has.
-func (n *CNI) foreign(id string, record Attachment) error {
-	switch {
-	case record.ID != id:
-		return fmt.Errorf("it is a copy of the entry of sandbox %q", record.ID)
-	case record.Node != "" && record.Node != n.options.Mark:
-		return fmt.Errorf("it is an entry of another node, %s, and this one is %s", record.Node, n.options.Mark)
-	default:
-		return nil
-	}
-}
-
-// Quarantined are the files of attachments that cannot be decoded.
+// Quarantined returns the files of attachments that cannot be decoded.
 func (n *CNI) Quarantined() []string { return n.journal.Quarantined() }
 
-// Journal writes the attachment down. ADD may run only after SyncJournal.
+// Journal writes the attachment. ADD may run only after SyncJournal.
 func (n *CNI) Journal(a Attachment) error {
 	n.supersede(a)
 	a.Node, a.Boot = n.options.Mark, n.bootID
@@ -166,8 +137,7 @@ func (n *CNI) Journal(a Attachment) error {
 	return nil
 }
 
-// supersede removes the namespaces of earlier tries of the same pod whose ADD failed and
-// whose DEL is being repeated: however often a pod is tried, it has one.
+// supersede removes the namespaces of the same pod's earlier tries whose ADD failed: a pod has one.
 func (n *CNI) supersede(a Attachment) {
 	pod := func(of Attachment) string {
 		return of.Args["K8S_POD_UID"] + " " + of.Args["K8S_POD_NAMESPACE"] + "/" + of.Args["K8S_POD_NAME"]
@@ -182,20 +152,17 @@ func (n *CNI) supersede(a Attachment) {
 	}
 }
 
-// addSucceeded reports whether ADD did: libcni remembers what it answered as soon as
-// all plugins have, and until DEL.
+// addSucceeded reports whether ADD did: libcni caches its answer once all plugins have succeeded, until DEL.
 func addSucceeded(a Attachment) bool {
 	_, err := os.Lstat(cachePath(a.Network, a.ID))
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// cachePath is where libcni keeps what ADD answered, once all plugins have.
 func cachePath(network, id string) string {
 	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
 }
 
-// SyncJournal makes the attachment of id durable; where there is none there is
-// nothing to do.
+// SyncJournal makes the attachment of id durable, if there is one.
 func (n *CNI) SyncJournal(id string) error {
 	if n.find(id) == nil {
 		return nil
@@ -203,7 +170,6 @@ func (n *CNI) SyncJournal(id string) error {
 	return n.journal.Sync(id)
 }
 
-// remove takes the attachment out of the journal; its lock is held.
 func (n *CNI) remove(a *attachment) error {
 	if err := n.journal.Remove(a.record.ID); err != nil {
 		return fmt.Errorf("remove the attachment from the journal: %w", err)
@@ -211,7 +177,7 @@ func (n *CNI) remove(a *attachment) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	a.removed = true
-	a.hurry()
+	notify(a.hurried)
 	delete(n.attachments, a.record.ID)
 	return nil
 }
@@ -222,8 +188,7 @@ func (n *CNI) find(id string) *attachment {
 	return n.attachments[id]
 }
 
-// Pending are the attachments whose DEL has failed and is being repeated, by
-// id: what is left of pods that may be long gone.
+// Pending returns the attachments whose DEL is repeated, sorted by id. Their pods may be long gone.
 func (n *CNI) Pending() []Attachment {
 	var pending []Attachment
 	n.mu.Lock()
@@ -237,9 +202,8 @@ func (n *CNI) Pending() []Attachment {
 	return pending
 }
 
-// openUnreadable opens an attachment whose entry of the journal cannot be read. Its pod may
-// run; its DEL gets what libcni remembers of its ADD. Where that is nothing ADD has not
-// succeeded, and the entry stays for a person.
+// openUnreadable opens an attachment without a readable entry, for its pod may run: DEL gets what libcni has
+// cached of ADD. If there is nothing, ADD has not succeeded, and the entry stays for a person.
 func (n *CNI) openUnreadable(bad state.Bad) {
 	logger := n.options.Logger.With("sandbox", bad.ID, "file", bad.Path)
 	logger.Error("attachment quarantined: it cannot be read", "err", bad.Reason)
@@ -262,7 +226,6 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 	}
 }
 
-// cachedAttachment is what libcni's cache has of an ADD.
 func cachedAttachment(id string) (Attachment, error) {
 	cached, err := libcni.NewCNIConfig(nil, nil).GetCachedAttachments(id)
 	for _, c := range cached {

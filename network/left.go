@@ -12,18 +12,15 @@ import (
 	"github.com/minicri/minicri/network/runner"
 )
 
-// held is the lock of an attachment, whose holder also keeps garbage collection of its
-// network away.
+// held is the lock of an attachment, and keeps GC of its network away.
 type held struct {
 	*attachment
 	leave func()
-	// kept is set when the lock outlives its holder: until the processes of a run that is
-	// stuck have gone, or for good with a run that is left to the next daemon.
+	// kept is set when the lock stays with a run that is stuck or that is left to the next daemon.
 	kept bool
 }
 
-// hold takes the attachment's lock. It does not wait for a run whose processes do not end:
-// errStuck.
+// hold takes the attachment's lock. It returns errStuck at once if a run holds it whose processes do not end.
 func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
 	if a.stuck.Load() {
 		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
@@ -34,7 +31,7 @@ func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
 	return n.enter(ctx, a)
 }
 
-// enter waits for a collection of the network's garbage to be over; the attachment is locked.
+// enter waits for GC of the network to end; the caller has the attachment's lock.
 func (n *CNI) enter(ctx context.Context, a *attachment) (*held, error) {
 	gate := n.gate(a.record.Network)
 	if err := gate.Acquire(ctx, 1); err != nil {
@@ -51,23 +48,17 @@ func (h *held) release() {
 	}
 }
 
-// linger is a run that is over for its callers, or that an earlier daemon has begun,
-// while a process of it lives.
+// linger is a run with living processes that is over for its callers or that an earlier daemon began.
 type linger struct {
 	run *runner.Run
-	// deadline is when it is killed; none for one whose processes are to live for their
-	// pod, or that could not be removed yet.
-	deadline time.Time
-	// stuck is since when its processes do not go although they were killed.
-	stuck time.Time
-	// held is the lock of its attachment, nil if it has none.
-	held *held
-	// failed is set once its cgroup could not be removed, which is logged then.
-	failed bool
+	// deadline is when it is killed, zero if its processes belong to their pod or have exited. stuck is since
+	// when they do not end, failed whether a failure to remove the cgroup was logged.
+	deadline, stuck time.Time
+	held            *held
+	failed          bool
 }
 
-// StuckRun is a run of plugins whose processes did not end when they were
-// killed: they are frozen, or in an uninterruptible sleep.
+// StuckRun is a plugin run whose killed processes are frozen or in uninterruptible sleep.
 type StuckRun struct {
 	Verb      string    `json:"verb"`
 	ID        string    `json:"sandbox,omitempty"`
@@ -76,8 +67,7 @@ type StuckRun struct {
 	Processes []int     `json:"processes"`
 }
 
-// Stuck are the runs of plugins that could not be ended. Each keeps the lock of
-// its attachment, and nothing else.
+// Stuck returns the runs that could not be ended. Each keeps only its attachment's lock.
 func (n *CNI) Stuck() []StuckRun {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -92,15 +82,13 @@ func (n *CNI) Stuck() []StuckRun {
 	return stuck
 }
 
-// isStuck reports whether a run of the verb is stuck that is for the network
-// and for no attachment: another one would get stuck as well.
+// isStuck reports whether the network's run of a verb, for no attachment, is stuck: the next would be too.
 func (n *CNI) isStuck(verb, network string) bool {
 	return slices.ContainsFunc(n.Stuck(), func(s StuckRun) bool {
 		return s.Verb == verb && (s.Network == network || s.Network == "")
 	})
 }
 
-// logger names the run in each line, and the pod that its attachment is of.
 func (l *linger) logger(to *slog.Logger) *slog.Logger {
 	to = to.With("verb", l.run.Verb)
 	if l.held != nil {
@@ -109,8 +97,7 @@ func (l *linger) logger(to *slog.Logger) *slog.Logger {
 	return to.With("sandbox", l.run.ID, "network", l.run.Network)
 }
 
-// followRun looks at a run until its last process has ended, removes it then, and unlocks its
-// attachment; one that was to be released is then.
+// followRun removes a run once its processes have exited, unlocks its attachment and does a late Release.
 func (n *CNI) followRun(l *linger) {
 	const first, most, seldom = 10 * time.Millisecond, 200 * time.Millisecond, 5 * time.Second
 	n.mu.Lock()
@@ -138,12 +125,12 @@ func (n *CNI) followRun(l *linger) {
 		l.held.lock.Release(1)
 		if l.held.released.Load() {
 			n.repeat(l.held.attachment, true)
-			l.held.hurry()
+			notify(l.held.hurried)
 		}
 	})
 }
 
-// isOver removes a run whose last process has ended, and kills one whose time is over.
+// isOver removes a run without processes and kills one whose deadline has passed.
 func (n *CNI) isOver(l *linger) bool {
 	if !l.run.Running() {
 		err := l.run.End()
@@ -167,7 +154,7 @@ func (n *CNI) isOver(l *linger) bool {
 	return false
 }
 
-// stick notes that the processes of a run do not end although they were killed.
+// stick notes that the killed processes of a run do not end.
 func (n *CNI) stick(l *linger) {
 	l.logger(n.options.Logger).Error("plugins were killed and do not end: their attachment stays locked")
 	n.mu.Lock()
@@ -180,11 +167,9 @@ func (n *CNI) stick(l *linger) {
 	}
 }
 
-// findLeftRuns finds the runs that an earlier daemon left. They may finish: one that is
-// killed half-way can leave what no DEL finds again (bridge deletes the interface first,
-// from which it has read the masquerade rules that it then removes). Until they have,
-// their attachment is locked, because an ADD must not overlap the DEL that undoes it, and
-// no GC begins; a DEL is repeated then. All verbs but ADD and DEL are ended at once.
+// findLeftRuns finds the runs of an earlier daemon. ADD and DEL may finish: a killed one can leave what no
+// DEL finds (bridge first deletes the interface that it knows the masquerade rules from). They lock their
+// attachment, so that no ADD overlaps its DEL and no GC begins, and DEL is repeated afterwards.
 func (n *CNI) findLeftRuns() {
 	left, err := n.runner.Left()
 	if err != nil {

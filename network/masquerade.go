@@ -18,41 +18,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// masquerade gives what pods of the default network send out of it the node's
-// address, by one rule for each subnet, in an nftables table of this daemon's own. The
-// bridge plugin (ipMasq) makes rules for each pod, and lists those of all pods for each:
-// with a thousand pods that takes longer than all else that an ADD does.
+// masquerade gives packets that leave the default network the node's address, by one rule for each subnet in
+// an nftables table of ours. The bridge plugin (ipMasq) makes rules for each pod and lists those of all pods
+// each time: with a thousand pods that takes longer than the rest of ADD.
 type masquerade struct {
-	table  string
-	logger *slog.Logger
-	// attachments returns the subnets that attachments need.
+	table       string
+	logger      *slog.Logger
 	attachments func() []netip.Prefix
-
-	// mu guards the fields below and orders the changes of the table.
+	// mu guards the fields below and serialises changes of the table.
 	mu sync.Mutex
-	// network are the subnets of the default network, none while it is not in use.
-	network []netip.Prefix
-	// inForce are the subnets that the table was made for, shown is the table as it
-	// was then, if it is known.
-	inForce []netip.Prefix
-	shown   string
-	known   bool
-	failed  bool
-	// missed is how often in a row the rules could not be made, though nft is there.
-	missed int
+	// network has the default network's subnets, none while it is not in use. inForce are those in the table,
+	// shown is how nft listed it then, if known. missed counts failures in a row although nft exists.
+	network, inForce []netip.Prefix
+	shown            string
+	known, failed    bool
+	missed           int
 }
 
-// masqueradeKey is the key of a configuration list, which plugins do not get, with
-// the subnets that the table masquerades. Attachments have it in the journal, so pods
-// keep it when the default network changes.
+// masqueradeKey is the list's key of the subnets. Plugins do not get it; the journal keeps it for existing
+// pods.
 const masqueradeKey = "minicri.masquerade"
 
-// nftLimit is how long nft may take, and what it has started a second more.
-const nftLimit = 5 * time.Second
-
-// use has the table masquerade the subnets of the default network, before a pod is in
-// it, and tells whether it does, and if not whether that is worth another try. None are for
-// any other network: then what is in the table goes with the pods that need it.
+// use has the table masquerade the default network's subnets before pods use them, and reports whether it
+// does or should be tried again. Without subnets another network is used, and only existing pods keep their
+// rules.
 func (m *masquerade) use(subnets []netip.Prefix) (inForce, again bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -71,8 +60,7 @@ func (m *masquerade) use(subnets []netip.Prefix) (inForce, again bool) {
 	return false, m.missed <= mostTries && !errors.Is(err, exec.ErrNotFound)
 }
 
-// refresh makes the table anew when others have changed it (nft flush ruleset), or when
-// attachments need other subnets.
+// refresh restores the table if others changed it (nft flush ruleset) or pods need other subnets.
 func (m *masquerade) refresh() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -83,7 +71,6 @@ func (m *masquerade) refresh() {
 	}
 }
 
-// put makes the table what it has to be, if it is not.
 func (m *masquerade) put() error {
 	subnets := slices.Concat(m.network, m.attachments())
 	slices.SortFunc(subnets, netip.Prefix.Compare)
@@ -113,8 +100,7 @@ func (m *masquerade) put() error {
 	return err
 }
 
-// script is one transaction, whatever there was. What goes to a group is not
-// masqueraded: the answers of its members would not come.
+// script returns one transaction from any state. Multicast is excluded: members' answers would not arrive.
 func (m *masquerade) script(subnets []netip.Prefix) string {
 	if len(subnets) == 0 {
 		return fmt.Sprintf("add table inet %[1]s\ndelete table inet %[1]s\n", m.table)
@@ -133,7 +119,7 @@ func (m *masquerade) script(subnets []netip.Prefix) string {
 }
 
 func nft(input string, arguments ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), nftLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	command := exec.CommandContext(ctx, "nft", arguments...)
 	command.WaitDelay = time.Second // a child of a wrapper may hold its output
@@ -146,8 +132,8 @@ func nft(input string, arguments ...string) (string, error) {
 	return out.String(), nil
 }
 
-// followMasquerade keeps the table as it has to be, and leaves it as pods without a daemon
-// need it: a node whose last pod is gone may get another network, with the same subnet.
+// followMasquerade keeps the table current and, at the end, leaves what pods need: without them, the node may
+// get another network with the same subnet.
 func (n *CNI) followMasquerade() {
 	changed := make(chan struct{}, 1)
 	n.inBackground(func() { watchRules(n.base, changed) })
@@ -159,8 +145,7 @@ func (n *CNI) followMasquerade() {
 	n.masquerade.refresh()
 }
 
-// watchRules tells when somebody has changed rules of nftables, a few times in a second
-// at most. Where the kernel does not tell, the table is looked at once in a period.
+// watchRules reports changes of nftables rules, a few times a second at most, if the kernel does.
 func watchRules(ctx context.Context, changed chan<- struct{}) {
 	const group, pause = 7, 300 * time.Millisecond // NFNLGRP_NFTABLES
 	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, group)
@@ -171,10 +156,7 @@ func watchRules(ctx context.Context, changed chan<- struct{}) {
 	defer context.AfterFunc(ctx, socket.Close)()
 	for ctx.Err() == nil {
 		_, _, _ = socket.Receive() // an error is that there were too many changes, or the end
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
+		notify(changed)
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
@@ -182,8 +164,7 @@ func watchRules(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// masqueraded are the subnets that the table masquerades for attachments. Nearly all
-// of those have the configuration of now, which is read once.
+// masqueraded returns the subnets that attachments need. Nearly all share a configuration, decoded once.
 func (n *CNI) masqueraded() []netip.Prefix {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -198,7 +179,7 @@ func (n *CNI) masqueraded() []netip.Prefix {
 	return subnets
 }
 
-// masqueradedBy are the subnets that the table masquerades for pods of a configuration.
+// masqueradedBy returns the subnets that a configuration has masqueraded by the table.
 func masqueradedBy(config []byte) []netip.Prefix {
 	if !bytes.Contains(config, []byte(masqueradeKey)) {
 		return nil

@@ -22,43 +22,28 @@ import (
 )
 
 const (
-	// killLimit is how long processes may take to go that were killed. A caller waits
-	// for no longer; what goes later is noticed in the background.
+	// killLimit is how long a caller waits for killed processes to exit; the background notices later exits.
 	killLimit = 2 * time.Second
-	// leaveLimit is how long a run may continue when the daemon ends, before it is killed
-	// or left to the next daemon.
+	// leaveLimit is how long a run may go on when the daemon ends. Then it is killed or left to the next one.
 	leaveLimit = killLimit / 4
 )
 
 var (
 	errLeft = errors.New("the daemon shuts down: the plugins continue, and the next daemon waits for them")
-	// errEnding is for those that change nothing, errLate for what a limit has ended.
+	// errEnding is for verbs that change nothing, errLate for runs that have reached a limit.
 	errEnding = errors.New("the daemon shuts down: the plugins were killed")
 	errLate   = errors.New("the plugins were killed")
 	errStuck  = errors.New("the plugins were killed and do not end")
-	// errAnswer: go-cni, or libcni, panicked at what a plugin had answered.
+	// errAnswer means that go-cni or libcni panicked at a plugin's answer.
 	errAnswer = errors.New("the answer is not what its CNI version says it is")
 )
 
-func (n *CNI) add(ctx context.Context, h *held, path string) (result *gocni.Result, err error) {
-	a := h.record
-	err = n.call(ctx, h, a, "ADD", n.limits.Load().Add, func(ctx context.Context, cni gocni.CNI) (err error) {
-		// Not Setup, which reads answers in goroutines of its own, where no code of ours could
-		// recover from them.
-		result, err = cni.SetupSerially(ctx, a.ID, path, a.options()...)
-		return err
-	})
-	return result, err
-}
-
-// del succeeds if every plugin of the chain does. go-cni takes an error for
-// success whose text has "not found" in it, or "no such file or directory"; so
-// what the plugins themselves answered counts.
+// del runs DEL, which succeeds if every plugin does: we look at the plugins' own answers, because go-cni
+// takes an error with "not found" or "no such file or directory" in its text for success.
 func (n *CNI) del(ctx context.Context, h *held, a Attachment, path string) error {
 	return n.call(ctx, h, a, "DEL", n.limits.Load().Del, func(ctx context.Context, cni gocni.CNI) error {
 		remove := func() error { return recovered(func() error { return cni.Remove(ctx, a.ID, path, a.options()...) }) }
-		// What ADD answered is in libcni's cache, where it reads it for DEL; an answer
-		// that cannot be decoded is left out: a DEL needs none (CNI SPEC, "DEL").
+		// libcni panics at a bad answer of ADD in its cache. DEL needs none (CNI SPEC), so we remove it.
 		if err := remove(); !errors.Is(err, errAnswer) {
 			return err
 		}
@@ -69,8 +54,7 @@ func (n *CNI) del(ctx context.Context, h *held, a Attachment, path string) error
 	})
 }
 
-// call makes a run of what is called of go-cni, by an instance of its own, so that
-// go-cni's lock couples nothing to anything.
+// call makes a run of a go-cni call. Each has an instance of its own, so that go-cni's lock couples nothing.
 func (n *CNI) call(ctx context.Context, h *held, a Attachment, verb string, limit time.Duration, do func(context.Context, gocni.CNI) error) error {
 	request := runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: len(chainOf(a.Config)), Limit: limit}
 	return n.run(ctx, h, request, func(ctx context.Context, run *runner.Run) error {
@@ -88,9 +72,8 @@ func (n *CNI) call(ctx context.Context, h *held, a Attachment, verb string, limi
 	})
 }
 
-// throughExec has go-cni call plugins by a libcni with an Exec of ours. go-cni has no
-// option for that: it makes the libcni of each instance itself, with an Exec that
-// starts a plugin among the daemon's own processes (docs/workarounds.md).
+// throughExec makes go-cni call plugins by a libcni with our Exec. go-cni has no option for that; its own
+// libcni starts plugins among the daemon's processes (docs/workarounds.md).
 func throughExec(cni gocni.CNI, calls libcni.CNI) error {
 	field := reflect.Indirect(reflect.ValueOf(cni)).FieldByName("cniConfig")
 	if !field.IsValid() || field.Type() != reflect.TypeFor[libcni.CNI]() {
@@ -100,9 +83,8 @@ func throughExec(cni gocni.CNI, calls libcni.CNI) error {
 	return nil
 }
 
-// run begins a run, calls do, and ends the run. At the limit, or with the context,
-// everything that the run started is killed, and run returns soon after, whatever
-// became of that. A run that may go on keeps the lock of its attachment, if h is not nil.
+// run begins a run, calls do and ends the run. At the limit, or when the context ends, it kills all that the
+// run started and returns soon after, even if that did not help. A run that may go on keeps the lock h.
 func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(context.Context, *runner.Run) error) error {
 	failed := func(err error) error {
 		return fmt.Errorf("CNI %s of network %q: %w", request.Verb, request.Network, err)
@@ -120,7 +102,17 @@ func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(
 	}
 	reports := run.Reports()
 	err = failure(run, reports, err, killed)
-	n.record(ctx, reports, err)
+	for _, r := range reports {
+		row := step.Row{Kind: "plugin", Step: r.Name + " " + r.Verb, Start: r.Start, Took: r.Took, Error: r.Text(), Plugin: &r.Plugin}
+		if blamed, ok := errors.AsType[*PluginError](err); ok && r.Name == blamed.Name {
+			row.Error = blamed.Message
+		}
+		step.Record(ctx, row)
+		trace.Past(ctx, row.Step, row.Start, row.Took, row.Error, "cni.plugin", r.Name, "cni.verb", r.Verb)
+		if n.options.Observe != nil {
+			n.options.Observe(r.Name, r.Verb, row.Took, row.Error == "")
+		}
+	}
 	if err != nil {
 		limit := killLimit
 		if killed != nil {
@@ -133,7 +125,7 @@ func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(
 			return failed(fmt.Errorf("%w\n%w: %w", err, errStuck, busy))
 		}
 	}
-	// What a run that succeeded has left lives on.
+	// Processes that a successful run has left live on.
 	if run.Running() || run.End() != nil {
 		n.followRun(&linger{run: run})
 	}
@@ -143,8 +135,7 @@ func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(
 	return nil
 }
 
-// await waits for do, for the end of the limit or of the context, or for the end of the
-// daemon. killed is why the plugins were killed, nil if they were not.
+// await waits for do, the limit, the context or the daemon's end. killed is why it killed the plugins.
 func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Context, *runner.Run) error) (err, killed error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, run.Limit, fmt.Errorf("not done after %v, %w", run.Limit, errLate))
 	defer cancel()
@@ -176,7 +167,6 @@ func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Contex
 	return errLeft, nil
 }
 
-// kill ends the processes of a run, and returns what go-cni makes of it.
 func kill(run *runner.Run, done <-chan error) error {
 	err := run.Kill(killLimit)
 	select {
@@ -186,8 +176,8 @@ func kill(run *runner.Run, done <-chan error) error {
 	return err
 }
 
-// recovered makes a panic of go-cni or libcni an error: they panic at an address of an
-// interface that is not listed, and at null in the place of an interface.
+// recovered turns panics into errors: go-cni and libcni panic at unlisted interfaces of addresses, and at
+// null.
 func recovered(do func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -197,10 +187,8 @@ func recovered(do func() error) (err error) {
 	return do()
 }
 
-// failure is the error of a run: that of each plugin that failed, for all
-// verbs but DEL that of the first. err is what go-cni makes of the run, killed
-// why it was killed. A DEL has failed if a plugin of its chain has, whatever
-// go-cni makes of it.
+// failure returns the error of a run: the first failed plugin's, or all of them for DEL, which fails if any
+// plugin does, whatever go-cni says. err is go-cni's view, killed the reason for a kill.
 func failure(run *runner.Run, reports []runner.Report, err, killed error) error {
 	if run.Verb == "DEL" {
 		err = cmp.Or(err, run.Verdict())
@@ -216,7 +204,7 @@ func failure(run *runner.Run, reports []runner.Report, err, killed error) error 
 		}
 	}
 	_, disk := errors.AsType[*fs.PathError](err) // libcni's cache
-	// A plugin is to blame for its answer until libcni has gone on to the next one.
+	// A plugin is to blame for its answer until libcni has looked for the next one.
 	blame := run.Verb == "ADD" && killed == nil && !disk && run.Sought == len(reports)
 	if last := len(reports) - 1; len(errs) == 0 && last >= 0 && blame {
 		e := newPluginError(run, reports[last], cause, nil)
@@ -248,34 +236,17 @@ func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *Plug
 	return e
 }
 
-// record adds a row for each plugin to the timeline of what the run was for.
-func (n *CNI) record(ctx context.Context, reports []runner.Report, err error) {
-	for _, r := range reports {
-		row := step.Row{Kind: "plugin", Step: r.Name + " " + r.Verb, Start: r.Start, Took: r.Took, Error: r.Text(), Plugin: &r.Plugin}
-		if blamed, ok := errors.AsType[*PluginError](err); ok && r.Name == blamed.Name {
-			row.Error = blamed.Message
-		}
-		step.Record(ctx, row)
-		trace.Past(ctx, row.Step, row.Start, row.Took, row.Error, "cni.plugin", r.Name, "cni.verb", r.Verb)
-		if n.options.Observe != nil {
-			n.options.Observe(r.Name, r.Verb, row.Took, row.Error == "")
-		}
-	}
-}
-
 // PluginError is the failure of one plugin of a run.
 type PluginError struct {
 	Network string
-	// Plugin is what the run came to. Its Message is also what takes the place of a CNI
-	// error: that it did not answer, or answered with something else.
+	// Plugin is what became of the plugin. Its Message also says that no, or another, answer came.
 	step.Plugin
-	// Advice says what to do about it, "" if there is nothing to say.
+	// Advice says what to do, if anything.
 	Advice string
-
-	cause error
+	cause  error
 }
 
-// Error names the plugin, says what it said, and what to do about it.
+// Error names the plugin and says what it answered and what to do.
 func (e *PluginError) Error() string {
 	text := "plugin " + e.Name + ": " + e.Message
 	if e.Code != 0 {
@@ -287,7 +258,7 @@ func (e *PluginError) Error() string {
 	return text
 }
 
-// Unwrap returns what go-cni, or the end of the run's limit, made of it.
+// Unwrap returns go-cni's error, or the limit's.
 func (e *PluginError) Unwrap() error { return e.cause }
 
 func advice(e *PluginError) string {
@@ -296,7 +267,7 @@ func advice(e *PluginError) string {
 		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(message, text) })
 	}
 	switch {
-	// host-local, Calico, Cilium, whereabouts, and the VPC plugins of clouds.
+	// These are the words of host-local, Calico, Cilium, whereabouts and cloud VPC plugins.
 	case says("no ip addresses available", "no available ip", "no more free ip", "range is full", "no more ips", "could not allocate ip in range",
 		"insufficient ip", "no addresses available", "failed to assign an ip address"):
 		return fmt.Sprintf("network %q has no free address: remove pods, or give it a larger range", e.Network)

@@ -1,6 +1,5 @@
-// Package doctor looks at a node for people: what it lacks to run pods, and
-// where the kernel holds something else than the runtime believes. It works
-// with a running daemon and without one; only Fix changes anything. It keeps no state.
+// Package doctor checks what a node lacks to run pods, and where the kernel differs from what the runtime
+// believes, with and without a running daemon. Only Fix changes anything. The package keeps no state.
 package doctor
 
 import (
@@ -16,51 +15,43 @@ import (
 type Grade string
 
 const (
-	// Good: nothing to do.
+	// Good means that there is nothing to do.
 	Good Grade = "ok"
-	// Warning: pods run, something of them does not.
+	// Warning means that pods run, but not all of what they need works.
 	Warning Grade = "warning"
-	// Problem: pods do not run, or something is left behind.
+	// Problem means that pods do not run or that something is left behind.
 	Problem Grade = "problem"
 )
 
-// Finding is one thing that was looked at.
+// Finding is the result of one check.
 type Finding struct {
 	Subject string `json:"subject"`
 	Grade   Grade  `json:"grade"`
-	// Message says what was found, Advice what to do about it.
 	Message string `json:"message"`
 	Advice  string `json:"advice,omitempty"`
-	// fix removes what was left, nil where a person has to. force does what may
-	// lose something; nil where nothing may.
+	// fix removes what was left; force may lose something. Either may be nil. fixed says what fix did.
 	fix, force func() error
-	// fixed says what fix has done.
-	fixed string
+	fixed      string
 }
 
-// Options say which node is looked at, and what its programs say of it.
+// Options describe the node.
 type Options struct {
 	Config *config.Config
 	Node   *node.Node
-	// Daemon is what the daemon that serves says, nil if none does; Ended asks it whether a
-	// pod has ended, or is gone.
+	// Daemon is what the running daemon says, nil if none serves. Ended asks it whether a pod has ended.
 	Daemon *Daemon
 	Ended  func(id string) bool
-	// Configuration is what is wrong with it: a daemon refuses to start with that. Unknown
-	// are its keys that this build does not have.
+	// Configuration has errors that a daemon refuses to start with, Unknown the keys that it ignores.
 	Configuration, Unknown []error
-	// Plugins are the problems of NRI plugins, Registries those of the files that say how
-	// registries are reached.
+	// Plugins are problems of NRI plugins, Registries of files that configure registries.
 	Plugins, Registries []error
-	// Shim is the path of the minicri-shim that the daemon would use.
-	Shim string
-	// Handlers are the runtime handlers of the configuration.
-	Handlers *handler.Set
-	// GiveUp are the ids of attachments whose undoing Fix gives up.
+	Shim                string
+	Handlers            *handler.Set
+	// GiveUp has IDs of attachments that Fix gives up.
 	GiveUp []string
 }
 
-// Run looks at everything, in the order in which a report shows it.
+// Run checks everything, in the order of a report.
 func Run(ctx context.Context, options Options) []Finding {
 	c := &checker{Options: options}
 	for _, problem := range c.Configuration {
@@ -70,7 +61,8 @@ func Run(ctx context.Context, options Options) []Finding {
 		c.add("configuration", Warning, key.Error(), "correct it: it is without effect")
 	}
 	c.kernel()
-	c.storage()
+	c.fileSystem("root", c.Config.Root)
+	c.fileSystem("state", c.Config.State)
 	c.programs(ctx)
 	c.networks()
 	c.leaks()
@@ -78,13 +70,12 @@ func Run(ctx context.Context, options Options) []Finding {
 	return c.findings
 }
 
-// Clean reports whether there is no problem among the findings.
+// Clean reports whether no finding is a problem.
 func Clean(findings []Finding) bool {
 	return !slices.ContainsFunc(findings, func(f Finding) bool { return f.Grade == Problem })
 }
 
-// Fix removes what was left behind, and says with each finding what came of it.
-// With force it also does what may lose something.
+// Fix removes what was left behind, with force even if that may lose something. The findings tell the result.
 func Fix(findings []Finding, force bool) []Finding {
 	fixed := make([]Finding, len(findings))
 	for i, f := range findings {
@@ -120,7 +111,7 @@ func (c *checker) problem(subject, message, advice string) *Finding {
 	return c.add(subject, Problem, message, advice)
 }
 
-// failed adds a problem if there is an error, and reports whether there is.
+// failed adds a problem for an error, and reports whether there is one.
 func (c *checker) failed(subject string, err error) bool {
 	if err != nil {
 		c.problem(subject, err.Error(), "")
@@ -128,7 +119,7 @@ func (c *checker) failed(subject string, err error) bool {
 	return err != nil
 }
 
-// when adds a finding that is good if the condition holds.
+// when adds a finding, which is good if the condition holds.
 func (c *checker) when(holds bool, grade Grade, subject, good, bad, advice string) {
 	if holds {
 		c.add(subject, Good, good, "")
@@ -137,17 +128,16 @@ func (c *checker) when(holds bool, grade Grade, subject, good, bad, advice strin
 	c.add(subject, grade, bad, advice)
 }
 
-// Daemon is what the daemon that serves says of itself.
+// Daemon is what the running daemon says of itself.
 type Daemon struct {
-	// Conditions are those of its status.
 	Conditions []Condition
-	// Orphans are the keys of snapshots that no container explains.
+	// Orphans are keys of snapshots without a container.
 	Orphans []string
-	// Err says why there is none.
+	// Err is why there is no status.
 	Err error
 }
 
-// Condition is one of the status: the kubelet runs pods while all that it knows hold.
+// Condition is a condition of the status; the kubelet runs pods while those that it knows hold.
 type Condition struct {
 	Type    string
 	Holds   bool

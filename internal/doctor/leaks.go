@@ -20,10 +20,8 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// leaks compares what carries the node's mark with the records on disk. A record
-// is written before anything is made, and removed after all is gone. One that
-// cannot be read explains its pod or container, too. It is asked for after the thing was
-// found: a daemon may be at work.
+// leaks compares what carries the node's mark with the records on disk. A record, also an unreadable one,
+// exists before and after what it describes. A daemon may be at work, so we look for it last.
 func (c *checker) leaks() {
 	before := len(c.findings)
 	hierarchies, err := cgroup.FindHierarchies()
@@ -59,7 +57,6 @@ func (c *checker) leak(message string, fix func() error) {
 	finding.fix, finding.fixed = fix, "removed"
 }
 
-// ids are those of the records in a directory.
 func (c *checker) ids(subject, dir string) []string {
 	ids, err := state.IDs(dir)
 	c.failed(subject, err)
@@ -70,7 +67,7 @@ func (c *checker) hasRecord(id string) bool     { return hasFile(c.recordDir(), 
 func (c *checker) hasContainer(id string) bool  { return hasFile(c.containerDir(), id) }
 func (c *checker) hasAttachment(id string) bool { return hasFile(c.attachmentDir(), id) }
 
-// hasFile reports whether there is a record, also one in quarantine, or may be one.
+// hasFile reports whether there is, or may be, a record, in quarantine too.
 func hasFile(dir, id string) bool {
 	if _, err := os.Lstat(filepath.Join(dir, id+".json")); !errors.Is(err, fs.ErrNotExist) {
 		return true
@@ -79,15 +76,14 @@ func hasFile(dir, id string) bool {
 	return err != nil || slices.ContainsFunc(quarantined, func(path string) bool { return state.IDOf(path) == id })
 }
 
-func (c *checker) recordDir() string         { return filepath.Join(c.Config.Root, "sandboxes") }
-func (c *checker) factsDir() string          { return filepath.Join(c.Config.State, "facts") }
-func (c *checker) containerDir() string      { return filepath.Join(c.Config.Root, "containers") }
-func (c *checker) containerFactsDir() string { return filepath.Join(c.Config.Root, "container-facts") }
-func (c *checker) attachmentDir() string     { return filepath.Join(c.Config.Root, "attachments") }
+func (c *checker) recordDir() string     { return filepath.Join(c.Config.Root, "sandboxes") }
+func (c *checker) factsDir() string      { return filepath.Join(c.Config.State, "facts") }
+func (c *checker) containerDir() string  { return filepath.Join(c.Config.Root, "containers") }
+func (c *checker) attachmentDir() string { return filepath.Join(c.Config.Root, "attachments") }
 
 func (c *checker) netns() *namespace.Dir { return namespace.Find(c.Config.NetnsDir, c.Node.Mark()) }
 
-// attachments that no sandbox owns any more wait for their DEL to succeed.
+// attachments shows those that no sandbox owns: their DEL has to succeed.
 func (c *checker) attachments() {
 	dir := c.attachmentDir()
 	for _, id := range c.ids("attachments", dir) {
@@ -113,8 +109,7 @@ func (c *checker) attachments() {
 	}
 }
 
-// quarantine shows the records that cannot be decoded. They are tried again: a
-// person may have repaired them, or a later program may read them.
+// quarantine shows undecodable records. Fix tries them again: a person may have repaired them.
 func (c *checker) quarantine() {
 	for _, kind := range []struct {
 		dir   string
@@ -123,7 +118,7 @@ func (c *checker) quarantine() {
 		{c.recordDir(), state.Retry[sandbox.Record]},
 		{c.factsDir(), state.Retry[sandbox.Facts]},
 		{c.containerDir(), state.Retry[container.Record]},
-		{c.containerFactsDir(), state.Retry[container.Facts]},
+		{filepath.Join(c.Config.Root, "container-facts"), state.Retry[container.Facts]},
 		{c.attachmentDir(), state.Retry[network.Attachment]},
 	} {
 		files, err := state.Quarantined(kind.dir)
@@ -144,8 +139,7 @@ func (c *checker) quarantine() {
 	}
 }
 
-// leftovers of the embedded network are looked for while another one is in its place. A
-// daemon that serves removes its table by itself.
+// leftovers shows what the unused embedded network has left. A running daemon removes its own table.
 func (c *checker) leftovers() {
 	own, _ := network.Survey(c.Config.CNIConf, nil)
 	if own == nil && c.Config.DefaultNetwork.Enabled {
@@ -160,8 +154,7 @@ func (c *checker) leftovers() {
 	}
 }
 
-// networkLists are the configuration lists of networks and of attachments, if all can
-// be read.
+// networkLists returns the configuration lists of networks and attachments, and whether all could be read.
 func (c *checker) networkLists() (lists [][]byte, all bool) {
 	for _, path := range append(c.Config.CNIConfDirs(), c.Config.CNIConf) {
 		if configuration, _ := network.Survey(path, nil); configuration != nil {
@@ -183,9 +176,7 @@ func (c *checker) networkLists() (lists [][]byte, all bool) {
 	return lists, true
 }
 
-// sandboxes compares what the runtime believes of each sandbox with the kernel. A
-// daemon knows of a pod's end before it takes anything of it away, and writes it down
-// last: what looks wrong by the files is asked of it.
+// sandboxes compares facts with the kernel, and asks a daemon, which writes them late, about contradictions.
 func (c *checker) sandboxes() {
 	for _, id := range c.ids("sandboxes", c.factsDir()) {
 		facts, err := state.Peek[sandbox.Facts](c.factsDir(), id)

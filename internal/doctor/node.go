@@ -24,7 +24,7 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// kernel asks for its version, for what not every kernel has, and for what we may do.
+// kernel checks its version and features, and our privileges.
 func (c *checker) kernel() {
 	var name unix.Utsname
 	_ = unix.Uname(&name) // fails for a bad address alone
@@ -54,10 +54,6 @@ func (c *checker) kernel() {
 	}
 	c.when(m.CanLowerOOMAdj, Warning, "CAP_SYS_RESOURCE", "there",
 		fmt.Sprintf("not there: no process gets an oom_score_adj below %d", m.OOMScoreAdj), "pods run, less protected from the OOM killer")
-	c.cgroups(m)
-}
-
-func (c *checker) cgroups(m machine.Machine) {
 	hierarchies, err := cgroup.FindHierarchies()
 	if c.failed("cgroups", err) {
 		return
@@ -74,20 +70,12 @@ func (c *checker) cgroups(m machine.Machine) {
 	}
 }
 
-// What is free below this is a problem: a pod's records, logs and layers do not fit.
+// Less free space than the first two is a problem; the last is the default of the kubelet's evictions.
 const (
-	leastBytes  = 64 << 20
-	leastInodes = 1024
+	leastBytes    = 64 << 20
+	leastInodes   = 1024
+	scarcePercent = 5
 )
-
-// scarcePercent is what the kubelet evicts pods at, unless it is told otherwise.
-const scarcePercent = 5
-
-// storage looks at the file systems of the daemon's directories.
-func (c *checker) storage() {
-	c.fileSystem("root", c.Config.Root)
-	c.fileSystem("state", c.Config.State)
-}
 
 func (c *checker) fileSystem(key, path string) {
 	var found unix.Statfs_t
@@ -111,7 +99,7 @@ func (c *checker) fileSystem(key, path string) {
 	}
 }
 
-// noLayers are file systems that cannot have the upper directory of an overlay.
+// noLayers are file systems that cannot hold an overlay's upper directory.
 var noLayers = map[int64]string{unix.OVERLAYFS_SUPER_MAGIC: "an overlay", unix.NFS_SUPER_MAGIC: "NFS", unix.MSDOS_SUPER_MAGIC: "FAT"}
 
 func (c *checker) free(key, path, what string, free, all, least uint64, show func(uint64) string) {
@@ -127,11 +115,10 @@ func (c *checker) free(key, path, what string, free, all, least uint64, show fun
 	}
 }
 
-// programs looks for what is executed, and for the daemon.
 func (c *checker) programs(ctx context.Context) {
 	_, err := os.Stat(c.Shim)
 	c.when(err == nil, Problem, "shim", c.Shim, fmt.Sprint(err), "run 'make install', or give --shim")
-	// As the daemon does; what it says of them itself is a condition of its status.
+	// The daemon's own view is a condition of its status.
 	for _, h := range c.Handlers.List(ctx) {
 		switch {
 		case h.Err != nil:
@@ -167,13 +154,12 @@ func (c *checker) networks() {
 	}
 }
 
-// survey looks at one of them, and reports whether it has a network.
+// survey checks one directory, and reports whether it has a network.
 func (c *checker) survey(subject, path string) bool {
 	configuration, problems := network.Survey(path, c.Config.BinDirs())
 	return c.network(subject, configuration, problems)
 }
 
-// network shows a network, if there is one, and what is wrong with it.
 func (c *checker) network(subject string, configuration *network.Configuration, problems []error) bool {
 	for _, problem := range problems {
 		c.problem(subject, problem.Error(), "correct or remove it")
@@ -182,21 +168,15 @@ func (c *checker) network(subject string, configuration *network.Configuration, 
 		return false
 	}
 	c.add(subject, Good, fmt.Sprintf("%q from %s, plugins %v", configuration.Name, cmp.Or(configuration.File, "default_network"), configuration.Plugins), "")
-	c.packetFilter(configuration.Plugins)
+	if slices.Contains(configuration.Plugins, "portmap") || slices.Contains(configuration.Plugins, "firewall") {
+		_, iptables := exec.LookPath("iptables") // they masquerade, and forward host ports, by these programs
+		_, nft := exec.LookPath("nft")
+		c.when(iptables == nil || nft == nil, Problem, "packet filter", "iptables or nft is there",
+			"neither iptables nor nft is there", "apt-get install nftables iptables")
+	}
 	return true
 }
 
-// packetFilter: masquerading and host ports are done by these programs.
-func (c *checker) packetFilter(plugins []string) {
-	if !slices.Contains(plugins, "portmap") && !slices.Contains(plugins, "firewall") {
-		return
-	}
-	_, iptables := exec.LookPath("iptables")
-	_, nft := exec.LookPath("nft")
-	c.when(iptables == nil || nft == nil, Problem, "packet filter", "iptables or nft is there", "neither iptables nor nft is there", "apt-get install nftables iptables")
-}
-
-// daemon shows what the daemon says, a line for each condition.
 func (c *checker) daemon() {
 	switch {
 	case c.Daemon == nil:
@@ -225,7 +205,7 @@ func (c *checker) daemon() {
 	}
 }
 
-// supervisors names those of other builds than the one that the daemon would use.
+// supervisors shows those of other builds than the daemon would start.
 func (c *checker) supervisors() {
 	build, err := client.BuildOf(c.Shim)
 	if err != nil {

@@ -1,11 +1,8 @@
-// Package sweep finds and removes orphans: what carries the node's mark, or lies
-// in its directories, and belongs to no pod and no container. The daemon sweeps
-// at its start, `minicri check` looks and sweeps with --fix; both use the same
-// list of places.
+// Package sweep finds and removes orphans: what carries the node's mark or lies in its directories, and
+// belongs to no pod and no container. The daemon does so at its start, and so does `minicri check --fix`.
 //
-// The package keeps no state and takes no locks. An id is known before anything
-// of its pod or container is made and until all of it is gone, so an orphan is
-// what was listed first and had no owner when it was asked for afterwards.
+// The package has no state and no locks. An ID is known from before anything of its pod or container exists
+// until all of it is gone. So what is listed and then has no owner is an orphan.
 package sweep
 
 import (
@@ -25,10 +22,10 @@ import (
 	"github.com/minicri/minicri/namespace"
 )
 
-// Kind is a kind of thing that pods and containers leave.
+// Kind is a kind of orphan.
 type Kind string
 
-// The kinds, in the order in which they are removed: processes hold the rest.
+// The kinds are in the order of removal: processes hold the rest.
 const (
 	ContainerCgroup Kind = "container cgroup"
 	PodCgroup       Kind = "pod cgroup"
@@ -41,15 +38,14 @@ const (
 	PodFacts        Kind = "pod facts"
 )
 
-// Orphan is something that belongs to no pod and no container.
+// Orphan belongs to no pod and no container.
 type Orphan struct {
 	Kind Kind
-	// Path is where it is; ID is the id of the container or, for all other
-	// kinds, of the pod that it was made for.
+	// ID is that of the container or, for all other kinds, of the pod that it was made for.
 	Path, ID string
 }
 
-// Owner is what an orphan would belong to: "container" or "pod".
+// Owner returns whether a "container" or a "pod" would own the orphan.
 func (o Orphan) Owner() string {
 	switch o.Kind {
 	case ContainerCgroup, ContainerFiles, ContainerFacts, Volumes:
@@ -59,37 +55,31 @@ func (o Orphan) Owner() string {
 	}
 }
 
-// Places are where pods and containers of a node leave things.
+// Places are where the node's pods and containers leave things.
 type Places struct {
-	Node        *node.Node
-	Hierarchies cgroup.Hierarchies
-	// Netns and Userns have the pinned namespaces.
+	Node          *node.Node
+	Hierarchies   cgroup.Hierarchies
 	Netns, Userns *namespace.Dir
-	// Root is the durable directory, State the volatile one.
-	Root, State string
-	// Kill is how long a process may take to end after SIGKILL.
+	Root, State   string
+	// Kill limits how long processes may take to exit after SIGKILL.
 	Kill time.Duration
 }
 
-// Owners report whether an id is in use, or was by a record that cannot be read:
-// then nothing of it is touched.
+// Owners report whether an ID is in use, or may be by a record that cannot be read.
 type Owners struct {
 	Pod, Container func(id string) bool
-	// Attached reports whether CNI DEL is still to run for a pod, which needs
-	// its network namespace.
+	// Attached reports whether CNI DEL, which needs the network namespace, is still to run for a pod.
 	Attached func(id string) bool
 }
 
-// Find returns the orphans in the order in which Remove is to be called. Beside
-// an error they are those of the places that could be read.
+// Find returns the orphans in the order of removal, with an error those of the readable places.
 func (p *Places) Find(owners Owners) (orphans []Orphan, err error) {
 	inNetns := func(id string) bool { return owners.Pod(id) || owners.Attached(id) }
 	var errs []error
 	for _, place := range []struct {
-		kind  Kind
-		owned func(id string) bool
-		list  func() (paths []string, err error)
-		// Around an id are, in the name of a path, these.
+		kind           Kind
+		owned          func(id string) bool
+		list           func() (paths []string, err error)
 		prefix, suffix string
 	}{
 		{ContainerCgroup, owners.Container, p.cgroups(p.Node.ContainerMark()), p.Node.ContainerMark(), ".scope"},
@@ -108,8 +98,7 @@ func (p *Places) Find(owners Owners) (orphans []Orphan, err error) {
 		}
 		for _, path := range paths {
 			id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), place.prefix), place.suffix)
-			// What has no mark is ours if it has the name of an id. What has gone with its owner
-			// since it was listed is no orphan.
+			// Without a mark, only a name like an ID is ours. What has gone meanwhile is no orphan.
 			ours := place.prefix != "" || len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
 			if ours && !place.owned(id) && p.exists(place.kind, path) {
 				orphans = append(orphans, Orphan{place.kind, path, id})
@@ -141,7 +130,7 @@ func pinned(namespaces *namespace.Dir) func() ([]string, error) {
 	}
 }
 
-// in lists what is in a directory, which may not be there.
+// in lists a directory that may be missing.
 func in(directories ...string) func() ([]string, error) {
 	return func() (paths []string, err error) {
 		directory := filepath.Join(directories...)
@@ -156,9 +145,8 @@ func in(directories ...string) func() ([]string, error) {
 	}
 }
 
-// Remove removes an orphan by what the kernel and the disk show, without a
-// daemon. The snapshot below a container's files stays: it is the image store's,
-// which removes it with its daemon's next start.
+// Remove removes an orphan without a daemon, as the kernel and the disk show it. A container's snapshot
+// stays: the daemon's image store removes it at the next start.
 func (p *Places) Remove(o Orphan) error {
 	switch o.Kind {
 	case ContainerCgroup, PodCgroup:
@@ -177,8 +165,7 @@ func (p *Places) Remove(o Orphan) error {
 	return nil
 }
 
-// unmountAll unmounts what is mounted at a directory and below it, the topmost
-// mount first.
+// unmountAll unmounts everything at and below a directory, topmost mounts first.
 func unmountAll(dir string) error {
 	parent, err := filepath.EvalSymlinks(filepath.Dir(dir)) // as mountinfo shows it
 	if errors.Is(err, os.ErrNotExist) {

@@ -18,16 +18,14 @@ import (
 	"github.com/minicri/minicri/internal/step"
 )
 
-// Report is what became of one plugin of a run. It is killed, and of the rest Stderr alone
-// is known, also while it runs; its exit code is -1 if it could not be run. If it succeeded,
-// and printed no JSON object and so no result (CNI SPEC, "Success"), Message says so.
+// Report is what became of one plugin. Of a killed or running one we know only Stderr. Exit is -1 if it could
+// not run. A success that is no JSON object, so no result (CNI SPEC, "Success"), has a Message.
 type Report struct {
 	step.Plugin
 	Start time.Time
 	Took  time.Duration
 }
 
-// end notes what became of a plugin: what it printed, and the error of its process.
 func (run *Run) end(r *Report, answer []byte, err error) {
 	run.mu.Lock()
 	defer run.mu.Unlock()
@@ -49,7 +47,7 @@ func (run *Run) end(r *Report, answer []byte, err error) {
 	}
 }
 
-// takeError takes the CNI error out of what the plugin printed, whole or not.
+// takeError reads the CNI error in what the plugin printed.
 func (r *Report) takeError(text []byte) {
 	var answer types.Error
 	switch err := json.Unmarshal(text, &answer); {
@@ -61,7 +59,7 @@ func (r *Report) takeError(text []byte) {
 	}
 }
 
-// Reports are those of the plugins that have been started so far, in that order.
+// Reports returns those of the plugins started so far, in order.
 func (run *Run) Reports() []Report {
 	run.mu.Lock()
 	defer run.mu.Unlock()
@@ -75,10 +73,10 @@ func (run *Run) Reports() []Report {
 	return reports
 }
 
-// Failed reports whether the plugin did not answer with success.
+// Failed reports whether the plugin did not succeed.
 func (r Report) Failed() bool { return r.Killed || r.Exit != 0 || r.Signal != 0 }
 
-// Text says why the plugin failed, without its name; "" if it did not.
+// Text returns why the plugin failed, without its name, or "".
 func (r Report) Text() string {
 	text, said := "", r.Message
 	if said != "" && r.Details != "" {
@@ -106,7 +104,7 @@ func (r Report) Text() string {
 	return text
 }
 
-// Verdict is nil if every plugin of the chain has answered with success.
+// Verdict returns nil if every plugin of the chain has succeeded.
 func (run *Run) Verdict() error {
 	if reports := run.Reports(); len(reports) < run.Plugins || slices.ContainsFunc(reports, Report.Failed) {
 		return errors.New("not every plugin of the chain has succeeded")
@@ -114,8 +112,7 @@ func (run *Run) Verdict() error {
 	return nil
 }
 
-// mostShown is how much of a plugin's words an error has: the kubelet makes an
-// event of it, of at most 1 KiB, which is to say what to do, too.
+// mostShown limits a plugin's words in an error: the kubelet makes an event of at most 1 KiB of it.
 const mostShown = 700
 
 func shown(text string) string {

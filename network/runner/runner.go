@@ -1,17 +1,11 @@
-// Package runner runs CNI plugins so that it is known which processes belong
-// to a run, and how each plugin ended.
+// Package runner runs CNI plugins, and knows which processes belong to a run and how each plugin ended.
 //
-// A run is one verb over the plugins of one network configuration, and the Exec of libcni
-// (invoke.Exec) for it. It starts each plugin in a cgroup of the run, where everything
-// stays that the plugin starts, and in a session of its own, so that a signal to its
-// process group reaches no process of another's. A DEL that fails does not end the chain:
-// the other plugins get theirs, and libcni hears of the failure from the last one.
+// A run is one verb over the plugins of a network, and libcni's Exec for it (invoke.Exec). Each plugin starts
+// in the run's cgroup, where its children stay, and in its own session, so that signals to its process group
+// reach nobody else. A failed DEL does not end the chain: libcni hears of it from the last plugin.
 //
-// A run is over when every plugin has answered, or when it is killed. It has no file: the
-// name of its cgroup has the verb, the id and the end of its limit, which is all that the
-// next daemon needs to wait for one that is not over.
-//
-// Run.mu guards the reports, and is held for moments.
+// A run is over when every plugin has answered or when it is killed. It has no file: its cgroup's name has
+// the verb, the ID and the deadline, which the next daemon needs to wait for it. Run.mu guards the reports.
 package runner
 
 import (
@@ -41,26 +35,20 @@ import (
 )
 
 const (
-	// mostAnswer is how much a plugin may print; the pipe of one that prints more is
-	// closed.
+	// mostAnswer limits stdout: then we close the pipe. mostStderr is how much of the end of stderr we keep.
 	mostAnswer = 4 << 20
-	// mostStderr is how much is kept of the end of what it writes to stderr.
 	mostStderr = 4 << 10
-	// leftDelay is how long a plugin's pipes are read that something it has left holds.
+	// leftDelay is how long we read a plugin's pipes that its children still hold.
 	leftDelay = time.Second
-	// busyPause is the pause between two tries to start a program that is being written.
-	busyPause = 100 * time.Millisecond
 )
 
-// Runner begins runs, and finds those of an earlier daemon.
+// Runner begins runs and finds those of an earlier daemon.
 type Runner struct {
-	// parent is the cgroup that those of the runs are made below.
 	parent cgroup.Group
 	mark   string
 }
 
-// Open makes the parent of the cgroups. The mark begins the names of those of runs, and
-// no others below the parent: what begins with it is removed. It must not be empty.
+// Open makes the parent of the cgroups. The mark, not empty, begins the names of runs' cgroups and no others.
 func Open(parent cgroup.Group, mark string) (*Runner, error) {
 	if mark == "" {
 		return nil, errors.New("open the plugin runs: without a mark every cgroup below the parent would be taken for a run's")
@@ -68,11 +56,11 @@ func Open(parent cgroup.Group, mark string) (*Runner, error) {
 	return &Runner{parent: parent, mark: mark}, parent.Make()
 }
 
-// Begin makes a run. End has to be called.
+// Begin makes a run. The caller has to call End.
 func (r *Runner) Begin(request Request) (*Run, error) {
 	run := &Run{Request: request}
 	run.alive, run.kill = context.WithCancel(context.Background())
-	// No clock that somebody sets is in the name.
+	// The monotonic clock cannot be set.
 	run.Group = r.parent.Child(fmt.Sprintf("%s%s-%s-%x", r.mark, run.Verb, run.ID, uint64(process.Monotonic()+request.Limit)))
 	if err := run.Group.Make(); err != nil {
 		return nil, fmt.Errorf("begin a run of plugins: %w", err)
@@ -80,8 +68,7 @@ func (r *Runner) Begin(request Request) (*Run, error) {
 	return run, nil
 }
 
-// Left are the runs whose processes an earlier daemon left. Cgroups in which nothing
-// runs are removed; the error names what could not be looked at, or is no run's.
+// Left returns earlier runs with processes and removes empty ones. The error names what is no run.
 func (r *Runner) Left() (left []*Run, err error) {
 	entries, err := os.ReadDir(r.parent.Dir)
 	errs := []error{err}
@@ -105,7 +92,6 @@ func (r *Runner) Left() (left []*Run, err error) {
 	return left, errors.Join(errs...)
 }
 
-// parse reads what the name of the run's cgroup has after the mark.
 func (run *Run) parse(name string) bool {
 	first, last := strings.IndexByte(name, '-'), strings.LastIndexByte(name, '-')
 	if first == last {
@@ -117,42 +103,35 @@ func (run *Run) parse(name string) bool {
 	return err == nil
 }
 
-// Request says what is run.
+// Request describes a run.
 type Request struct {
 	Verb string
-	// ID is the sandbox that it is for, "" for the verbs that are for none.
+	// ID is the sandbox, "" for verbs without one. The chain has so many Plugins.
 	ID, Network string
-	// Plugins is how many the chain has.
-	Plugins int
-	// Limit is how long the run may take.
-	Limit time.Duration
+	Plugins     int
+	Limit       time.Duration
 }
 
-// Run is one run of a verb over a chain of plugins, and the Exec of libcni for it.
+// Run is a run of a verb over a chain of plugins, and libcni's Exec for it.
 type Run struct {
 	Request
 	version.PluginDecoder
-	// Group is the cgroup of the run.
 	Group cgroup.Group
-	// Deadline is when the limit of a run is over that an earlier daemon left.
+	// Deadline is when the limit of an earlier daemon's run ends.
 	Deadline time.Time
-	// Sought is how many plugins FindInPath was called for.
+	// Sought counts the calls of FindInPath.
 	Sought int
-
-	// alive ends with Kill, and with it the plugin that runs.
-	alive context.Context
-	kill  context.CancelFunc
-
+	// alive ends with Kill, and the running plugin with it.
+	alive   context.Context
+	kill    context.CancelFunc
 	mu      sync.Mutex
 	reports []*Report
-	// stderr is that of the last plugin.
-	stderr *tail
-	// searched are the directories that FindInPath has looked into last.
+	// stderr is that of the last plugin, searched the directories of the last FindInPath.
+	stderr   *tail
 	searched []string
 }
 
-// FindInPath returns the program of a plugin; for one that is missing its name, so that
-// the chain goes on to ExecPlugin, which says so.
+// FindInPath returns the path of a plugin's program, or its name if it is missing: ExecPlugin reports that.
 func (run *Run) FindInPath(plugin string, directories []string) (string, error) {
 	run.searched = directories
 	run.Sought++
@@ -162,9 +141,8 @@ func (run *Run) FindInPath(plugin string, directories []string) (string, error) 
 	return filepath.Base(plugin), nil
 }
 
-// ExecPlugin runs a plugin and returns what it printed. A DEL that fails is an error
-// of the last plugin of the chain only: libcni ends the chain at one, and forgets what
-// ADD made at none.
+// ExecPlugin runs a plugin and returns what it printed. Only the last plugin of the chain reports failed
+// DELs: libcni ends the chain at an error, and forgets what ADD made if there is none.
 func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, environment []string) ([]byte, error) {
 	report := &Report{Plugin: step.Plugin{Name: filepath.Base(path), Verb: run.Verb, Killed: true}, Start: time.Now()}
 	run.mu.Lock()
@@ -183,8 +161,7 @@ func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 	return answer, nil
 }
 
-// execute runs the program to its end and returns what it printed to stdout. A child
-// that holds the plugin's input or output is waited for no longer than leftDelay.
+// execute runs the program and returns its stdout. It waits up to leftDelay for children that hold its pipes.
 func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("failed to find the plugin %s in %s: install it or set cni_bin_dir", path, strings.Join(run.searched, ":"))
@@ -195,11 +172,11 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 	}
 	defer from.Close()
 	var command *exec.Cmd
-	for began := time.Now(); ; time.Sleep(busyPause) {
+	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		command = exec.CommandContext(run.alive, path)
 		command.Env, command.Stdin, command.Stdout, command.Stderr = environment, bytes.NewReader(stdin), to, run.stderr
 		command.WaitDelay, command.SysProcAttr = leftDelay, &syscall.SysProcAttr{Setsid: true}
-		// An installer may still be writing the program. Half of the limit leaves time to say so.
+		// An installer may still be writing the program. Half of the limit leaves time to report that.
 		if err = run.Group.Start(command); !errors.Is(err, unix.ETXTBSY) || time.Since(began) > run.Limit/2 {
 			break
 		}
@@ -229,8 +206,7 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 	return answer.Bytes(), err
 }
 
-// rest reads what a plugin that has ended still has in its pipe: on a busy machine a
-// deadline may be over before anything was read.
+// rest reads what an exited plugin left in its pipe: on a busy machine, the deadline may precede any read.
 func rest(from *os.File) []byte {
 	_ = from.SetReadDeadline(time.Time{})
 	pipe, err := from.SyscallConn()
@@ -246,23 +222,22 @@ func rest(from *os.File) []byte {
 	return text[:max(length, 0)]
 }
 
-// Running reports whether anything of the run lives; what cannot be known does.
+// Running reports whether any process of the run lives, or may live.
 func (run *Run) Running() bool {
 	empty, err := run.Group.Empty()
 	return err != nil || !empty
 }
 
-// Kill ends everything that the run has started, and a plugin that has moved itself out
-// of its cgroup, within the limit; processes that do not go are cgroup.ErrBusy.
+// Kill kills all that the run started, also outside its cgroup. After the limit it returns cgroup.ErrBusy.
 func (run *Run) Kill(limit time.Duration) error {
 	run.kill()
 	return run.Group.Kill(limit)
 }
 
-// End removes the cgroup of the run; nothing may run in it any more.
+// End removes the run's cgroup, which must be empty.
 func (run *Run) End() error { return run.Group.Remove() }
 
-// tail keeps the end of what a plugin writes to stderr.
+// tail keeps the end of a plugin's stderr.
 type tail struct {
 	mu   sync.Mutex
 	text []byte
@@ -276,7 +251,7 @@ func (t *tail) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// String returns it in a form that an error and a gRPC status can have.
+// String returns it printable, as errors and gRPC statuses need it.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
