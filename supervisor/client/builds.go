@@ -12,15 +12,13 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// ErrUnknownBuild says that a supervisor speaks a protocol, or has files, that this
-// build does not know. It is an errdefs.ErrFailedPrecondition.
+// ErrUnknownBuild (FailedPrecondition) says that this build does not know a supervisor's protocol or files.
 var ErrUnknownBuild = fmt.Errorf("a daemon of that build, or of one that knows both, can serve its pods: %w", errdefs.ErrFailedPrecondition)
 
 // Own is the group of new pods: that of this build.
 func (s *Set) Own() string { return s.options.Start.Build }
 
-// Known is nil unless a group's supervisor is of a build that this one cannot serve, or
-// has died and is of one that this build cannot take the place of: ErrUnknownBuild.
+// Known returns ErrUnknownBuild if this build cannot serve, or succeed, a group's supervisor.
 func (s *Set) Known(name string) error {
 	about, err := api.ReadAbout(s.Dir(name))
 	if err != nil {
@@ -46,14 +44,12 @@ func known(dir string, about *api.About) error {
 // Supervisor is one of a node's, for people.
 type Supervisor struct {
 	api.About
-	Group string `json:"group"` // the build that its pods were made with
-	Pods  int    `json:"pods"`
-	// Problem says why its pods cannot be served; "" if they can.
-	Problem string `json:"problem,omitempty"`
+	Group   string `json:"group"` // the build that its pods were made with
+	Pods    int    `json:"pods"`
+	Problem string `json:"problem,omitempty"` // why its pods cannot be served; "" if they can
 }
 
-// Older are the supervisors below a directory that are of other builds than one; pods are
-// counted by their group.
+// Older returns the supervisors below dir of other builds than build. Pods are counted by group.
 func Older(dir, build string, pods map[string]int) (older []Supervisor, err error) {
 	groups, err := groupsIn(dir)
 	for _, group := range groups {
@@ -84,8 +80,7 @@ func (s *Set) Ended(name string) bool {
 	return name != s.Own() && (errors.Is(err, os.ErrNotExist) || err == nil && len(records) == 0)
 }
 
-// End ends the supervisor of another build that has no pod any more, and removes its
-// directory. One that has some serves on, and so does this build's.
+// End ends the supervisor of another build without pods, and removes its directory. Others serve on.
 func (s *Set) End(ctx context.Context, name string) error {
 	if !s.Ended(name) || s.Known(name) != nil {
 		return nil

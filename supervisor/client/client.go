@@ -21,8 +21,7 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// Client talks to one supervisor. It has the calls of the protocol, see shim.proto; their
-// errors are errdefs kinds.
+// Client talks to one supervisor. It has the calls of shim.proto; their errors are errdefs kinds.
 type Client struct {
 	dir        string
 	conn       *ttrpc.Client
@@ -30,21 +29,19 @@ type Client struct {
 	supervisor *process.Process
 	closed     chan struct{} // closed when the connection is
 
-	life context.Context // ends with Close, or lostGrace after the supervisor
+	life context.Context // ends with Close, or a second after the supervisor
 	over context.CancelFunc
 }
 
-// ErrLost says that the connection to a supervisor is gone. It is an
-// errdefs.ErrUnavailable.
+// ErrLost, an errdefs.ErrUnavailable, says that the connection to a supervisor is gone.
 var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its place: try again: %w", errdefs.ErrUnavailable)
 
-// Connect connects to the supervisor that serves dir. errdefs.ErrUnavailable
-// says that there is none: Start one.
+// Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves: Start one.
 func Connect(ctx context.Context, dir string) (*Client, error) {
 	return connect(ctx, dir, nil)
 }
 
-// connect ends a supervisor that does not answer within the limit, none if nil.
+// connect also has a supervisor killed that does not answer within the limit; nil: no limit.
 func connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
 	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
 	if err != nil {
@@ -59,15 +56,18 @@ func connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 	c.rpc = api.NewShimClient(c.conn)
 	c.life, c.over = context.WithCancel(context.Background())
 	context.AfterFunc(c.life, func() { _ = c.conn.Close() })
-	go c.await() // ends with the supervisor, or Close
+	go func() { // a child of the supervisor may have a copy of the socket, which keeps the connection
+		if supervisor.Wait() == nil { // not closed
+			time.AfterFunc(time.Second, c.over) // in which what it has said is read
+		}
+	}()
 	if limit != nil {
-		go c.watch(limit) // the same
+		go c.watch(limit) // ends with the supervisor, or Close
 	}
 	return c, nil
 }
 
-// listener finds the process that listens (SO_PEERCRED of unix(7)). It has the lock of
-// its directory, so it is not another one that was given its pid.
+// listener finds the process that listens (SO_PEERCRED of unix(7)). It has the lock: its pid is not reused.
 func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -91,25 +91,10 @@ func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
 	return listens, nil
 }
 
-// await ends the connections to a supervisor that has ended. A child of it may have a
-// copy of a socket, which keeps the connection.
-func (c *Client) await() {
-	if c.supervisor.Wait() == nil { // not closed
-		time.AfterFunc(lostGrace, c.over)
-	}
-}
-
-// lostGrace is for what a supervisor has said before it ended.
-const lostGrace = time.Second
-
-// noLimit stands for a limit of 0.
-const noLimit = time.Hour
-
-// watch asks the supervisor every half of a limit, and kills it if it does not answer
-// within the limit: its successor adopts what it held.
+// watch asks the supervisor every half of a limit, and kills it if it does not answer within the limit.
 func (c *Client) watch(limit *atomic.Int64) {
 	for {
-		within := cmp.Or(time.Duration(limit.Load()), noLimit)
+		within := cmp.Or(time.Duration(limit.Load()), time.Hour) // 0 is no limit
 		select {
 		case <-c.life.Done():
 			return
@@ -124,15 +109,10 @@ func (c *Client) watch(limit *atomic.Int64) {
 	}
 }
 
-// greetLimit is how long greet waits: a connection that is refused is closed at
-// once.
-const greetLimit = time.Second
-
-// greet makes sure that the supervisor serves, and hands it the program for its starters:
-// one that is about to end closes new connections, which is ErrLost. One that says
-// nothing may serve.
+// greet hands a supervisor the program for its starters. One that is about to end closes new connections,
+// which is ErrLost; one that says nothing may serve.
 func (c *Client) greet(ctx context.Context, options SetOptions) error {
-	limited, cancel := context.WithTimeout(ctx, greetLimit)
+	limited, cancel := context.WithTimeout(ctx, time.Second) // a refused connection is closed at once
 	defer cancel()
 	_, err := c.rpc.UseProgram(limited, &api.UseProgramRequest{Path: options.Start.ForOthers})
 	if err = native(err); errdefs.IsUnavailable(err) {
@@ -150,8 +130,7 @@ func (c *Client) Close() error {
 	return errors.Join(c.conn.Close(), c.supervisor.Close())
 }
 
-// broken reports whether the connection is closed, as it is soon after the end of the
-// supervisor.
+// broken reports whether the connection is closed, or soon will be: the supervisor has ended.
 func (c *Client) broken() bool {
 	select {
 	case <-c.closed:
@@ -161,8 +140,7 @@ func (c *Client) broken() bool {
 	}
 }
 
-// open opens a connection for one call that takes as long as a program runs: the call ends
-// when it is closed.
+// open opens a connection for one call that takes as long as a program runs. Closing it ends the call.
 func (c *Client) open(ctx context.Context) (call api.ShimClient, done func(), err error) {
 	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.ControlSocket))
 	if err != nil {
@@ -184,7 +162,6 @@ func dialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// native turns what came over the wire into an errdefs kind.
 func native(err error) error {
 	switch {
 	case err == nil:
@@ -215,8 +192,7 @@ func (c *Client) Kill(ctx context.Context, id string, signal uint32, all bool) e
 	return native(err)
 }
 
-// Delete removes a stopped container, or with kill one that runs.
-// errdefs.ErrUnavailable says that processes do not go yet: call again.
+// Delete removes a stopped container, or with kill any. On errdefs.ErrUnavailable call again.
 func (c *Client) Delete(ctx context.Context, id string, kill bool) error {
 	_, err := c.rpc.Delete(ctx, &api.DeleteRequest{Id: id, Kill: kill})
 	return native(err)
@@ -240,8 +216,7 @@ func (c *Client) ReopenLog(ctx context.Context, id string) error {
 	return native(err)
 }
 
-// Update sets the named resources, and oom_score_adj if it is not nil; all or
-// with an error none.
+// Update sets the named resources, and oom_score_adj if it is not nil; all or with an error none.
 func (c *Client) Update(ctx context.Context, id string, resources *specs.LinuxResources, oomScoreAdj *int) error {
 	encoded, err := json.Marshal(resources)
 	if err != nil {
@@ -255,15 +230,13 @@ func (c *Client) Update(ctx context.Context, id string, resources *specs.LinuxRe
 	return native(err)
 }
 
-// NoteExit passes on how the init of an adopted container has ended, which the
-// caller has reaped: status is wait4(2)'s.
+// NoteExit passes on wait4(2)'s status of an adopted container's init, which the caller has reaped.
 func (c *Client) NoteExit(ctx context.Context, id string, pid int, startTime uint64, status uint32) error {
 	_, err := c.rpc.NoteExit(ctx, &api.NoteExitRequest{Id: id, Pid: int32(pid), StartTime: startTime, Status: status})
 	return native(err)
 }
 
-// Shutdown ends the supervisor. errdefs.ErrFailedPrecondition while it has
-// containers.
+// Shutdown ends the supervisor. It fails with errdefs.ErrFailedPrecondition while there are containers.
 func (c *Client) Shutdown(ctx context.Context) error {
 	_, err := c.rpc.Shutdown(ctx, &api.Empty{})
 	if err = native(err); errdefs.IsUnavailable(err) {
@@ -272,9 +245,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// Events calls each for every event after a sequence number (0: all that are
-// kept), on the caller's goroutine, until ctx ends, each fails or the supervisor is
-// gone. A gap in the numbers says that events were dropped: List then.
+// Events calls each for every event after a sequence number (0: all that are kept), until ctx ends, each
+// fails or the supervisor is gone. A gap in the numbers says that events were dropped: List then.
 func (c *Client) Events(ctx context.Context, after uint64, each func(*api.Event) error) error {
 	call, done, err := c.open(ctx)
 	if err != nil {

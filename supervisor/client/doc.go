@@ -1,9 +1,7 @@
-// Package client is the daemon's side of a supervisor (minicri-shim serve): it
-// starts the process, speaks its protocol and maps its errors to errdefs
-// kinds. A supervisor that is gone is errdefs.ErrUnavailable: Start another one on
-// the same directory, it adopts the containers. A Set has the supervisors of the
-// node, and replaces those that die.
+// Package client is the daemon's side of a supervisor (minicri-shim serve): it starts the process, speaks its
+// protocol and maps its errors to errdefs kinds. errdefs.ErrUnavailable says that a supervisor is gone: Start
+// another one on its directory, which adopts the containers. A Set replaces the node's supervisors that die.
 //
-// A Client may be used by many goroutines. It holds one connection for control;
-// execs and events have one each, so that closing it ends the one thing.
+// Many goroutines may use a Client. It has one connection for control, and one for each exec and for events,
+// which ends with it.
 package client

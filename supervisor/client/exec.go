@@ -28,19 +28,11 @@ type Result struct {
 	Truncated      bool  // there was more output than asked for
 }
 
-const (
-	// execSlack is how long a supervisor may take to end what a time-out ends.
-	execSlack = 5 * time.Second
-	// killedCode is 128 + SIGKILL.
-	killedCode = 137
-	// endTime is how long the supervisor may take to end a process. It may be busy.
-	endTime = 10 * time.Second
-)
+// execSlack is how long a supervisor may take to end what a time-out ends.
+const execSlack = 5 * time.Second
 
-// ExecSync runs a process to its end, or to its time-out (none if 0), and
-// captures limit bytes of both outputs together. It does not wait for a background child
-// that keeps an output open. A cancelled ctx ends the process and all that it
-// started.
+// ExecSync runs a process to its end or time-out (none if 0), and captures limit bytes of both outputs
+// together. It does not wait for background children. A cancelled ctx ends the process and all it started.
 func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
 	began, exec := time.Now(), rand.Text()
 	start, bounded := ctx, ctx
@@ -68,12 +60,12 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 		code, err = c.ExecWait(bounded, id, exec)
 	}
 	if err != nil {
-		go func() { // within endTime
+		go func() { // within 10 s
 			c.ExecEnd(ctx, id, exec)
 			output.close() // not before: what its reader leaves ends by itself, without what it has started
 		}()
 		if bounded.Err() != nil && ctx.Err() == nil {
-			return &Result{Code: killedCode, TimedOut: true}, nil
+			return &Result{Code: 128 + int32(unix.SIGKILL), TimedOut: true}, nil
 		}
 		return nil, err
 	}
@@ -84,8 +76,7 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 	return &result, nil
 }
 
-// capture reads the outputs of an exec: what is over the limit is read and dropped, so
-// that the process does not wait.
+// capture reads the outputs of an exec. It drops what is over the limit, so that the process does not wait.
 type capture struct {
 	Result
 	conns []*net.UnixConn
@@ -129,8 +120,7 @@ func (k *capture) read(from io.Reader, into *[]byte) {
 	}
 }
 
-// ExecStart starts a process, by an id that is unique in the container. Open
-// its streams, then ExecWait: within 30 s, or it is ended.
+// ExecStart starts a process, by a new id. Open its streams, and ExecWait within 30 s, or it is ended.
 func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.Process, stdin bool) error {
 	encoded, err := json.Marshal(process)
 	if err != nil {
@@ -143,15 +133,14 @@ func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.
 	defer done()
 	_, err = call.ExecStart(ctx, &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded, Stdin: stdin})
 	if err != nil && ctx.Err() != nil {
-		go c.ExecEnd(ctx, id, exec) // it may have been started; within endTime
+		go c.ExecEnd(ctx, id, exec) // it may have been started; within 10 s
 		return context.Cause(ctx)
 	}
 	return native(err)
 }
 
-// ExecWait returns the exit code when a process has ended and its opened
-// outputs are delivered. A cancelled ctx ends the process and all that it
-// started.
+// ExecWait returns the exit code when a process has ended and its opened outputs are delivered. When ctx is
+// cancelled, the process and all it started are ended.
 func (c *Client) ExecWait(ctx context.Context, id, exec string) (int32, error) {
 	var answer *api.ExecWaitResponse
 	call, done, err := c.open(ctx)
@@ -165,10 +154,9 @@ func (c *Client) ExecWait(ctx context.Context, id, exec string) (int32, error) {
 	return answer.GetCode(), native(err)
 }
 
-// ExecEnd ends an exec whose client is gone, and all that it started, also when
-// ctx has ended.
+// ExecEnd ends an exec whose client is gone, and all that it started, also when ctx has ended.
 func (c *Client) ExecEnd(ctx context.Context, id, exec string) {
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second) // the supervisor may be busy
 	defer cancel()
 	// Fails if the process has ended, or its supervisor, whose successor ends it.
 	_ = c.ExecKill(end, id, exec, uint32(unix.SIGKILL), true)
@@ -181,9 +169,8 @@ func (c *Client) ExecKill(ctx context.Context, id, exec string, signal uint32, a
 	return native(err)
 }
 
-// Stream opens api.Stdin, api.Stdout or api.Stderr of an exec, or with an empty
-// exec of the container itself: attach. What comes from the connection, or goes
-// into it, is the stream's bytes; CloseWrite on stdin is its end.
+// Stream opens api.Stdin, api.Stdout or api.Stderr of an exec, or with an empty exec of the container
+// itself: attach. The connection carries the stream's bytes; CloseWrite on stdin is its end.
 func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.UnixConn, error) {
 	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.StreamSocket))
 	if err != nil {
@@ -198,8 +185,7 @@ func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.Unix
 	return conn, nil
 }
 
-// request asks for a stream and reads the answer, byte by byte: what follows it
-// is data.
+// request asks for a stream and reads the answer, byte by byte: what follows it is data.
 func request(conn *net.UnixConn, what api.StreamRequest) error {
 	line, err := json.Marshal(what)
 	if err != nil {
@@ -224,14 +210,11 @@ func request(conn *net.UnixConn, what api.StreamRequest) error {
 	return nil
 }
 
-// Output keeps what a container has written and its supervisor has not read: the
-// kernel drops the content of a fifo that no process has open, and a supervisor
-// that is killed and a container that ends are two. Nothing is read from it. (Its
-// descriptors are none of Go's poller, which every write would wake.)
+// Output holds the fifos of a container open, or the kernel drops what is in them when a supervisor is
+// killed and the container ends. Its descriptors are not in Go's poller, which each write would wake.
 type Output struct{ fds []int }
 
-// HoldOutput opens the fifos of a container of the supervisor that serves dir,
-// as far as it has any.
+// HoldOutput opens the fifos of a container of the supervisor that serves dir, as far as it has any.
 func HoldOutput(dir, id string) *Output {
 	o := &Output{}
 	for _, stream := range []string{api.Stdout, api.Stderr} {
@@ -243,8 +226,7 @@ func HoldOutput(dir, id string) *Output {
 	return o
 }
 
-// Close is for an output that is in the log, or of no use. It may be called on
-// nil, and again.
+// Close is for an output that is in the log, or of no use. It may be called on nil, and again.
 func (o *Output) Close() {
 	if o == nil {
 		return

@@ -22,19 +22,13 @@ import (
 const Log = "shim.log"
 
 const (
-	// logPeriod is how often logs are looked at.
-	logPeriod = 2 * time.Second
-	// maxPassedOn is how many bytes of a log are passed on at a time.
-	maxPassedOn = 64 << 10
-	// keptLog is how much of what was passed on stays in the file.
-	keptLog = 128 << 10
-	// passedOn is the attribute of the file that tells the next daemon up to where it was
-	// passed on.
+	maxPassedOn = 64 << 10  // bytes of a log that are passed on at a time
+	keptLog     = 128 << 10 // how much of what was passed on stays in the file
+	// passedOn is the attribute of the file that tells the next daemon up to where it was passed on.
 	passedOn = "trusted.minicri.passed"
 )
 
-// passLogsOn makes what supervisors log lines of the daemon's log, until Close. While
-// there is no daemon they stay in the file.
+// passLogsOn copies what supervisors log to the daemon's log. Without a daemon it stays in the file.
 func (s *Set) passLogsOn() {
 	passed := make(map[string]int64) // by group, up to where its log was passed on
 	for {
@@ -50,7 +44,7 @@ func (s *Set) passLogsOn() {
 		select {
 		case <-s.base.Done():
 			return
-		case <-time.After(logPeriod):
+		case <-time.After(2 * time.Second):
 		}
 	}
 }
@@ -71,7 +65,6 @@ func TailOfLog(path string) ([]byte, error) {
 	return bytes.TrimLeft(tail[:n], "\x00"), nil     // of the hole
 }
 
-// passLogOn passes on what a supervisor has logged since the last time.
 func (s *Set) passLogOn(name string, passed map[string]int64) error {
 	file, err := os.OpenFile(filepath.Join(s.Dir(name), Log), os.O_RDWR, 0)
 	if err != nil {
@@ -98,9 +91,8 @@ func (s *Set) passLogOn(name string, passed map[string]int64) error {
 			s.options.Logger.Log(context.Background(), level, "supervisor", "build", name, "said", text)
 		}
 		from += int64(whole)
-		// The disk is released but for the end: a file that is cut while the supervisor
-		// appends would lose a line. Without the note the next daemon passes on again what
-		// the file has.
+		// The disk is released but for the end: cutting the file while the supervisor appends would lose a
+		// line. Without the note the next daemon passes on again what the file has.
 		if over := (from - keptLog) &^ 4095; over > 0 {
 			_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, over) // it stays long
 		}
@@ -108,9 +100,8 @@ func (s *Set) passLogOn(name string, passed map[string]int64) error {
 	}
 }
 
-// passedBefore is up to where another daemon has passed a log on. Where nothing says so,
-// because the file system has no attributes or no daemon may set this one, that is the
-// beginning of what the file still has.
+// passedBefore is up to where another daemon has passed a log on. If nothing says so, because no daemon may
+// set the attribute or the file system has none, it is the beginning of what the file still has.
 func passedBefore(file *os.File) int64 {
 	number := make([]byte, 32)
 	n, _ := unix.Fgetxattr(int(file.Fd()), passedOn, number)
@@ -121,9 +112,8 @@ func passedBefore(file *os.File) int64 {
 	return from // the end
 }
 
-// parseLine takes time and level off a line of log/slog. One with a level in small letters
-// is of a library, which finds a client that has gone worth an error: it is for debugging,
-// as the daemon's own libraries are. Another one is the end of a program that fails.
+// parseLine takes time and level off a line of log/slog. A level in small letters is a library's, to which
+// a client that has gone is an error: we log it for debugging. All else is the end of a failing program.
 func parseLine(line string) (level slog.Level, text string) {
 	_, rest, _ := strings.Cut(line, " level=")
 	word, text, _ := strings.Cut(rest, " ")

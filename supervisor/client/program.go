@@ -11,19 +11,16 @@ import (
 	"github.com/minicri/minicri/internal/seal"
 )
 
-// Program is the shim's program, sealed in memory: no process can change it, nor
-// the container that it starts reach the file through /proc (CVE-2019-5736).
-// libcontainer makes such a copy, or a mount in its place, for every process
-// that it starts, unless it finds itself in one. It also keeps the supervisor
-// of a daemon at that daemon's version while the file is being replaced.
+// Program is the shim's program, sealed in memory: no process can change it, and no container reaches its
+// file through /proc (CVE-2019-5736); otherwise libcontainer would make a copy, or a mount, for every
+// process. It also keeps supervisors at the daemon's version while the file is being replaced.
 type Program struct {
 	path   string
 	build  string
 	sealed *os.File
 }
 
-// OpenProgram reads the program into memory: its size is what that costs, once
-// for all supervisors.
+// OpenProgram reads the program into memory, once for all supervisors.
 func OpenProgram(path string) (*Program, error) {
 	var sealed *os.File
 	build, err := read(path, func(program io.Reader) (err error) {
@@ -44,8 +41,7 @@ func BuildOf(path string) (string, error) {
 	})
 }
 
-// read has a program read to its end, and names it by the beginning of its digest, which
-// is enough to distinguish builds.
+// read has a program read to its end. The beginning of its digest is enough to distinguish builds.
 func read(path string, all func(program io.Reader) error) (build string, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -73,5 +69,5 @@ const Name = "minicri-shim"
 // Path is where to execute it, from this process only.
 func (p *Program) Path() string { return p.path }
 
-// Close gives the memory back once no supervisor runs in it.
+// Close releases the memory once no supervisor runs in it.
 func (p *Program) Close() error { return p.sealed.Close() }

@@ -18,15 +18,13 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// Set are the supervisors of a node, one for each group of pods: those that were made
-// with one build, which names the group. The map is guarded by mu; a group has a lock of
-// its own, held while its supervisor is started or connected to.
+// Set are the supervisors of a node, one for each group of pods: those made with one build, which names it.
+// mu guards the map; a group's lock is held while its supervisor is started or connected to.
 type Set struct {
 	options SetOptions
 	answer  atomic.Int64 // how long a supervisor may take to answer, as a time.Duration
 
-	// base ends with Close; work are the goroutines that it ends.
-	base   context.Context
+	base   context.Context // ends with Close, and with it the goroutines of work
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
@@ -37,22 +35,17 @@ type Set struct {
 
 // SetOptions say where supervisors are and how they are started.
 type SetOptions struct {
-	// Dir has a directory for each group.
-	Dir   string
-	Start StartOptions // all but Dir
-	// Answer is how long a supervisor may take to answer; see SetAnswer.
-	Answer time.Duration
+	Dir    string        // has a directory for each group
+	Start  StartOptions  // all but Dir
+	Answer time.Duration // how long a supervisor may take to answer; see SetAnswer
 	Logger *slog.Logger
 }
 
 // Follower receives what supervisors report, in a goroutine for each group.
 type Follower interface {
-	// Noted receives each event.
-	Noted(event *api.Event)
-	// Missed is called when events were dropped: List has the present state.
-	Missed(group string, supervisor *Client)
-	// Lost is called when the connection to a supervisor is gone.
-	Lost(group string, err error)
+	Noted(event *api.Event)                  // for each event
+	Missed(group string, supervisor *Client) // when events were dropped: List has the present state
+	Lost(group string, err error)            // when the connection to a supervisor is gone
 }
 
 // group is the connection to one supervisor; nil client if there is none.
@@ -78,12 +71,10 @@ func NewSet(options SetOptions) (*Set, error) {
 	return s, nil
 }
 
-// SetAnswer changes how long a supervisor may take to answer, for calls that begin
-// from now on.
+// SetAnswer changes how long a supervisor may take to answer, for calls that begin from now on.
 func (s *Set) SetAnswer(limit time.Duration) { s.answer.Store(int64(limit)) }
 
-// Follow sets the receiver of events from now on. It is called once, before the
-// first Ensure.
+// Follow sets the receiver of events from now on. It is called once, before the first Ensure.
 func (s *Set) Follow(follower Follower) {
 	s.mu.Lock()
 	s.follower = follower
@@ -104,8 +95,7 @@ func (s *Set) of(name string) *group {
 	return g
 }
 
-// Connect returns the connection to the group's supervisor, and
-// errdefs.ErrUnavailable if none serves.
+// Connect returns the connection to the group's supervisor, and errdefs.ErrUnavailable if none serves.
 func (s *Set) Connect(ctx context.Context, name string) (*Client, error) {
 	g := s.of(name)
 	g.mu.Lock()
@@ -136,9 +126,7 @@ func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
 	return connected, nil
 }
 
-// Ensure returns the connection to the group's supervisor, and starts one if
-// none serves; one that is started on the directory of one that died adopts its
-// containers.
+// Ensure returns the connection to the group's supervisor. It starts one if none serves.
 func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 	g := s.of(name)
 	g.mu.Lock()
@@ -154,18 +142,12 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 	return supervisor, nil
 }
 
-// callTries is how many supervisors may die over one call.
-const callTries = 3
-
-// lostInterval is what it takes to notice that a connection is gone.
-const lostInterval = 20 * time.Millisecond
-
-// Call asks a group's supervisor for something, and the successor of one that dies over
-// it, also because it hung. It reports whether one has died, which may have done it.
+// Call asks a group's supervisor for something, and its successor if it dies over it, also because it hung.
+// It reports whether one has died, which may have done it.
 func (s *Set) Call(ctx context.Context, name string, do func(*Client) error) (repeated bool, err error) {
-	for try := range callTries {
+	for try := range 3 { // so many supervisors may die over one call
 		if try > 0 {
-			time.Sleep(lostInterval)
+			time.Sleep(20 * time.Millisecond) // until it is noticed that the connection is gone
 		}
 		supervisor, ensureErr := s.Ensure(ctx, name)
 		if ensureErr != nil {
@@ -179,8 +161,7 @@ func (s *Set) Call(ctx context.Context, name string, do func(*Client) error) (re
 	return repeated, err
 }
 
-// Delete has a group's supervisor kill and delete a container. It is no error that none
-// serves, or that it does not know the container.
+// Delete has a supervisor kill and delete a container. It is no error if one of them does not exist.
 func (s *Set) Delete(ctx context.Context, name, id string) error {
 	supervisor, err := s.Connect(ctx, name)
 	if errdefs.IsUnavailable(err) {
@@ -195,8 +176,7 @@ func (s *Set) Delete(ctx context.Context, name, id string) error {
 	return err
 }
 
-// follow passes on the events of a supervisor, in a goroutine that ends with it or
-// with the set.
+// follow passes on the events of a supervisor, in a goroutine that ends with it or with the set.
 func (s *Set) follow(name string, supervisor *Client) {
 	s.mu.Lock()
 	follower := s.follower
@@ -242,8 +222,7 @@ func groupsIn(dir string) (names []string, err error) {
 	return names, err
 }
 
-// ExitOf reads what a supervisor wrote of a container's end, nil if nothing that
-// can be decoded. An error says that it cannot be read now.
+// ExitOf reads what a supervisor wrote of a container's end, nil if nothing that can be decoded.
 func (s *Set) ExitOf(name, id string) (*api.ExitRecord, error) {
 	data, err := os.ReadFile(filepath.Join(s.Dir(name), api.ExitDir, id+".json"))
 	if errors.Is(err, fs.ErrNotExist) {

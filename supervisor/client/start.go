@@ -23,28 +23,21 @@ import (
 
 // StartOptions says how to start a supervisor.
 type StartOptions struct {
-	Binary        string // path of minicri-shim
-	Build         string // what names it: Program.Build
-	Version       string // of this daemon
-	ForOthers     string // where a supervisor finds the program for its starters: Program.ForOthers
-	Dir           string // the directory of the supervisor, made if absent
-	SystemdCgroup bool   // cgroupsPath of its containers is slice:prefix:name
-	// answer is how long a call may take before a supervisor that answers
-	// nothing is killed; nil: no limit.
-	answer *atomic.Int64
+	Binary        string        // path of minicri-shim
+	Build         string        // what names it: Program.Build
+	Version       string        // of this daemon
+	ForOthers     string        // where a supervisor finds the program for its starters: Program.ForOthers
+	Dir           string        // the directory of the supervisor, made if absent
+	SystemdCgroup bool          // cgroupsPath of its containers is slice:prefix:name
+	answer        *atomic.Int64 // how long an answer may take before the supervisor is killed; nil: no limit
 }
 
-// longestSocket: sockaddr_un (unix(7)) holds 107 characters and a NUL.
-const longestSocket = 107
+const longestSocket = 107 // sockaddr_un (unix(7)) holds so many characters and a NUL
 
-// startTimeout is how long a supervisor may take to serve.
-const startTimeout = 10 * time.Second
-
-// Start starts a supervisor in a session of its own, which outlives the daemon, and
-// connects to it. Its log is the file Log of DIR. While another process has DIR locked, Start
-// fails.
+// Start starts a supervisor in a session of its own, which outlives the daemon, and connects to it. It logs
+// to the file Log of Dir. Start fails while another process has Dir locked.
 func Start(ctx context.Context, options StartOptions) (*Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if socket := filepath.Join(options.Dir, api.StreamSocket); len(socket) > longestSocket {
 		return nil, fmt.Errorf("start the supervisor: %s is longer than the %d characters that a unix socket can have, choose a shorter directory: %w", socket, longestSocket, errdefs.ErrInvalidArgument)
@@ -78,8 +71,7 @@ func spawn(ctx context.Context, options StartOptions) error {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Dir = "/"
-	// One processor is enough for a supervisor and saves 0.3 MiB; libcontainer hands
-	// it on to its inits, which start faster with it.
+	// libcontainer hands GOMAXPROCS=1 on to its inits, which start faster with it.
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "GOMAXPROCS=1"}, failpoint.Environ()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
@@ -91,8 +83,7 @@ func spawn(ctx context.Context, options StartOptions) error {
 		go func() { _ = cmd.Wait() }() // it ends, or is killed
 		return err
 	}
-	// It outlives us, or is reaped as an orphan is: what is held for a child that
-	// is waited for would be a descriptor more than for one that was found.
+	// It outlives us, or is reaped as an orphan: waiting for a child would hold one descriptor more.
 	return cmd.Process.Release()
 }
 
@@ -113,29 +104,17 @@ func awaitReady(ctx context.Context, ready *os.File, supervisor *os.Process) err
 	}
 }
 
-const (
-	// endingInterval is between two looks at a supervisor that holds its directory's lock
-	// and does not answer: it is about to end, within holderGrace, or no connection
-	// reaches it.
-	endingInterval = 20 * time.Millisecond
-	holderGrace    = 2 * time.Second
-	// holderKill is how long a supervisor may take to end after SIGKILL.
-	holderKill = 5 * time.Second
-	// firstPause is how long a start that has failed is not tried again, twice as long
-	// after the next, longestPause at most.
-	firstPause   = 100 * time.Millisecond
-	longestPause = 5 * time.Second
-)
-
-// serving connects to a group's supervisor, or starts it; mu is held.
+// serving connects to a group's supervisor, or starts it; mu is held. One that holds its directory's lock
+// and does not answer is about to end, in two seconds at most, or no connection reaches it. A start that
+// has failed is tried again after a pause, which doubles each time.
 func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
-	for began := time.Now(); ; time.Sleep(endingInterval) {
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		supervisor, err := g.connect(ctx, s)
 		if !errdefs.IsUnavailable(err) || ctx.Err() != nil {
 			return supervisor, err
 		}
 		holder, err := api.LockHolder(g.dir)
-		if err == nil && holder != 0 && time.Since(began) < holderGrace {
+		if err == nil && holder != 0 && time.Since(began) < 2*time.Second {
 			continue
 		}
 		if left := time.Until(g.notBefore); left > 0 {
@@ -148,13 +127,20 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			err = s.Known(filepath.Base(g.dir))
 		}
 		if err == nil {
-			supervisor, err = s.start(ctx, g)
+			options := s.options.Start
+			options.Dir, options.answer = g.dir, &s.answer
+			supervisor, err = Start(ctx, options)
+		}
+		if err == nil {
+			if err = supervisor.greet(ctx, s.options); err != nil {
+				err = errors.Join(err, supervisor.Close())
+			}
 		}
 		if err == nil {
 			g.client, g.followed, g.pause = supervisor, false, 0
 			return supervisor, nil
 		}
-		g.pause = min(max(2*g.pause, firstPause), longestPause)
+		g.pause = min(max(2*g.pause, 100*time.Millisecond), 5*time.Second)
 		g.failed, g.notBefore = err, time.Now().Add(g.pause)
 		if s.options.Logger != nil {
 			s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", g.pause, "err", err)
@@ -163,21 +149,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 	}
 }
 
-func (s *Set) start(ctx context.Context, g *group) (*Client, error) {
-	options := s.options.Start
-	options.Dir, options.answer = g.dir, &s.answer
-	started, err := Start(ctx, options)
-	if err != nil {
-		return nil, err
-	}
-	if err := started.greet(ctx, s.options); err != nil {
-		return nil, errors.Join(err, started.Close())
-	}
-	return started, nil
-}
-
-// endHolder ends the supervisor that has the lock of a directory and does not answer.
-// The error names a process that is no supervisor of ours.
+// endHolder ends the supervisor, and no other process, that has a lock and does not answer.
 func endHolder(dir string) error {
 	pid, err := api.LockHolder(dir)
 	if err != nil || pid == 0 {
@@ -199,7 +171,7 @@ func endHolder(dir string) error {
 	if len(line) < 2 || line[0] != Name || line[1] != "serve" || !slices.Contains(line, dir) {
 		return fmt.Errorf("%s/%s is locked by process %d (%s), which is no supervisor: end that process: %w", dir, api.LockFile, pid, strings.Join(line, " "), errdefs.ErrUnavailable)
 	}
-	if err := holder.Kill(holderKill); err != nil {
+	if err := holder.Kill(5 * time.Second); err != nil {
 		return fmt.Errorf("end the supervisor that has %s locked and does not answer: %w: %w", dir, errdefs.ErrUnavailable, err)
 	}
 	return nil

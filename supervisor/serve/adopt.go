@@ -17,10 +17,9 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// adoptAll takes over what a supervisor that died has left. A record that cannot be used
-// never keeps the others from being served, and costs its container nothing: it is left
-// alone. Want of descriptors or memory says nothing of any container: this supervisor
-// does not serve then, and the daemon starts another one.
+// adoptAll takes over what a dead supervisor has left. It leaves a container alone whose record cannot be
+// used, and serves the others. A shortage of descriptors or memory says nothing about a container: then
+// this supervisor does not serve, and the daemon starts another one.
 func (s *Supervisor) adoptAll() error {
 	records, err := os.ReadDir(filepath.Join(s.dir, api.RecordDir))
 	if err != nil {
@@ -47,15 +46,16 @@ func (s *Supervisor) adoptAll() error {
 		return fmt.Errorf("adopt the containers of an earlier supervisor: %w", err)
 	}
 	for _, c := range s.all() { // noteOOM counts what none of them has claimed
-		if c.exit == nil {
-			c.watchAdopted()
+		if c.exit != nil {
+			continue
 		}
+		c.killed = c.init.gone() // perhaps, and that is enough not to blame lack of memory
+		if !c.record.Bare && !c.init.gone() {
+			c.noteOOM()
+		}
+		go c.awaitAdopted()
 	}
-	return s.removeUnrecorded()
-}
-
-// removeUnrecorded removes the fifos that belong to no record (stdio.OpenPipes).
-func (s *Supervisor) removeUnrecorded() error {
+	// Fifos of stdio.OpenPipes belong to no record.
 	fifos, err := os.ReadDir(filepath.Join(s.dir, api.StreamDir))
 	for _, entry := range fifos {
 		if id, _, _ := strings.Cut(entry.Name(), "."); !s.hasRecord(id) { // ids have no dot
@@ -65,8 +65,7 @@ func (s *Supervisor) removeUnrecorded() error {
 	return err
 }
 
-// adopt makes a container of its record, finds its process, and continues with its
-// streams unless it has ended.
+// adopt makes a container of its record, finds its process, and resumes its streams unless it has ended.
 func (s *Supervisor) adopt(id string) error {
 	var r record
 	if err := readJSON(s.recordPath(id), &r); err != nil {
@@ -82,16 +81,23 @@ func (s *Supervisor) adopt(id string) error {
 	c.adopted = true
 	close(c.created)
 	if r.PID == 0 {
-		go c.removeCutOff()
+		go func() {
+			err := c.remove(s.life)
+			if err == nil {
+				err = s.removeFiles(id)
+			}
+			s.log.Warn("removed what was left of a container that was never made", "container", id, "error", err)
+		}()
 		return nil
 	}
-	exit, err := c.readExit()
-	if err == nil {
+	exit := new(api.ExitRecord)
+	err := readJSON(s.exitPath(id), exit)
+	switch {
+	case err == nil && exit.FinishedAt != 0:
 		c.exit = exit
 		close(c.exited)
 		return s.reserve(c)
-	}
-	if stdio.IsShortage(err) {
+	case stdio.IsShortage(err):
 		return err
 	}
 	if c.init, err = findProc(process.Facts{PID: r.PID, StartTime: r.StartTime}); err != nil {
@@ -116,32 +122,10 @@ func (s *Supervisor) adopt(id string) error {
 	return s.reserve(c)
 }
 
-// readExit reads how the container has ended, as a predecessor has written it.
-func (c *container) readExit() (*api.ExitRecord, error) {
-	path, exit := c.sup.exitPath(c.record.ID), new(api.ExitRecord)
-	err := readJSON(path, exit)
-	if err == nil && exit.FinishedAt == 0 {
-		err = fmt.Errorf("%s does not say when", path)
-	}
-	return exit, err
-}
-
-// removeCutOff removes a container whose creation was cut off, with what it had started.
-func (c *container) removeCutOff() {
-	err := c.remove(c.sup.life)
-	if err == nil {
-		err = c.sup.removeFiles(c.record.ID)
-	}
-	c.sup.log.Warn("removed what was left of a container that was never made", "container", c.record.ID, "error", err)
-}
-
-// execTimeout is how long init may take from the barrier to the program.
-const execTimeout = 100 * time.Millisecond
-
-// checkStarted undoes a start that is on disk and did not happen: the
-// predecessor died before it opened the barrier.
+// checkStarted undoes a start that is on disk but did not happen: the predecessor died before it opened the
+// barrier. Otherwise init becomes the program within 100 ms.
 func (c *container) checkStarted() {
-	for deadline := time.Now().Add(execTimeout); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(100 * time.Millisecond); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
 		waits, err := beforeExec(c.record.PID)
 		if err != nil || !waits {
 			return
@@ -152,31 +136,15 @@ func (c *container) checkStarted() {
 	}
 }
 
-// watchAdopted has the end of an adopted container seen.
-func (c *container) watchAdopted() {
-	c.killed = c.init.gone() // perhaps, and that is enough not to blame lack of memory
-	if !c.record.Bare && !c.init.gone() {
-		c.noteOOM()
-	}
-	go c.awaitAdopted()
-}
+// reportTimeout is how long the daemon may take to report the status of an init that it has reaped.
+const reportTimeout = 2500 * time.Millisecond
 
-const (
-	// reapTimeout is how long the parent of an adopted init may take to reap it, on a
-	// busy machine: then the kernel has its status (Linux 6.15), and the parent reports
-	// it, if it is the daemon, within reportTimeout.
-	reapTimeout   = 10 * time.Second
-	reportTimeout = 2500 * time.Millisecond
-	exitPoll      = 2 * time.Millisecond
-)
-
-// awaitAdopted waits for the end of an init that is not our child. The code of one that we
-// have killed is not waited for long: it says no more than that, and who removes the
-// container waits.
+// awaitAdopted waits for the end of an init that is not our child. It waits less for the code of one that
+// we killed, which says nothing more, because whoever removes the container waits too.
 func (c *container) awaitAdopted() {
 	c.init.awaitEnd()
 	c.ended(errInitEnded)
-	ended, limit := time.Now(), reapTimeout
+	ended, limit := time.Now(), 10*time.Second // in which a busy parent reaps it
 	c.mu.Lock()
 	if c.killed {
 		limit = reportTimeout
@@ -195,7 +163,7 @@ func (c *container) awaitAdopted() {
 		case status := <-c.reported:
 			c.finish(ended, status, true)
 			return
-		case <-time.After(exitPoll):
+		case <-time.After(2 * time.Millisecond):
 		}
 	}
 	c.finish(ended, 0, false)

@@ -20,21 +20,18 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// container is a container of the node. Its state follows from facts: exit
-// (stopped), record.StartedAt (running), else created.
+// container has a state that follows from facts: exit (stopped), record.StartedAt (running), else created.
 type container struct {
-	sup       *Supervisor
-	stdinOnce bool
-	created   chan struct{} // closed when it is made, or its creation has failed
-	adopted   bool
-	exited    chan struct{} // closed when exit is set and on disk
-
-	running context.Context // ends with init, because of errInitEnded
-	ended   context.CancelCauseFunc
-	life    context.Context // of what is under way for it: ends when it is killed
-	abandon context.CancelFunc
-
-	startEvent sync.Once
+	sup        *Supervisor
+	stdinOnce  bool
+	created    chan struct{} // closed when it is made, or its creation has failed
+	adopted    bool
+	exited     chan struct{}   // closed when exit is set and on disk
+	running    context.Context // ends with init, because of errInitEnded
+	ended      context.CancelCauseFunc
+	life       context.Context // of what is under way for it: ends when it is killed
+	abandon    context.CancelFunc
+	startEvent sync.Once // before the exit's, however quick
 	drained    sync.Once
 	reported   chan syscall.WaitStatus // of an adopted init, by its parent
 
@@ -46,7 +43,8 @@ type container struct {
 	io        *stdio.Streams // nil before they are open, and if it had ended when it was adopted
 	record    record
 	killed    bool // we sent SIGKILL: not the kernel for lack of memory
-	oom       oomCount
+	oomKills  int  // how many of its processes the kernel has killed
+	oomBefore int  // Supervisor.unclaimedOOMKills when it was made, or adopted
 	neverRan  bool // init has ended and never executed the program
 	initSays  *stdio.Fanout
 	initWords chan []byte // what init says behind the barrier; nil before
@@ -55,9 +53,8 @@ type container struct {
 	slots     map[int]bool // of cgroups of execs, those in use
 }
 
-// record is what DIR/records/ID.json holds: what is needed to adopt a container from a
-// supervisor that died. It is written before the container is made, without a pid, and
-// once more when it is.
+// record is the content of DIR/records/ID.json, by which a successor adopts the container. It is written
+// before the container is made, without a pid, and once more after.
 type record struct {
 	starter.Container
 	MountLabel  string `json:"mount_label,omitempty"`
@@ -74,13 +71,11 @@ type record struct {
 	StartedAt   int64  `json:"started_at"`
 }
 
-// Directories of containers' states, below the supervisor's.
-const (
+const ( // directories of states
 	statesDir   = "containers" // libcontainer's, and those of launched pauses
 	programsDir = "oci"        // of programs: they do not read each other's
 )
 
-// newContainer returns a container that has a record, on disk or not yet.
 func (s *Supervisor) newContainer(r record) *container {
 	r.SystemdCgroup, r.Root = s.systemd, filepath.Join(s.dir, statesDir)
 	if len(r.Program) > 0 {
@@ -102,8 +97,7 @@ const operationLimit = 4 * time.Minute
 // errKilled ends what is under way for a container that is killed.
 var errKilled = fmt.Errorf("it was ended with its container: %w", errdefs.ErrFailedPrecondition)
 
-// bound returns the context of an operation: it ends with ctx, with the container, and
-// at its limit.
+// bound returns an operation's context. It ends with ctx, with the container, and at the limit.
 func (c *container) bound(ctx context.Context) (context.Context, func()) {
 	limited, cancel := context.WithTimeout(ctx, operationLimit)
 	bounded, end := context.WithCancelCause(limited)
@@ -115,7 +109,7 @@ func (c *container) bound(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// change is bound of an operation that no other may overlap.
+// change is bound for an operation that no other may overlap.
 func (c *container) change(ctx context.Context) (context.Context, func(), error) {
 	ctx, done := c.bound(ctx)
 	if c.op.Acquire(ctx, 1) != nil {
@@ -129,8 +123,7 @@ func (c *container) change(ctx context.Context) (context.Context, func(), error)
 	}, nil
 }
 
-// create makes a container whose init waits at the exec barrier. On an error
-// nothing is left.
+// create makes a container whose init waits at the exec barrier. On an error nothing is left.
 func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
 	spec, err := starter.ReadSpec(request.Bundle)
 	if err != nil {
@@ -151,14 +144,12 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 	if err := s.reserve(c); err != nil {
 		return nil, err
 	}
-	err = c.build(ctx, request, spec)
-	if err != nil {
+	if err := c.build(ctx, request, spec); err != nil {
 		s.forget(request.Id)
-	}
-	close(c.created)
-	if err != nil {
+		close(c.created)
 		return nil, err
 	}
+	close(c.created)
 	c.publish(api.EventKind_EVENT_CREATED)
 	return c, nil
 }
@@ -170,7 +161,6 @@ func (c *container) publish(kind api.EventKind) {
 	}
 }
 
-// build brings init to the barrier, with its streams.
 func (c *container) build(ctx context.Context, request *api.CreateRequest, spec *specs.Spec) error {
 	options := c.streamOptions()
 	options.Stdin = request.Stdin
@@ -179,18 +169,23 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 	}
 	streams, ends, err := stdio.Open(options)
 	if err == nil {
-		// A program that makes the container has them meanwhile: what it writes has to be read,
-		// or it waits.
+		// A program that makes the container holds the streams meanwhile, and blocks if nobody reads them.
 		streams.Run()
 		err = c.makeInit(ctx, spec, streams, ends)
 	}
 	if err != nil {
-		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), c.sup.removeRecord(request.Id))
+		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), os.RemoveAll(c.sup.recordPath(request.Id)))
 	}
 	if !c.record.Bare {
 		c.noteOOM()
 	}
-	go c.awaitInit()
+	go func() {
+		c.init.awaitEnd()
+		c.ended(errInitEnded)
+		ended := time.Now()
+		status, known := c.init.wait()
+		c.finish(ended, status, known)
+	}()
 	return nil
 }
 
@@ -198,9 +193,8 @@ func (c *container) streamOptions() stdio.Options {
 	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, SELinux: c.record.MountLabel, Bare: c.record.Bare}
 }
 
-// makeInit makes init, by a launch if it is a plain pause, and records it: which process
-// it is, so that a successor can adopt it. errdefs.ErrFailedPrecondition says that init ran
-// and could not get to the barrier: the container asks for what it does not have.
+// makeInit makes init, by a launch if it is a plain pause, and records its process for a successor.
+// errdefs.ErrFailedPrecondition says that init ran and did not reach the barrier: something is missing.
 func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
 	var answer starter.Answer
 	if c.record.Bare && len(c.record.Program) == 0 && launch.CanPause(spec) {
@@ -248,8 +242,7 @@ func (c *container) request(verb starter.Verb) starter.Request {
 	return starter.Request{Verb: verb, Container: c.snapshot().Container}
 }
 
-// remove kills what is left of the container, and removes its cgroups and its state. It
-// may be called again after an error.
+// remove kills what is left of the container, and removes its cgroups and state. It can be repeated.
 func (c *container) remove(ctx context.Context) error {
 	if len(c.record.Program) > 0 || c.record.Poststop {
 		return c.sup.starters.Run(ctx, c.request(starter.Delete), nil, nil)
@@ -257,7 +250,6 @@ func (c *container) remove(ctx context.Context) error {
 	return c.record.Remove()
 }
 
-// start lets init through the barrier.
 func (c *container) start(ctx context.Context) error {
 	ctx, done, err := c.change(ctx)
 	if err != nil {
@@ -267,8 +259,7 @@ func (c *container) start(ctx context.Context) error {
 	if status := c.state().Status; status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
 	}
-	// Before the barrier opens: a successor must not take a program that runs for
-	// one that waits.
+	// Before the barrier opens: a successor must not take a program that runs for one that waits.
 	c.setStarted(time.Now().UnixNano())
 	if err := c.writeRecord(); err != nil {
 		c.setStarted(0)
@@ -290,7 +281,7 @@ func (c *container) start(ctx context.Context) error {
 		}
 		return err
 	}
-	c.announceStart()
+	c.startEvent.Do(func() { c.publish(api.EventKind_EVENT_STARTED) })
 	if c.record.Poststart && len(c.record.Program) == 0 { // a program has run its hooks itself
 		request := c.request(starter.Start)
 		request.InitPID = c.init.PID
@@ -299,11 +290,6 @@ func (c *container) start(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// announceStart publishes the start once: before the exit, however quick.
-func (c *container) announceStart() {
-	c.startEvent.Do(func() { c.publish(api.EventKind_EVENT_STARTED) })
 }
 
 func (c *container) setStarted(at int64) {
@@ -324,7 +310,6 @@ func (c *container) snapshot() record {
 	return c.record
 }
 
-// state is the container as clients see it.
 func (c *container) state() *api.Container {
 	c.mu.Lock()
 	defer c.mu.Unlock()

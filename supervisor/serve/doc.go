@@ -1,13 +1,11 @@
-// Package serve is the resident process that containers have as their
-// parent: it serves the protocol of package api, keeps what becomes of each
-// container, and adopts the containers of one that died. It makes no process itself that
-// a container can reach: starters do (package starter), with libcontainer or by a program
-// with runc's command line, and pauses and plain execs are launched (package launch).
-// Streams are moved by package stdio. A process is known by its pidfd; waiting for one
-// parks a goroutine and no thread.
+// Package serve is the supervisor, the resident parent of containers. It serves the protocol of package api,
+// records how containers end, and adopts those of a supervisor that died. It forks nothing that a container
+// can reach: starters (package starter) use libcontainer or a program with runc's command line, and package
+// launch makes pauses and plain execs. Package stdio moves streams. A process is known by its pidfd; waiting
+// for one parks a goroutine and no thread.
 //
-// A container is created (init waits at the exec barrier), started, exited and
-// deleted; its state follows from the facts startedAt and exit. Its directory:
+// A container is created (init waits at the exec barrier), started, exited and deleted; its state follows
+// from the facts startedAt and exit. The supervisor's directory:
 //
 //	DIR/lock               held as long as a supervisor serves DIR
 //	DIR/about.json         which build serves, and what it knows
@@ -21,9 +19,8 @@
 //	DIR/shim.log           what the supervisor logs, see package client
 //	DIR/exits/ID.json      how it ended
 //
-// Locks, in the order in which they are taken: container.op (one change at a time
-// of one container, may be held for long), execCgroup.mu (while an exec is killed or its
-// cgroup removed), Supervisor.mu, container.mu, broker.mu. The last three are held for
-// moments only: across a read of a cgroup's file, or the write of a record to the volatile
-// directory, and nothing that a container can hold up.
+// Locks, in the order in which they are taken: container.op (one change of a container at a time, may be held
+// for long), execCgroup.mu (while an exec is killed or its cgroup removed), Supervisor.mu, container.mu,
+// broker.mu. The last three are held for moments only: while a cgroup's file is read or an exec's cgroup is
+// made, and never for what a container can hold up.
 package serve

@@ -23,7 +23,6 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// exec is a further process of a container.
 type exec struct {
 	container *container
 	proc      *proc
@@ -34,11 +33,7 @@ type exec struct {
 	expire    *time.Timer // ends an exec that no client waits for
 }
 
-// execWaitTimeout is how long an exec may run without a client that waits.
-const execWaitTimeout = 30 * time.Second
-
-// execStart starts a process in a container that was created or started. Its streams are
-// then opened one by one.
+// execStart starts a process in a created or running container. A client then opens its streams.
 func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest) (*exec, error) {
 	if _, err := c.findExec(request.ExecId); err == nil || request.ExecId == "" {
 		return nil, fmt.Errorf("exec %q in container %s: %w", request.ExecId, request.Id, errdefs.ErrAlreadyExists)
@@ -62,8 +57,12 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 		}
 		return nil, err
 	}
-	go e.await()
-	e.expire = time.AfterFunc(execWaitTimeout, func() {
+	go func() {
+		e.code = exitCode(e.proc.wait())
+		e.pipes.Finish()
+		close(e.exited)
+	}()
+	e.expire = time.AfterFunc(30*time.Second, func() { // no client waits for it
 		_ = e.killTree()
 		c.forgetExec(request.ExecId)
 		e.release()
@@ -78,7 +77,6 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 	return e, nil
 }
 
-// start makes the process, with its streams, in a cgroup of its own.
 func (e *exec) start(ctx context.Context, spec *specs.Process, stdin bool) (err error) {
 	var ends stdio.Ends
 	if spec.Terminal {
@@ -105,7 +103,7 @@ func (e *exec) start(ctx context.Context, spec *specs.Process, stdin bool) (err 
 	return nil
 }
 
-// makeProcess makes the process by a launch, or what a launch does not do by a starter.
+// makeProcess launches the process, or has a starter make what a launch cannot.
 func (e *exec) makeProcess(ctx context.Context, spec *specs.Process, ends stdio.Ends) (*proc, error) {
 	c := e.container
 	if len(c.record.Program) == 0 {
@@ -134,7 +132,7 @@ func (e *exec) makeProcess(ctx context.Context, spec *specs.Process, ends stdio.
 	return p, err
 }
 
-// cgroups are the container's, with that of the exec in its place.
+// cgroups are the container's, one of them replaced by the exec's own.
 func (e *exec) cgroups() starter.Cgroups {
 	cgroups := e.container.record.Cgroups
 	if e.cgroup != nil {
@@ -145,14 +143,6 @@ func (e *exec) cgroups() starter.Cgroups {
 	return cgroups
 }
 
-// await waits for the process.
-func (e *exec) await() {
-	e.code = exitCode(e.proc.wait())
-	e.pipes.Finish()
-	close(e.exited)
-}
-
-// killTree ends the process and all that it started.
 func (e *exec) killTree() error {
 	err := e.proc.signal(syscall.SIGKILL)
 	if errors.Is(err, os.ErrProcessDone) {
@@ -161,8 +151,7 @@ func (e *exec) killTree() error {
 	return errors.Join(err, e.cgroup.kill())
 }
 
-// release closes what is open, when the process has ended: one in D state for example
-// would not be reaped otherwise.
+// release closes the pipes, and the rest once the process is reaped, which may take long in D state.
 func (e *exec) release() {
 	e.pipes.Close()
 	closing := func() {
@@ -176,8 +165,7 @@ func (e *exec) release() {
 	}
 }
 
-// execWait waits for the end of a process and of its opened outputs, and
-// forgets it. A client that goes away takes the process with it.
+// execWait returns when a process has ended and its opened outputs are delivered. It ends with its client.
 func (c *container) execWait(ctx context.Context, id string) (int32, error) {
 	e, err := c.findExec(id)
 	if err != nil {
@@ -227,8 +215,7 @@ func (c *container) forgetExec(id string) {
 	c.mu.Unlock()
 }
 
-// execCgroup is the cgroup of an exec, a child of its container's: what is in it can be
-// ended, and nothing else. Calls on nil do nothing.
+// execCgroup is the cgroup of an exec in that of its container. Calls on nil do nothing.
 type execCgroup struct {
 	container *container
 	slot      int
@@ -239,24 +226,17 @@ type execCgroup struct {
 	killed, closed bool
 }
 
-const (
-	// execCgroupPrefix begins the names of the cgroups of execs, which are used again and
-	// again: what watches cgroups takes each new name for a new container.
-	execCgroupPrefix = "minicri-exec-"
-	// maxSlots bounds the search for a name: no container has so many execs with
-	// something in the background.
-	maxSlots = 1024
-)
+// execCgroupPrefix begins names that are reused: what watches cgroups takes a new one for a new container.
+const execCgroupPrefix = "minicri-exec-"
 
-// execCgroupAt is that with a number, which may not be there.
+// execCgroupAt returns the cgroup with a number, which may not exist.
 func (c *container) execCgroupAt(slot int) *execCgroup {
 	sub := execCgroupPrefix + strconv.Itoa(slot)
 	return &execCgroup{container: c, slot: slot, sub: sub, note: filepath.Join(c.record.Dir(), sub)}
 }
 
-// newExecCgroup makes a child of the container's cgroup. Where that is refused, for
-// example because the container has delegated its controllers, it is nil: the
-// exec runs in the container's own, and only its first process can be ended.
+// newExecCgroup makes a child of the container's cgroup. It returns nil if that is refused, as when the
+// container has delegated its controllers: then only the first process of the exec can be ended.
 func (c *container) newExecCgroup() *execCgroup {
 	_, path, ok := c.record.Cgroups.Tracker()
 	if !ok {
@@ -264,13 +244,12 @@ func (c *container) newExecCgroup() *execCgroup {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for slot := range maxSlots {
+	for slot := range 1024 { // no container has so many execs with something in the background
 		if c.slots[slot] {
 			continue
 		}
 		g := c.execCgroupAt(slot)
-		// One that is there held what an earlier exec has left in the background, or
-		// holds it: then its name is passed by.
+		// If an earlier exec has left something in the background there, the next name is tried.
 		_ = os.Remove(filepath.Join(path, g.sub))
 		err := os.Mkdir(filepath.Join(path, g.sub), 0o755)
 		if errors.Is(err, os.ErrExist) {
@@ -289,7 +268,6 @@ func (c *container) newExecCgroup() *execCgroup {
 	return nil
 }
 
-// kill ends all that is in it. Once it is closed that is nothing.
 func (g *execCgroup) kill() error {
 	if g == nil {
 		return nil
@@ -303,8 +281,7 @@ func (g *execCgroup) kill() error {
 	return g.container.record.Cgroups.Signal(g.sub, syscall.SIGKILL)
 }
 
-// close removes the cgroup, unless it holds a background process of an exec
-// that has ended by itself. Called again it does nothing.
+// close removes the cgroup, unless an exec that ended by itself left a process in it. It can be repeated.
 func (g *execCgroup) close() error {
 	if g == nil {
 		return nil
@@ -323,8 +300,7 @@ func (g *execCgroup) close() error {
 	return err
 }
 
-// leftExecs are the cgroups of execs that an earlier supervisor has left, whose streams
-// nobody has any more. Their names are in use until they are closed.
+// leftExecs returns the cgroups of an earlier supervisor's execs, whose names are in use until closed.
 func (c *container) leftExecs() (left []*execCgroup, err error) {
 	notes, err := os.ReadDir(c.record.Dir())
 	if errors.Is(err, os.ErrNotExist) {
@@ -340,7 +316,7 @@ func (c *container) leftExecs() (left []*execCgroup, err error) {
 	return left, err
 }
 
-// endLeftExecs ends them, and not what they have put in the background.
+// endLeftExecs kills these execs. What ended ones left in the background runs on: they have no note.
 func (c *container) endLeftExecs(left []*execCgroup) {
 	for _, g := range left {
 		if err := errors.Join(g.kill(), g.close()); err != nil && !isClosed(c.exited) {

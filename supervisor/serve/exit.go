@@ -22,25 +22,14 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// awaitInit waits for a container's init and records its end.
-func (c *container) awaitInit() {
-	c.init.awaitEnd()
-	c.ended(errInitEnded)
-	ended := time.Now()
-	status, known := c.init.wait()
-	c.finish(ended, status, known)
-}
-
-// finish records the end of init: what else runs in the container is ended, the
-// exit is written and reported, however long the streams take.
+// finish kills what else runs in the container, and writes and reports the exit, however long streams take.
 func (c *container) finish(ended time.Time, status syscall.WaitStatus, known bool) {
 	exit := &api.ExitRecord{
 		Code: exitCode(status, known), CodeKnown: known, FinishedAt: ended.UnixNano(), PID: c.snapshot().PID,
 		OOMKilled: known && c.killedByOOM(status),
 	}
-	time.AfterFunc(startGrace, c.abandon)
-	// In a pid namespace that it shares, what init leaves behind would run on, with its
-	// ports and locks. In one of its own nothing is left (pid_namespaces(7)).
+	time.AfterFunc(5*time.Second, c.abandon) // a start that hangs in a hook would keep it from being deleted
+	// In a shared pid namespace (pid_namespaces(7)), what init has started would run on.
 	if err := c.record.Cgroups.Signal("", syscall.SIGKILL); err != nil {
 		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.record.ID, "error", err)
 	}
@@ -63,21 +52,13 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 	c.mu.Unlock()
 	close(c.exited)
 	if started {
-		c.announceStart()
+		c.startEvent.Do(func() { c.publish(api.EventKind_EVENT_STARTED) })
 	}
 	c.publish(api.EventKind_EVENT_EXITED)
 }
 
-// startGrace is how long the start of a container may take that has ended meanwhile: a
-// hook that hangs would keep it from being deleted.
-const startGrace = 5 * time.Second
-
-// drainTimeout is how long the event of a container's end waits for its output to
-// be in the log: people look there when they hear of it.
-const drainTimeout = 500 * time.Millisecond
-
-// drain ends the streams. A disk that hangs keeps them longer than that, in a
-// goroutine that ends with the last write.
+// drain ends the streams. It waits half a second until the output is in the log, where people look when they
+// hear of the end. If the disk hangs, the goroutine ends with the last write.
 func (c *container) drain() {
 	c.drained.Do(func() {
 		done := make(chan struct{})
@@ -87,13 +68,12 @@ func (c *container) drain() {
 		}()
 		select {
 		case <-done:
-		case <-time.After(drainTimeout):
+		case <-time.After(500 * time.Millisecond):
 		}
 	})
 }
 
-// exitCode is the shell's, 128 + signal for a killed process; 255, as in containerd, stands
-// for one that is lost.
+// exitCode is the shell's: 128 + signal for a killed process. 255 stands for a lost one, as in containerd.
 func exitCode(status syscall.WaitStatus, known bool) int32 {
 	switch {
 	case !known:
@@ -104,12 +84,10 @@ func exitCode(status syscall.WaitStatus, known bool) int32 {
 	return int32(status.ExitStatus())
 }
 
-// killTimeout is how long a killed process may take to be gone, in D state
-// for example.
+// killTimeout is how long a killed process may take to be gone, in D state for example.
 const killTimeout = 3 * time.Second
 
-// kill signals init, or every process of the container. A signal to a stopped
-// container is ErrNotFound.
+// kill signals init, or every process of the container. If that has stopped, the error is ErrNotFound.
 func (c *container) kill(sig syscall.Signal, all bool) error {
 	c.mu.Lock()
 	stopped := c.exit != nil
@@ -137,7 +115,6 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	return nil
 }
 
-// end kills a container that runs, and waits until it has ended.
 func (c *container) end() error {
 	if err := c.kill(syscall.SIGKILL, true); err != nil && !errdefs.IsNotFound(err) {
 		return err
@@ -150,7 +127,7 @@ func (c *container) end() error {
 	}
 }
 
-// delete removes a stopped container. It may be called again after an error.
+// delete removes a stopped container. It can be repeated.
 func (c *container) delete(ctx context.Context) error {
 	waiting, over := context.WithTimeoutCause(ctx, killTimeout, fmt.Errorf("another operation on it is not done within %v: %w", killTimeout, errdefs.ErrUnavailable))
 	defer over()
@@ -177,11 +154,9 @@ func (c *container) delete(ctx context.Context) error {
 
 // removeFiles removes the supervisor's files of a container, the record last.
 func (s *Supervisor) removeFiles(id string) error {
-	return errors.Join(stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), s.removeRecord(id))
+	return errors.Join(stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), os.RemoveAll(s.recordPath(id)))
 }
 
-// removeUnreadable removes the files of a container which is left alone because its
-// record cannot be used, and which the daemon deletes.
 func (s *Supervisor) removeUnreadable(id string) error {
 	var errs []error
 	for _, pattern := range []string{statesDir, filepath.Join(programsDir, "*")} {
@@ -193,8 +168,7 @@ func (s *Supervisor) removeUnreadable(id string) error {
 	return errors.Join(append(errs, s.removeFiles(id))...)
 }
 
-// listenToInit keeps what init says until its program runs. Behind the barrier
-// it has no other way than its standard error, which is the container's.
+// listenToInit keeps what init writes to standard error before the program runs: why it cannot run.
 func (c *container) listenToInit() {
 	stream := api.Stderr
 	if c.record.Terminal {
@@ -208,8 +182,7 @@ func (c *container) listenToInit() {
 	}
 }
 
-// ignoreInit returns what init has said, and keeps nothing from then on: a loud program
-// would fill it with megabytes.
+// ignoreInit returns what init has said, and keeps nothing more: a loud program would fill the memory.
 func (c *container) ignoreInit() (said []byte) {
 	c.mu.Lock()
 	says, words := c.initSays, c.initWords
@@ -225,15 +198,10 @@ func (c *container) ignoreInit() (said []byte) {
 	return said
 }
 
-// execPoll is how often awaitProgram looks whether init has become the program.
-// The exec follows the barrier within 0.1 ms.
-const execPoll = 20 * time.Microsecond
-
-// awaitProgram returns when the container's program runs, or has run; with an
-// error when init has ended instead.
+// awaitProgram returns when the program runs, or has run, 0.1 ms after the barrier; an error if init ended.
 func (c *container) awaitProgram(ctx context.Context) error {
 	over := ctx.Done()
-	for pause := execPoll; ; pause = min(2*pause, 10*time.Millisecond) {
+	for pause := 20 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
 		waits, err := beforeExec(c.init.PID)
 		if err != nil { // it has been waited for
 			c.mu.Lock()
@@ -260,8 +228,7 @@ func (c *container) awaitProgram(ctx context.Context) error {
 	}
 }
 
-// noteProgram is called when init, our child, has ended and before it is
-// reaped, and notes whether it has become the program: later it cannot be found out.
+// noteProgram notes, when init has ended and before it is reaped, whether it has become the program.
 func (c *container) noteProgram(pid int) {
 	c.countOOM() // before systemd removes the cgroup
 	waits, err := beforeExec(pid)
@@ -270,48 +237,34 @@ func (c *container) noteProgram(pid int) {
 	c.mu.Unlock()
 }
 
-// beforeExec reports whether a process has executed no program since its fork, also of
-// one that has ended and is not reaped. It is true of init until it becomes the program,
-// also of one that was launched.
+// beforeExec reports whether a process has executed no program since its fork. It may have ended, but not
+// been reaped. It is true of init, launched or not, until init becomes the program.
 func beforeExec(pid int) (bool, error) {
 	stat, err := process.ReadStat(pid)
 	return err == nil && !stat.Executed, err
 }
 
-// oomExitStatus is how a shell, and with it most entry points, passes on that
-// its child was killed by SIGKILL.
-const oomExitStatus = 128 + int(syscall.SIGKILL)
-
-// oomCount is how many processes of a container the kernel has killed.
-type oomCount struct {
-	kills  int
-	before int // Supervisor.unclaimedOOMKills when the container was made, or adopted
-}
-
-// noteOOM notes what the kernel has counted when a container is made, or adopted.
 func (c *container) noteOOM() {
 	c.countOOM()
 	before := c.sup.unclaimedOOMKills(c.oomParent())
 	c.mu.Lock()
-	c.oom.before = before
+	c.oomBefore = before
 	c.mu.Unlock()
 }
 
-// countOOM reads the kernel's counter. gone: systemd removes the cgroup of a container as
-// soon as that is empty, which may be before we get to read.
+// countOOM reads the kernel's counter. gone: systemd removes a cgroup as soon as it is empty.
 func (c *container) countOOM() (gone bool) {
 	kills, gone := readOOMKills(c.snapshot().Cgroups)
 	c.mu.Lock()
-	more := max(0, kills-c.oom.kills)
-	c.oom.kills += more
+	more := max(0, kills-c.oomKills)
+	c.oomKills += more
 	c.mu.Unlock()
 	c.sup.claimOOMKills(c.oomParent(), more)
 	return gone
 }
 
-// oomParent is the cgroup that still knows of a container's OOM kills when
-// systemd has removed the container's own: on version 2, events count in all
-// cgroups above. "" on version 1, where nothing removes it before this does.
+// oomParent is the cgroup that knows a container's OOM kills when systemd has removed the container's own:
+// version 2 counts events in all ancestors. It is "" on version 1, where nobody removes it before us.
 func (c *container) oomParent() string {
 	cgroups := c.snapshot().Cgroups
 	if _, v1 := cgroups["memory"]; v1 || cgroups[""] == "" {
@@ -320,8 +273,7 @@ func (c *container) oomParent() string {
 	return filepath.Dir(cgroups[""])
 }
 
-// claimOOMKills notes that kills which a cgroup has counted were found to be
-// those of one container below it.
+// claimOOMKills notes that kills which a cgroup has counted are those of one container below it.
 func (s *Supervisor) claimOOMKills(parent string, kills int) {
 	if kills > 0 {
 		s.mu.Lock()
@@ -330,8 +282,7 @@ func (s *Supervisor) claimOOMKills(parent string, kills int) {
 	}
 }
 
-// unclaimedOOMKills are those that a cgroup has counted and no container has
-// claimed: some lie before our time, or are those of others.
+// unclaimedOOMKills are kills that a cgroup has counted and no container claimed: older ones, or of others.
 func (s *Supervisor) unclaimedOOMKills(parent string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -339,27 +290,25 @@ func (s *Supervisor) unclaimedOOMKills(parent string) int {
 	return kills - s.oomClaims[parent]
 }
 
-// killedByOOM reports whether lack of memory has ended the container: it ended by SIGKILL,
-// or with the code of a child that did, nobody of ours has sent it, and the kernel has
-// killed some process of it. Of a container whose cgroup is gone, the parent may have a
-// kill that is of no other child.
+// killedByOOM reports whether lack of memory has ended the container: SIGKILL ended it, or a child whose
+// code it passed on, as shells do; we did not send it; and the kernel has killed a process of it. A
+// container without a cgroup takes an unclaimed kill of its parent.
 func (c *container) killedByOOM(status syscall.WaitStatus) bool {
 	sigkill := status.Signaled() && status.Signal() == syscall.SIGKILL
-	if c.record.Bare || !sigkill && !(status.Exited() && status.ExitStatus() == oomExitStatus) {
+	if c.record.Bare || !sigkill && !(status.Exited() && status.ExitStatus() == 128+int(syscall.SIGKILL)) {
 		return false
 	}
 	parent := c.oomParent()
-	unclaimed := c.countOOM() && c.sup.unclaimedOOMKills(parent) > c.oom.before
+	unclaimed := c.countOOM() && c.sup.unclaimedOOMKills(parent) > c.oomBefore
 	if unclaimed {
 		c.sup.claimOOMKills(parent, 1)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.killed && (c.oom.kills > 0 || unclaimed)
+	return !c.killed && (c.oomKills > 0 || unclaimed)
 }
 
-// readOOMKills reads oom_kill of memory.events (v2) or memory.oom_control (v1,
-// Linux 4.13). gone: the container's cgroup of v2 is not there any more.
+// readOOMKills reads memory.events (v2) or memory.oom_control (v1, Linux 4.13). gone: no v2 cgroup exists.
 func readOOMKills(cgroups starter.Cgroups) (kills int, gone bool) {
 	path := filepath.Join(cgroups[""], "memory.events")
 	v1, hasV1 := cgroups["memory"]

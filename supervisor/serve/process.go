@@ -20,18 +20,15 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// proc is a process of a container: our child, or one that was made for an earlier
-// supervisor.
+// proc is a process of a container: our child, or one that was made for an earlier supervisor.
 type proc struct {
 	process.Facts
-	terminal *os.File // the terminal's master; nil without one
-
-	found *process.Process // nil for one that had ended before it was found
-	child *process.Child   // nil: it is not ours
+	terminal *os.File         // the terminal's master; nil without one
+	found    *process.Process // nil for one that had ended before it was found
+	child    *process.Child   // nil: it is not ours
 }
 
-// findProc returns the process with that pid and start time, which is no child of ours. The
-// start time tells it from another one that was given its pid. An error says nothing of it.
+// findProc finds a process that is not our child. It is no error if it has ended, or another has its pid.
 func findProc(facts process.Facts) (*proc, error) {
 	found, err := process.Find(facts.PID)
 	if err == nil && found.Facts == facts {
@@ -49,8 +46,7 @@ func procOf(l *launch.Launched) *proc {
 	return &proc{Facts: l.Process.Facts, found: l.Process, child: l.Child}
 }
 
-// startByStarter has a starter make a process, and takes it over. ended, if any, is called when the
-// process has ended, before it is reaped.
+// startByStarter has a starter make a process. ended, if any, is called between its end and its reaping.
 func (c *container) startByStarter(ctx context.Context, request starter.Request, ends stdio.Ends, ended func(pid int)) (p *proc, answer starter.Answer, err error) {
 	var files []*os.File
 	for i, file := range ends {
@@ -89,7 +85,6 @@ func (c *container) startByStarter(ctx context.Context, request starter.Request,
 // gone reports whether the process had ended before it was found.
 func (p *proc) gone() bool { return p.found == nil }
 
-// signal sends a signal to the process; os.ErrProcessDone if it has ended.
 func (p *proc) signal(sig syscall.Signal) error {
 	if p.gone() {
 		return os.ErrProcessDone
@@ -104,7 +99,6 @@ func (p *proc) awaitEnd() {
 	}
 }
 
-// wait waits until a process of ours is reaped, and returns its exit status.
 func (p *proc) wait() (status syscall.WaitStatus, known bool) {
 	if p.child == nil {
 		return 0, false
@@ -112,16 +106,14 @@ func (p *proc) wait() (status syscall.WaitStatus, known bool) {
 	return p.child.Wait(), true
 }
 
-// exiting reports whether the process ends or has ended: its namespaces may be gone. reaped
-// says that its parent has waited for it.
+// exiting reports whether the process ends or has ended (its namespaces may be gone), and if it is reaped.
 func (p *proc) exiting() (exiting, reaped bool) {
 	stat, err := process.ReadStat(p.PID)
 	reaped = errors.Is(err, process.ErrGone) || err == nil && stat.StartTime != p.StartTime
 	return reaped || err == nil && stat.Exiting, reaped
 }
 
-// kernelExit is the exit status of an ended process that is not our child, as
-// far as the kernel keeps it: on Linux 6.15, once the parent has reaped it.
+// kernelExit is the status of a reaped process that is not our child, as Linux 6.15 keeps it.
 func (p *proc) kernelExit() (status syscall.WaitStatus, known bool) {
 	if p.gone() {
 		return 0, false
@@ -141,11 +133,10 @@ func (p *proc) close() error {
 	return p.found.Close()
 }
 
-// openBarrier lets init through, which waits until somebody reads from the fifo. It
-// returns when init has said that it goes on; running ends with init.
+// openBarrier lets init through, which waits for a reader, until init has gone on. running ends with init.
 func openBarrier(ctx, running context.Context, dir string) error {
 	path := filepath.Join(dir, launch.FIFOFile)
-	// For both, so that what has not opened it yet is no end.
+	// Opened for both, because a fifo that nobody has open for writing yet reads as ended.
 	fifo, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("it was started before: %w", errdefs.ErrFailedPrecondition)
@@ -168,8 +159,7 @@ func openBarrier(ctx, running context.Context, dir string) error {
 
 var errInitEnded = fmt.Errorf("the container's first process has ended: %w", errdefs.ErrFailedPrecondition)
 
-// readBarrier reads the byte that init writes. A program that ends at once may be seen to
-// have ended before that.
+// readBarrier reads the byte that init writes. A program that ends at once may be seen to end before that.
 func readBarrier(fifo *os.File) error {
 	_, err := fifo.Read(make([]byte, 1))
 	if errors.Is(err, os.ErrDeadlineExceeded) {

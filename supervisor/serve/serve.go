@@ -29,7 +29,7 @@ import (
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
-// Serve is the resident supervisor of the pods that were made with one build.
+// Serve configures the supervisor of the pods that one build has made.
 type Serve struct {
 	Dir           string   // the group's directory, absolute
 	SystemdCgroup bool     // cgroupsPath is slice:prefix:name, made by systemd
@@ -38,51 +38,37 @@ type Serve struct {
 	Ready         *os.File // gets "ready\n" once the sockets serve, then is closed; may be nil
 }
 
-const (
-	// ownOOMScore keeps the supervisor alive when memory runs out, as containerd and
-	// CRI-O do for theirs.
-	ownOOMScore = "-998"
-	// garbagePercent is half of the Go runtime's default: the supervisor allocates little,
-	// and what it holds is taken from the node's pods.
-	garbagePercent = 50
-	// maxProcessors is how many of them may move bytes of the logs of a node at once.
-	maxProcessors = 4
-	// answerGrace lets the answer to Shutdown out: ttrpc takes a connection for idle before
-	// it has written the last one.
-	answerGrace = 100 * time.Millisecond
-)
+// ownOOMScore keeps the supervisor alive when memory runs out, as containerd and CRI-O do for theirs.
+const ownOOMScore = "-998"
 
-// Supervisor serves one directory. See the package for its lock rule.
+// Supervisor serves one directory. The package comment has its lock order.
 type Supervisor struct {
-	dir      string
-	systemd  bool
-	log      *slog.Logger
-	events   *broker
-	parent   *process.Parent
-	starters *starter.Starters
-	launcher *launch.Launcher
-
+	dir              string
+	systemd          bool
+	log              *slog.Logger
+	events           *broker
+	parent           *process.Parent
+	starters         *starter.Starters
+	launcher         *launch.Launcher
 	control, streams net.Listener
 	followers        atomic.Int32
-
-	life context.Context    // ends with Run
-	stop context.CancelFunc // ends Run
+	life             context.Context    // ends with Run
+	stop             context.CancelFunc // ends Run
 
 	mu         sync.Mutex
 	containers map[string]*container
 	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
 }
 
-// Run serves until ctx is cancelled or Shutdown is called. Containers
-// live on: the next Run on the same directory adopts them.
+// Run serves until ctx is cancelled or Shutdown is called. Containers live on: the next Run adopts them.
 func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
-	debug.SetGCPercent(garbagePercent)
+	debug.SetGCPercent(50) // half the default: the supervisor allocates little, and pods need the memory
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if err := s.enter(log); err != nil {
 		return err
 	}
-	runtime.GOMAXPROCS(min(runtime.NumCPU(), maxProcessors)) // the environment's one is for inits
+	runtime.GOMAXPROCS(min(runtime.NumCPU(), 4)) // to move logs; the environment's 1 is for inits
 	lock, err := api.Lock(s.Dir)
 	if err != nil {
 		return err
@@ -104,7 +90,6 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	return sup.serve(ctx, s.Ready)
 }
 
-// open says which build serves, and makes the sockets and what all containers share.
 func (s *Supervisor) open(about api.About) (err error) {
 	if old, _ := api.ReadAbout(s.dir); old == nil || *old != about {
 		if err = writeJSON(filepath.Join(s.dir, api.AboutFile), about); err != nil {
@@ -135,8 +120,7 @@ func (s Serve) enter(log *slog.Logger) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	// What the daemon had open when it started us, and left to us, is none of the starters'
-	// and hooks'.
+	// Starters and hooks must not inherit what the daemon has left open.
 	open, err := os.ReadDir("/proc/self/fd")
 	for _, descriptor := range open {
 		if number, _ := strconv.Atoi(descriptor.Name()); number > 2 {
@@ -175,7 +159,8 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	case <-ctx.Done():
 	}
 	_, _ = s.control.Close(), s.streams.Close() // who comes now finds that no supervisor serves
-	time.Sleep(answerGrace)
+	// ttrpc takes a connection for idle before it has written the last answer.
+	time.Sleep(100 * time.Millisecond)
 	grace, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = server.Shutdown(grace)
@@ -190,7 +175,6 @@ func listen(path string) (net.Listener, error) {
 	return socket.ListenPrivate(path)
 }
 
-// reserve makes a container known by its id.
 func (s *Supervisor) reserve(c *container) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,8 +191,7 @@ func (s *Supervisor) forget(id string) {
 	s.mu.Unlock()
 }
 
-// find returns a container that is made. One that is being made, which a hook can make
-// long, has nothing yet that could be used.
+// find returns a container that is made. One that is still being made has nothing that could be used.
 func (s *Supervisor) find(id string) (*container, error) {
 	switch c := s.get(id); {
 	case c == nil:
@@ -274,8 +257,6 @@ func (c *container) writeRecord() error {
 	record := c.snapshot()
 	return writeJSON(c.sup.recordPath(record.ID), record)
 }
-
-func (s *Supervisor) removeRecord(id string) error { return os.RemoveAll(s.recordPath(id)) }
 
 func (s *Supervisor) exitPath(id string) string {
 	return filepath.Join(s.dir, api.ExitDir, id+".json")

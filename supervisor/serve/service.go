@@ -17,7 +17,6 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// service is the control protocol: it finds the object and calls it.
 type service struct{ *Supervisor }
 
 var done = &api.Empty{}
@@ -31,7 +30,6 @@ func mapErrors(ctx context.Context, request ttrpc.Unmarshaler, _ *ttrpc.UnarySer
 	return answer, err
 }
 
-// on calls what with a container.
 func (s service) on(id string, what func(*container) error) (*api.Empty, error) {
 	c, err := s.find(id)
 	if err == nil {
@@ -105,17 +103,15 @@ func (s service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
 }
 
 func (s service) Events(ctx context.Context, r *api.EventsRequest, stream api.Shim_EventsServer) error {
-	// When the last daemon that follows has gone, a supervisor that has no containers ends:
-	// with no daemon and no pods, nothing stays. A daemon that comes in that moment starts
-	// another one.
+	// A supervisor without containers ends with its last follower: with no daemon and no pods, nothing
+	// stays. A daemon that comes in that moment starts another one.
 	s.followers.Add(1)
 	defer func() {
 		if s.followers.Add(-1) == 0 && len(s.all()) == 0 {
 			s.stop()
 		}
 	}()
-	// The supervisor's own end must not wait for listeners.
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(ctx) // the supervisor's end does not wait for listeners
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
 	return s.events.stream(ctx, r.After, stream.Send)
@@ -162,12 +158,7 @@ func (s service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, er
 }
 
 func (s service) ReopenLog(_ context.Context, r *api.ReopenLogRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error {
-		if streams := c.streams(); streams != nil {
-			return streams.ReopenLog()
-		}
-		return nil
-	})
+	return s.on(r.Id, func(c *container) error { return c.streams().ReopenLog() })
 }
 
 func (s service) Update(ctx context.Context, r *api.UpdateRequest) (*api.Empty, error) {
@@ -210,8 +201,7 @@ func (s service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
 // eventHistory is how many events are kept for a client that comes back.
 const eventHistory = 256
 
-// broker numbers events and keeps the last ones. Readers pull: one that does not read
-// holds up no other, and sees by the numbers what it missed.
+// broker numbers events and keeps the last ones. A slow reader holds up no other, and sees what it missed.
 type broker struct {
 	mu      sync.Mutex
 	last    uint64
@@ -247,7 +237,6 @@ func (b *broker) since(seq uint64) ([]*api.Event, <-chan struct{}) {
 	return nil, b.changed
 }
 
-// stream sends events until ctx ends or send fails.
 func (b *broker) stream(ctx context.Context, seq uint64, send func(*api.Event) error) error {
 	for {
 		events, changed := b.since(seq)

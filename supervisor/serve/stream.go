@@ -15,13 +15,6 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-const (
-	maxStreamRequest  = 4096
-	streamOpenTimeout = 5 * time.Second
-)
-
-// serveStreams accepts data connections until the listener is closed. Each has
-// a goroutine, which ends with its connection.
 func (s *Supervisor) serveStreams(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
@@ -49,12 +42,11 @@ func (s *Supervisor) serveStream(conn *net.UnixConn) {
 	}
 }
 
-// openStream reads the request. Clients wait for the answer before they send
-// data, so that one read holds the request and nothing else.
+// openStream reads the request. A client sends no data before the answer, so one read holds it alone.
 func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
-	_ = conn.SetDeadline(time.Now().Add(streamOpenTimeout))
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 	defer conn.SetDeadline(time.Time{})
-	buffer := make([]byte, maxStreamRequest)
+	buffer := make([]byte, 4096)
 	n, err := conn.Read(buffer)
 	if err != nil {
 		return nil, err
@@ -77,9 +69,8 @@ func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
 	return e.attach(request.Stream, conn)
 }
 
-// attach connects a stream of an exec. An output is taken, so that a caller that waits
-// for the exec waits for it too, and moved to the client. One that goes away closes the
-// pipe, as a shell's reader would.
+// attach connects a stream of an exec. An output is taken, so that ExecWait waits for it, and moved to the
+// client. A client that goes away closes the pipe, as a shell's reader would.
 func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
 	if stream == api.Stdin {
 		return feed(e.pipes.Stdin(), conn, e.pipes.CloseStdin)
@@ -96,7 +87,6 @@ func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error
 	return p.Run, nil
 }
 
-// attach connects a stream of the container itself.
 func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err error) {
 	streams := c.streams()
 	if streams == nil {
@@ -129,8 +119,8 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 	}, nil
 }
 
-// feed returns what moves a client's input until either side ends. It hides that stdin is a
-// file: os would splice(2), by pipes that it keeps open for later inputs.
+// feed returns what moves a client's input until either side ends. It hides that stdin is a file: os would
+// splice(2), through pipes that it keeps open for later inputs.
 func feed(stdin *os.File, conn *net.UnixConn, over func()) (move func(), err error) {
 	if stdin == nil {
 		return nil, fmt.Errorf("stdin: %w", errdefs.ErrNotFound)

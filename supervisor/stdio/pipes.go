@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/selinux/go-selinux/label"
@@ -23,8 +24,7 @@ type Pipes struct {
 	ended   bool // the process has
 }
 
-// OpenPipes makes the streams of an exec without a terminal: of Options it reads Dir,
-// Stdin and SELinux.
+// OpenPipes makes the streams of an exec without a terminal: of Options it reads Dir, Stdin and SELinux.
 func OpenPipes(o Options) (*Pipes, Ends, error) {
 	p, ends := NewTerminalPipes(), Ends{}
 	var err error
@@ -46,8 +46,7 @@ func OpenPipes(o Options) (*Pipes, Ends, error) {
 	return p, ends, nil
 }
 
-// NewTerminalPipes are the streams of an exec with a terminal, which
-// TakeTerminal gives.
+// NewTerminalPipes are the streams of an exec with a terminal, which TakeTerminal gives.
 func NewTerminalPipes() *Pipes {
 	return &Pipes{outputs: map[string]*os.File{}}
 }
@@ -59,8 +58,7 @@ func (p *Pipes) TakeTerminal(master *os.File) {
 	p.stdin, p.terminal, p.outputs[api.Stdout] = master, master, master
 }
 
-// Take makes a pump of an output that has none yet. The caller runs it:
-// from now on AwaitOutput waits for it.
+// Take makes a pump of an output that has none yet. The caller runs it, and AwaitOutput waits for it.
 func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,12 +106,10 @@ func (p *Pipes) Close() {
 	}
 }
 
-// openPipe is os.Pipe for a container whose files have the SELinux label, "" for
-// none. A pipe has the label of the process that makes it, with all its categories,
-// and at execve SELinux closes what the container's domain may not use: a fifo in dir,
-// which is a file as any other, takes its place. Its name is gone on return; what a
-// supervisor that was killed leaves has the form of a container's, of which there is
-// no record.
+// openPipe is os.Pipe for a container whose files have the SELinux label, "" for none. A pipe has the label
+// of its maker, with all categories, and at execve SELinux closes what the container's domain may not use.
+// A fifo in dir, which is labelled as a file, takes its place. Its name is gone on return; one that a
+// killed supervisor leaves is named as a container's, of which there is no record.
 func openPipe(dir, selinux string) (r, w *os.File, err error) {
 	if selinux == "" {
 		return os.Pipe()
@@ -122,8 +118,7 @@ func openPipe(dir, selinux string) (r, w *os.File, err error) {
 	if err := makeFifo(path, selinux); err != nil {
 		return nil, nil, err
 	}
-	// While one has it open for both, neither open waits for the other end. Without
-	// O_NONBLOCK: the container would have it, too.
+	// While one has it open for both, neither open waits. The container would share O_NONBLOCK.
 	both, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err == nil {
 		r, err = os.OpenFile(path, os.O_RDONLY, 0)
@@ -139,7 +134,6 @@ func openPipe(dir, selinux string) (r, w *os.File, err error) {
 	return r, w, nil
 }
 
-// makeFifo makes a fifo that has the SELinux label, unless it is "".
 func makeFifo(path, selinux string) error {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		return fmt.Errorf("fifo %s: %w", path, err)
@@ -148,4 +142,73 @@ func makeFifo(path, selinux string) error {
 		return errors.Join(fmt.Errorf("label fifo %s: %w", path, err), os.Remove(path))
 	}
 	return nil
+}
+
+const pumpBuffer = 64 << 10 // what a pipe holds
+
+// Pump moves one output stream of a process to its sinks. It owns the source.
+type Pump struct {
+	source *os.File
+	read   func(source *os.File) ([]byte, error) // waits for bytes
+	emit   func([]byte)                          // must not keep the slice
+	done   chan struct{}
+}
+
+func newPump(source *os.File, emit func([]byte)) *Pump {
+	return &Pump{source: source, read: readChunk, emit: emit, done: make(chan struct{})}
+}
+
+// Done is closed when all bytes are moved.
+func (p *Pump) Done() <-chan struct{} { return p.done }
+
+// Close closes the source, which ends Run at once.
+func (p *Pump) Close() error { return p.source.Close() }
+
+// Run moves bytes until the stream ends, or the process has ended and the pipe is empty.
+func (p *Pump) Run() {
+	defer close(p.done)
+	defer p.source.Close()
+	for {
+		data, err := p.read(p.source)
+		if len(data) > 0 {
+			p.emit(data)
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && waiting(p.source) > 0:
+			p.Finish()
+		default:
+			return // the end, EIO from a terminal without users included
+		}
+	}
+}
+
+// readChunk reads what waits into memory of its own: a stream that is silent holds none.
+func readChunk(source *os.File) ([]byte, error) {
+	raw, err := source.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, 0)
+		return n > 0 || err != nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	chunk := make([]byte, min(max(waiting(source), 1), pumpBuffer))
+	n, err := source.Read(chunk) // waits again where another reader was quicker
+	return chunk[:n], err
+}
+
+// Finish says that the process has ended: what is in the pipe still counts. A pipe that stays empty for 5
+// ms is at its end, because a background child may keep it open forever.
+func (p *Pump) Finish() { _ = p.source.SetReadDeadline(time.Now().Add(5 * time.Millisecond)) }
+
+func waiting(source *os.File) (bytes int) {
+	if raw, err := source.SyscallConn(); err == nil { // else it is closed
+		_ = raw.Control(func(fd uintptr) { bytes, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	}
+	return bytes
 }

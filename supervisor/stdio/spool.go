@@ -11,14 +11,12 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
 )
 
-// spool keeps what was read from a fifo and is not in the log yet, so that the successor
-// of a supervisor that is killed finds it. The kernel moves bytes from the fifo into the
-// spool's file by splice(2), which a kill does not cut off: a byte is in the one or in the
-// other. The file is empty while nothing waits but in the fifo.
+// spool keeps what was read from a fifo and is not in the log yet, for the successor of a killed
+// supervisor. The kernel moves bytes from the fifo into the spool's file by splice(2), which a kill does
+// not cut off: a byte is in one of the two. The file is empty while bytes wait in the fifo only.
 //
-// A header says where the bytes begin that are not logged, and, while entries of them are
-// being written, where in the log. A header is one write, which a kill does not cut off
-// either. (The file does not outlive the machine, and need not.)
+// A header says where the bytes begin that are not logged, and, while entries of them are being written,
+// where in the log. It is one write, which a kill does not cut off either.
 type spool struct {
 	file    *os.File // nil if it cannot be opened: then what was read is lost with the supervisor
 	entries *crilog.Stream
@@ -41,7 +39,6 @@ func openSpool(path string) (*spool, error) {
 	return s, nil
 }
 
-// read waits for bytes in the fifo and moves them into the spool.
 func (s *spool) read(fifo *os.File) ([]byte, error) {
 	if s.file == nil || s.broken {
 		return readChunk(fifo)
@@ -90,9 +87,9 @@ func (s *spool) giveUp() {
 	_ = s.file.Truncate(0)
 }
 
-// logged is called when all is logged but the beginning of a line.
+// logged is called when all is logged but the beginning of a line. On nil it does nothing.
 func (s *spool) logged() {
-	if s.file == nil {
+	if s == nil || s.file == nil {
 		return
 	}
 	line := int64(len(s.entries.Line()))
@@ -109,8 +106,8 @@ func (s *spool) logged() {
 	}
 }
 
-// resume brings to the log what a predecessor has left. A line in the log says what may be
-// missing, if the log was rotated while the predecessor wrote to it.
+// resume brings to the log what a predecessor has left. If the log was rotated while the predecessor wrote
+// to it, a line in the log says what may be missing.
 func (s *spool) resume(log *crilog.Log, stream string) error {
 	if s.file == nil {
 		return nil
@@ -124,10 +121,8 @@ func (s *spool) resume(log *crilog.Log, stream string) error {
 	data, err := io.ReadAll(io.NewSectionReader(s.file, s.start, 1<<62))
 	s.end = s.start + int64(len(data))
 	if err == nil && inode != 0 {
-		var done int
-		var known bool
-		done, known, err = log.Resume(inode, offset, stream)
-		if err != nil || !known || done > len(data) {
+		done, known, resumeErr := log.Resume(inode, offset, stream)
+		if err = resumeErr; err != nil || !known || done > len(data) {
 			log.Say(fmt.Sprintf("up to %d bytes of %s may be missing here: the supervisor was killed while the log was rotated", len(data), stream))
 			done = len(data)
 		}
@@ -140,7 +135,7 @@ func (s *spool) resume(log *crilog.Log, stream string) error {
 }
 
 func (s *spool) close() {
-	if s.file != nil {
+	if s != nil && s.file != nil {
 		_ = s.file.Close()
 	}
 }

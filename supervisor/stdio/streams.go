@@ -17,26 +17,22 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
 )
 
-// Streams is the supervisor's side of a container's standard streams. Output
-// goes through named fifos, of which the daemon holds a read end too
-// (client.HoldOutput): when the supervisor dies, the container can continue to write,
-// and the next one continues to read.
+// Streams is the supervisor's side of a container's standard streams. The daemon holds the output's fifos
+// open too (client.HoldOutput): when the supervisor dies, the container continues to write.
 type Streams struct {
 	log     *crilog.Log // nil: output is not logged
 	outputs []*output
 	input
 }
 
-// output is an output stream of a container.
 type output struct {
 	name    string
 	pump    *Pump
 	clients Fanout
 	entries *crilog.Stream // nil: it is not logged
-	spool   *spool         // nil for a terminal, which ends with its supervisor
+	spool   *spool         // nil without a log, and for a terminal, which ends with its supervisor
 }
 
-// input is what a process reads.
 type input struct {
 	mu       sync.Mutex
 	stdin    *os.File // write end, or the master; nil without or when closed
@@ -122,9 +118,8 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 	return nil
 }
 
-// Adopt opens the streams of a container whose supervisor has died. Those that it
-// returns with an error can be used. A terminal and an input are lost with their
-// supervisor.
+// Adopt opens the streams of a container whose supervisor has died. What it returns with an error can be
+// used. A terminal and an input are lost with their supervisor.
 func Adopt(o Options) (*Streams, error) {
 	s := new(Streams)
 	if o.Terminal || o.Bare {
@@ -136,7 +131,6 @@ func Adopt(o Options) (*Streams, error) {
 	return s, errors.Join(s.readFifo(fifoPath(o.Dir, o.ID, api.Stdout), api.Stdout), s.readFifo(fifoPath(o.Dir, o.ID, api.Stderr), api.Stderr))
 }
 
-// readFifo adds the output that comes from a fifo.
 func (s *Streams) readFifo(path, stream string) error {
 	source, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -153,7 +147,6 @@ func (s *Streams) readFifo(path, stream string) error {
 	return err
 }
 
-// addOutput moves a stream to the log and to attached clients.
 func (s *Streams) addOutput(stream string, source *os.File) *output {
 	out := &output{name: stream, clients: Fanout{clients: make(map[chan []byte]bool)}}
 	if s.log != nil {
@@ -163,17 +156,14 @@ func (s *Streams) addOutput(stream string, source *os.File) *output {
 		if out.entries != nil {
 			_, _ = out.entries.Write(p) // never fails
 		}
-		if out.spool != nil {
-			out.spool.logged()
-		}
+		out.spool.logged()
 		out.clients.emit(p)
 	})
 	s.outputs = append(s.outputs, out)
 	return out
 }
 
-// TakeTerminal makes the master the source of output, which moves from then on, and the
-// sink of input.
+// TakeTerminal makes the master the source of output, which moves from now on, and the sink of input.
 func (s *Streams) TakeTerminal(master *os.File) {
 	s.terminal, s.stdin = master, master
 	go s.addOutput(api.Stdout, master).pump.Run()
@@ -186,12 +176,8 @@ func (s *Streams) Run() {
 	}
 }
 
-// shortagePause is between two attempts to open a log without descriptors or memory.
-const shortagePause = time.Second
-
-// Resume is Run of streams that were adopted: once the log is open, it begins with what
-// the predecessor has left. A log on a disk that hangs holds up that container's output
-// alone. report gets what is lost, or comes late.
+// Resume runs streams that were adopted. Once the log is open, it first gets what the predecessor has left:
+// a disk that hangs holds up that container's output alone. report gets what is lost, or comes late.
 func (s *Streams) Resume(report func(error)) {
 	if s.log == nil {
 		s.Run()
@@ -201,7 +187,7 @@ func (s *Streams) Resume(report func(error)) {
 		err := s.log.Reopen()
 		for ; IsShortage(err); err = s.log.Reopen() {
 			report(err)
-			time.Sleep(shortagePause)
+			time.Sleep(time.Second)
 		}
 		for _, out := range s.outputs {
 			err = errors.Join(err, out.spool.resume(s.log, out.name))
@@ -213,8 +199,7 @@ func (s *Streams) Resume(report func(error)) {
 	}()
 }
 
-// IsShortage reports whether an error is want of descriptors or memory, which says nothing
-// of any container.
+// IsShortage reports a lack of descriptors or memory, which says nothing of a container.
 func IsShortage(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
@@ -229,16 +214,13 @@ func (s *Streams) Drain() {
 		if out.entries != nil {
 			out.entries.Flush()
 		}
-		if out.spool != nil {
-			out.spool.logged()
-		}
+		out.spool.logged()
 		out.clients.end()
 	}
 	s.Close()
 }
 
-// Output is what copies a stream to attached clients; nil if there is no such
-// stream.
+// Output is what copies a stream to attached clients; nil if there is no such stream.
 func (s *Streams) Output(stream string) *Fanout {
 	for _, out := range s.outputs {
 		if out.name == stream {
@@ -248,9 +230,9 @@ func (s *Streams) Output(stream string) *Fanout {
 	return nil
 }
 
-// ReopenLog continues in a new file at the log's path.
+// ReopenLog continues in a new file at the log's path. On nil it does nothing.
 func (s *Streams) ReopenLog() error {
-	if s.log == nil {
+	if s == nil || s.log == nil {
 		return nil
 	}
 	return s.log.Reopen()
@@ -261,17 +243,14 @@ func (s *Streams) Close() {
 	s.CloseStdin()
 	for _, out := range s.outputs {
 		_ = out.pump.Close()
-		if out.spool != nil {
-			out.spool.close()
-		}
+		out.spool.close()
 	}
 	if s.log != nil {
 		_ = s.log.Close()
 	}
 }
 
-// spoolSuffix makes the name of a fifo that of its spool.
-const spoolSuffix = ".spool"
+const spoolSuffix = ".spool" // of the name of a fifo
 
 // RemoveFifos removes what Open has made in dir, or openPipe.
 func RemoveFifos(dir, id string) error {
@@ -286,17 +265,11 @@ func RemoveFifos(dir, id string) error {
 
 func closeAll(files ...*os.File) {
 	for _, f := range files {
-		if f != nil {
-			_ = f.Close()
-		}
+		_ = f.Close() // nil does nothing
 	}
 }
 
-// fanoutBacklog is how many chunks (pumpBuffer bytes at most) an attached
-// client may be behind before it is dropped: the container never waits for it.
-const fanoutBacklog = 32
-
-// Fanout copies a container's output to attached clients.
+// Fanout copies a container's output to attached clients, for which the container never waits.
 type Fanout struct {
 	mu      sync.Mutex
 	clients map[chan []byte]bool
@@ -315,17 +288,15 @@ func (f *Fanout) emit(p []byte) {
 	}
 }
 
-// Attach returns the output from now on; closed at its end, or when the client
-// is too slow.
+// Attach returns the output from now on; closed at its end, or when the client is too slow.
 func (f *Fanout) Attach() chan []byte {
-	client := make(chan []byte, fanoutBacklog)
+	client := make(chan []byte, 32) // it is dropped when it is so many chunks behind
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.ended {
-		close(client)
-		return client
-	}
 	f.clients[client] = true
+	if f.ended {
+		f.drop(client)
+	}
 	return client
 }
 
@@ -353,17 +324,13 @@ func (f *Fanout) drop(client chan []byte) {
 	}
 }
 
-// masterLimit is how long a terminal's master may take that is on its way.
-const masterLimit = time.Second
-
-// ReceiveMaster takes the terminal's master out of the socket. Init has sent
-// it by the time that it is at the barrier. Who sends it may be a program of the
-// node's administrator: what is not one master of a pseudo-terminal is refused.
+// ReceiveMaster takes the terminal's master, which init sends before the barrier, out of the socket. The
+// sender may be a program of the node's administrator: all but one master of a pseudo-terminal is refused.
 func ReceiveMaster(from *net.UnixConn) (*os.File, error) {
-	if err := from.SetReadDeadline(time.Now().Add(masterLimit)); err != nil {
+	if err := from.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
 		return nil, fmt.Errorf("receive the terminal: %w", err)
 	}
-	// There is room for a second descriptor, so two are seen to be no one.
+	// Room for a second descriptor shows that more than one was sent.
 	fds, err := socket.Receive(from, make([]byte, 4096), 2)
 	if err == nil && len(fds) != 1 {
 		err = fmt.Errorf("%d descriptors or more were sent, not one", len(fds))

@@ -28,17 +28,14 @@ type Log struct {
 	lost   lost
 }
 
-// lost counts entries that the disk did not take since the last that it took.
 type lost struct {
 	entries int
 	bytes   int
 	cause   error
 }
 
-// Open opens or makes the file at path and appends to it. It fails if its
-// directory is absent, and where something else than a file has its place: a
-// symbolic link is not followed (of api.GuardedPath: in all that is guarded), and
-// neither a fifo nor a device is opened.
+// Open opens or makes the file at path, whose directory exists, and appends to it. It opens neither a fifo
+// nor a device, and follows no symbolic link in the last element or the guarded part of an api.GuardedPath.
 func Open(path string) (*Log, error) {
 	file, err := openFile(path)
 	if err != nil {
@@ -47,13 +44,11 @@ func Open(path string) (*Log, error) {
 	return &Log{path: path, file: file}, nil
 }
 
-// Late is a log whose file is not open yet. What is written counts as lost until Reopen has
-// opened it.
+// Late is a log whose file Reopen opens. What is written before counts as lost.
 func Late(path string) *Log { return &Log{path: path} }
 
-// Reopen continues in a new file at the same path, after the old one was renamed
-// away. Each entry is in exactly one of them. With an error the old file stays
-// in use.
+// Reopen continues in a new file at the same path, after the old one was renamed away. Each entry is in
+// exactly one of them. With an error the old file stays in use.
 func (l *Log) Reopen() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,9 +62,7 @@ func (l *Log) Reopen() error {
 		}
 		return fmt.Errorf("reopen log: %w", err)
 	}
-	if l.file != nil {
-		_ = l.file.Close() // nothing is buffered
-	}
+	_ = l.file.Close() // nothing is buffered; nil does nothing
 	l.file = file
 	return nil
 }
@@ -88,8 +81,7 @@ func (l *Log) Close() error {
 	return err
 }
 
-// write appends the whole entries that next returns, until it returns none, or counts
-// those that the disk did not take.
+// write appends the entries that next returns, until it returns none, or counts what the disk did not take.
 func (l *Log) write(next func() []byte, progress func(inode uint64, offset int64)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,8 +137,7 @@ func (l *Log) count(entries []byte, cause error) {
 	l.lost.cause = cause
 }
 
-// append writes whole entries and returns how many bytes of them are not in
-// the file. An entry that was written in part is cut off again.
+// append writes whole entries, cuts off a partial one, and returns how many bytes are not in the file.
 func (l *Log) append(entries []byte) (rest int, err error) {
 	n, err := l.file.Write(entries)
 	if err == nil {
@@ -161,18 +152,12 @@ func (l *Log) append(entries []byte) (rest int, err error) {
 	return len(entries) - whole, err
 }
 
-// split parts a path into what may have symbolic links and what may not: only its
-// last element if it is not one of api.GuardedPath.
-func split(path string) (base, name string) {
-	if base, name, found := strings.Cut(path, api.PathGuard); found {
-		return base, name
-	}
-	return filepath.Split(path)
-}
-
 // openFile makes the file, or opens the one that is there. It may come or go meanwhile.
 func openFile(path string) (file *os.File, err error) {
-	base, name := split(path)
+	base, name, guarded := strings.Cut(path, api.PathGuard)
+	if !guarded {
+		base, name = filepath.Split(path)
+	}
 	directory, err := os.OpenFile(filepath.Clean(base), unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err
@@ -227,10 +212,8 @@ func openExisting(directory *os.File, name string) (*os.File, error) {
 	return file, nil
 }
 
-// Resume returns how many bytes of a stream its entries hold that begin at an
-// offset or behind it, and cuts off one that was written in part: the process that wrote
-// them was killed. known is false if the log is in another file by now, which is
-// not that of the inode.
+// Resume returns how many bytes of a stream the entries from an offset hold. It cuts off a partial entry,
+// whose writer was killed. known is false if the log is by now in another file than that of the inode.
 func (l *Log) Resume(inode uint64, offset int64, stream string) (payload int, known bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -261,7 +244,6 @@ func (l *Log) Resume(inode uint64, offset int64, stream string) (payload int, kn
 	return payload, true, nil
 }
 
-// held is how many bytes of the stream one entry holds.
 func held(entry []byte, stream string) int {
 	fields := bytes.SplitN(bytes.TrimSuffix(entry, []byte{'\n'}), []byte{' '}, 4)
 	if len(fields) < 4 || string(fields[1]) != stream {
@@ -277,4 +259,86 @@ func held(entry []byte, stream string) int {
 func (l *Log) Say(words string) {
 	s := l.Stream("stderr")
 	_, _ = s.Write([]byte("minicri: " + words + "\n")) // never fails
+}
+
+// MaxLine is how many bytes of a line one entry holds, as in other runtimes.
+const MaxLine = 16 << 10
+
+// Stream cuts one stream of a container into entries.
+type Stream struct {
+	// Progress is called, while no other stream writes to the log, when entries are about to be written to
+	// the file of an inode, from an offset on; nil: nobody asks.
+	Progress func(inode uint64, offset int64)
+
+	log  *Log
+	name string // "stdout" or "stderr"
+	line []byte // the beginning of a line whose end is not here yet, at most MaxLine
+	out  []byte // entries that are written at once
+}
+
+// Stream returns a writer for "stdout" or "stderr".
+func (l *Log) Stream(name string) *Stream { return &Stream{log: l, name: name} }
+
+// Line is the beginning of a line whose end is not here yet.
+func (s *Stream) Line() []byte { return s.line }
+
+// Write never fails. An unfinished last line waits for its end. Entries of one Write have one time; some 96
+// KiB of them are written at once, because 64 KiB of newlines make 2.7 MiB of entries.
+func (s *Stream) Write(p []byte) (int, error) {
+	stamp, rest := s.stamp(), p
+	s.log.write(func() []byte {
+		for s.out = s.out[:0]; len(rest) > 0 && len(s.out) < 96<<10; {
+			rest = s.take(stamp, rest)
+		}
+		return s.out
+	}, s.Progress)
+	return len(p), nil
+}
+
+// take moves one line, or what fits of it, and returns the rest.
+func (s *Stream) take(stamp, p []byte) []byte {
+	room := min(MaxLine-len(s.line), len(p))
+	if end := bytes.IndexByte(p[:room], '\n'); end >= 0 {
+		s.entry(stamp, 'F', p[:end])
+		return p[end+1:]
+	}
+	if len(s.line)+room < MaxLine {
+		s.line = append(s.line, p[:room]...)
+		return nil
+	}
+	if room < len(p) && p[room] == '\n' {
+		s.entry(stamp, 'F', p[:room])
+		return p[room+1:]
+	}
+	s.entry(stamp, 'P', p[:room])
+	return p[room:]
+}
+
+func (s *Stream) entry(stamp []byte, tag byte, tail []byte) {
+	s.out = append(s.out, stamp...)
+	s.out = append(s.out, tag, ' ')
+	s.out = append(s.out, s.line...)
+	s.out = append(s.out, tail...)
+	s.out = append(s.out, '\n')
+	s.line = s.line[:0]
+}
+
+// Flush logs an unfinished last line when the stream has ended. It has the tag P, as in containerd and
+// CRI-O: a reader adds the newline of an F, and the program has written none.
+func (s *Stream) Flush() {
+	s.log.write(func() []byte {
+		s.out = s.out[:0]
+		if len(s.line) > 0 {
+			s.entry(s.stamp(), 'P', nil)
+		}
+		return s.out
+	}, s.Progress)
+}
+
+func (s *Stream) stamp() []byte {
+	stamp := make([]byte, 0, 64)
+	stamp = time.Now().UTC().AppendFormat(stamp, time.RFC3339Nano)
+	stamp = append(stamp, ' ')
+	stamp = append(stamp, s.name...)
+	return append(stamp, ' ')
 }
