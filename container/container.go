@@ -29,6 +29,7 @@ type Container struct {
 	// factsLock is held while facts are replaced and written; if removed is set, they are not.
 	factsLock sync.Mutex
 	removed   bool
+	unwritten bool                    // the last change is not on disk
 	output    *client.Output          // guarded by factsLock; held while some of it may not be in the log
 	abandon   context.CancelCauseFunc // ends the creation; nil unless this daemon made the container
 	ended     chan struct{}           // closed when the container has ended

@@ -106,10 +106,11 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 			s.options.ObserveExit(after.ExitReason())
 		}
 	}
-	if !reflect.DeepEqual(after, before) {
+	if c.unwritten || !reflect.DeepEqual(after, before) {
 		onDisk := *after
 		onDisk.Timeline = c.Timeline()
 		err = s.files.Facts.Write(c.ID, onDisk)
+		c.unwritten = err != nil // the next change writes it, whatever it changes
 	}
 	// A failed start only ends. Both may happen while no daemon runs.
 	if before.StartedAt == 0 && after.StartedAt != 0 && after.Reason != reasonStartError {

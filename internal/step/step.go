@@ -140,7 +140,7 @@ func withCause(ctx context.Context, err error) error {
 	}
 	cause := context.Cause(ctx)
 	text, ended := strings.CutSuffix(err.Error(), ctx.Err().Error())
-	if !ended || strings.Contains(text, cause.Error()) {
+	if !ended || strings.Contains(err.Error(), cause.Error()) {
 		return err
 	}
 	return fmt.Errorf("%s%w", text, cause)

@@ -177,7 +177,9 @@ func (c *programContainer) makeProcess(given streams, scratch, verb string, argu
 	}
 	content, err := os.ReadFile(pidFile)
 	if err == nil {
-		pid, err = strconv.Atoi(strings.TrimSpace(string(content)))
+		if pid, err = strconv.Atoi(strings.TrimSpace(string(content))); err != nil || pid < 1 {
+			err = fmt.Errorf("%s says %q, no process id", pidFile, content)
+		}
 	}
 	if err == nil {
 		var stat process.Stat
