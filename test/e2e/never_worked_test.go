@@ -115,7 +115,7 @@ func TestNameThatExistsWithOtherWishes(t *testing.T) {
 	other := n.PodConfig("web", harness.HostNetwork())
 	_, err = n.Runtime.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: other})
 	wantCode(t, err, codes.AlreadyExists)
-	if err != nil && !strings.Contains(err.Error(), "config.linux.security_context.namespace_options.network differs") {
+	if err != nil && !strings.Contains(err.Error(), "config.hostname differs") {
 		t.Errorf("it does not say what differs: %v", err)
 	}
 }
