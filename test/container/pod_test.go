@@ -180,18 +180,6 @@ func (p *pod) info(id string) (i info) {
 	return i
 }
 
-// pausePID is the process id of the pod's pause; tests of the unit and of AppArmor ask for it.
-func (p *pod) pausePID() int {
-	p.t.Helper()
-	answer, err := p.Runtime.PodSandboxStatus(limited(p.t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
-	check(p.t, err)
-	var info struct {
-		PID int `json:"pid"`
-	}
-	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &info))
-	return info.PID
-}
-
 func (p *pod) awaitExit(id string) (end *runtimeapi.ContainerStatus) {
 	p.t.Helper()
 	eventually(p.t, "container "+id+" has ended", func() bool {

@@ -4,6 +4,7 @@ package container
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -168,4 +169,16 @@ func busyboxArchive(t *testing.T) string {
 		t.Fatalf("%v: %s", err, output)
 	}
 	return filepath.Join(command.Dir, "image.tar")
+}
+
+// pausePID is the process id of the pod's pause; tests of the unit and of AppArmor ask for it.
+func (p *pod) pausePID() int {
+	p.t.Helper()
+	answer, err := p.Runtime.PodSandboxStatus(limited(p.t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
+	check(p.t, err)
+	var info struct {
+		PID int `json:"pid"`
+	}
+	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &info))
+	return info.PID
 }
