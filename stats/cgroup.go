@@ -29,8 +29,8 @@ type hierarchies struct {
 }
 
 const (
-	forStats   = cgroups.CPU | cgroups.Memory | cgroups.Pids
-	forMetrics = forStats | cgroups.IO | cgroups.HugeTLB
+	forStats   = cgroups.CPU | cgroups.Memory | cgroups.Pids | cgroups.IO // of IO its pressure alone
+	forMetrics = forStats | cgroups.HugeTLB
 )
 
 func findHierarchies() (hierarchies, error) {
