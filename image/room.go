@@ -21,6 +21,7 @@ import (
 // known yet.
 func (s *Store) checkRoom(ctx context.Context, layers []ocispec.Descriptor, diffIDs []digest.Digest) error {
 	chain, needed := identity.ChainIDs(slices.Clone(diffIDs)), int64(0)
+	missing := map[digest.Digest]bool{}
 	for i, layer := range slices.Backward(layers) {
 		_, err := s.snapshots.Stat(ctx, chain[i].String())
 		if err == nil {
@@ -29,9 +30,11 @@ func (s *Store) checkRoom(ctx context.Context, layers []ocispec.Descriptor, diff
 		if errdefs.IsNotFound(err) {
 			_, err = s.content.Info(ctx, layer.Digest)
 		}
-		if errdefs.IsNotFound(err) {
+		switch {
+		case errdefs.IsNotFound(err) && !missing[layer.Digest]:
+			missing[layer.Digest] = true
 			needed += min(layer.Size, math.MaxInt64-needed)
-		} else if err != nil {
+		case err != nil && !errdefs.IsNotFound(err):
 			return fmt.Errorf("look for layer %s: %w", layer.Digest, err)
 		}
 	}

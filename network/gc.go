@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/network/runner"
 )
 
@@ -66,7 +67,11 @@ func (n *CNI) collect(c *Configuration) {
 		return
 	}
 	valid := []types.GCAttachment{}
-	for _, id := range n.attachedTo(c.Name) {
+	ids := append(n.attachedTo(c.Name), n.unread...)
+	for _, file := range n.journal.Quarantined() { // their pods may run
+		ids = append(ids, state.IDOf(file))
+	}
+	for _, id := range ids {
 		valid = append(valid, types.GCAttachment{ContainerID: id, IfName: eth0})
 	}
 	request := runner.Request{Verb: "GC", Network: c.Name, Limit: n.limits.Load().GC}

@@ -209,6 +209,7 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 	logger.Error("attachment quarantined: it cannot be read", "err", bad.Reason)
 	record, err := cachedAttachment(bad.ID)
 	if err != nil {
+		n.unread = append(n.unread, bad.ID)
 		logger.Error("CNI DEL cannot be run: no configuration of its ADD is known; its addresses may have to be freed by hand", "err", err)
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/network/runner"
 )
 
@@ -18,15 +19,24 @@ type held struct {
 	leave func()
 	// kept is set when the lock stays with a run that is stuck or that is left to the next daemon.
 	kept bool
+	// then is called by release, and unlocks later.
+	then func()
 }
+
+// lockPoll is how often who waits for an attachment looks whether its run is stuck by now.
+const lockPoll = 5 * time.Millisecond
 
 // hold takes the attachment's lock. It returns errStuck at once if a run holds it whose processes do not end.
 func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
-	if a.stuck.Load() {
-		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
-	}
-	if a.lock.Acquire(ctx, 1) != nil {
-		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, context.Cause(ctx))
+	for !a.lock.TryAcquire(1) {
+		if a.stuck.Load() {
+			return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
+		}
+		select {
+		case <-time.After(lockPoll):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, context.Cause(ctx))
+		}
 	}
 	return n.enter(ctx, a)
 }
@@ -43,7 +53,9 @@ func (n *CNI) enter(ctx context.Context, a *attachment) (*held, error) {
 
 func (h *held) release() {
 	h.leave()
-	if !h.kept {
+	if h.then != nil {
+		h.then()
+	} else if !h.kept {
 		h.lock.Release(1)
 	}
 }
@@ -69,14 +81,17 @@ type StuckRun struct {
 
 // Stuck returns the runs that could not be ended. Each keeps only its attachment's lock.
 func (n *CNI) Stuck() []StuckRun {
+	stuck, groups := []StuckRun{}, []cgroup.Group{}
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	stuck := []StuckRun{}
 	for l := range n.lingering {
 		if !l.stuck.IsZero() {
-			pids, _ := l.run.Group.Processes()
-			stuck = append(stuck, StuckRun{l.run.Verb, l.run.ID, l.run.Network, l.stuck, pids})
+			stuck = append(stuck, StuckRun{l.run.Verb, l.run.ID, l.run.Network, l.stuck, nil})
+			groups = append(groups, l.run.Group)
 		}
+	}
+	n.mu.Unlock()
+	for i, group := range groups {
+		stuck[i].Processes, _ = group.Processes()
 	}
 	slices.SortFunc(stuck, func(a, b StuckRun) int { return strings.Compare(a.ID+a.Verb, b.ID+b.Verb) })
 	return stuck

@@ -121,7 +121,11 @@ func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(
 		if busy := run.Kill(limit); busy != nil {
 			l := &linger{run: run, deadline: time.Now(), held: h}
 			n.stick(l)
-			n.followRun(l)
+			if h == nil {
+				n.followRun(l)
+			} else { // it unlocks the attachment, which the caller still works with
+				h.then = func() { n.followRun(l) }
+			}
 			return failed(fmt.Errorf("%w\n%w: %w", err, errStuck, busy))
 		}
 	}

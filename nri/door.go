@@ -179,6 +179,9 @@ func (d *door) synchronized() (name string) {
 	if l == nil || l.joined {
 		return "" // the library's own plugins
 	}
+	if _, here := d.links[l]; !here {
+		return "" // it has left meanwhile
+	}
 	l.joined = true
 	close(l.settled)
 	return l.name

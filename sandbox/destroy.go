@@ -112,7 +112,9 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, leave bool) error {
 	if err == nil {
 		s.Forget(sb)
 		// A supervisor that started meanwhile has adopted what its predecessor left.
-		err = s.deletePause(sb)
+		if err := s.deletePause(sb); err != nil {
+			s.log(sb).Warn("the supervisor may still hold the pause of a removed sandbox", "err", err)
+		}
 		s.emit(sb, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT)
 		s.keepLife(sb)
 	}

@@ -37,8 +37,10 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		return nil, err
 	}
 	// Written after restore: if the daemon is killed before, the next one finds the reboot again.
-	if err := state.WriteFile(s.bootMarker(), []byte(s.bootID), false); err != nil {
-		return nil, err
+	if !s.unrecorded {
+		if err := state.WriteFile(s.bootMarker(), []byte(s.bootID), false); err != nil {
+			return nil, err
+		}
 	}
 	options.Networks.ReleaseUnknown(s.Explains)
 	// After a reboot there are no namespaces: DEL runs in the background, with an empty CNI_NETNS.
@@ -136,6 +138,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	// Later daemons do not see this reboot. Facts that are unreadable now stay.
 	if _, err := os.Lstat(s.files.Facts.Path(record.ID)); ended && (!lost || errors.Is(err, fs.ErrNotExist)) {
 		if err := s.writeFacts(sb); err != nil {
+			s.unrecorded = true
 			s.log(sb).Error("the end of a sandbox is not on disk", "err", err)
 		}
 	}
@@ -157,7 +160,27 @@ func (s *Store) restorePause(sb *Sandbox) {
 	case errors.Is(err, process.ErrGone):
 		sb.Update(func(f *Facts) { f.ExitedAt = time.Now() })
 	default:
-		s.log(sb).Error("whether pause runs cannot be known: the sandbox stays Ready, and its end is not noticed", "err", err)
+		s.log(sb).Error("whether pause runs cannot be known: the sandbox stays Ready, and it is tried again", "err", err)
+		s.Go(func() { s.restorePauseLater(sb) })
+	}
+}
+
+// restorePauseRetry is how long a pause is not looked for again that could not be opened.
+const restorePauseRetry = time.Second
+
+func (s *Store) restorePauseLater(sb *Sandbox) {
+	select {
+	case <-s.Base.Done():
+		return
+	case <-time.After(restorePauseRetry):
+	}
+	unlock, err := sb.Acquire(s.Base)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if s.Exists(sb.ID) {
+		s.restorePause(sb)
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -51,9 +50,10 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 		return sb.await(ctx)
 	case other.RuntimeHandler != handler:
 		return "", other.isAnother(fmt.Sprintf("its runtime_handler is %q, and %q is asked for", other.RuntimeHandler, handler))
-	case !proto.Equal(other.config, config):
-		return "", other.isAnother(difference(other.config.ProtoReflect(), config.ProtoReflect(), "config") + " differs")
-	default:
+	default: // fields of a newer API are not on disk, and do not count
+		if field := difference(other.config.ProtoReflect(), config.ProtoReflect(), "config"); field != "" {
+			return "", other.isAnother(field + " differs")
+		}
 		return other.await(ctx)
 	}
 }

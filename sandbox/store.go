@@ -84,6 +84,7 @@ type Store struct {
 	limits     atomic.Pointer[Limits]
 	bootID     string
 	rebooted   bool // since the last daemon ran
+	unrecorded bool // the end of a sandbox by that is not on disk
 	files      *state.Objects[Record, Facts]
 	containers Containers    // nil before SetContainers
 	rolledBack chan struct{} // closed by rollBack

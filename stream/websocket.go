@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"time"
 
 	"golang.org/x/net/websocket"
 
@@ -50,7 +51,10 @@ func (s *session) serveChannels(served func(name string) (channelProtocol, bool)
 	websocket.Server{Handshake: choose, Handler: func(ws *websocket.Conn) {
 		defer ws.Close()
 		c.ws = ws
-		s.work.Go(c.serve)
+		s.work.Go(func() {
+			c.serve()
+			time.AfterFunc(lingerTime, s.lost) // also of a client that says close and keeps its connection
+		})
 		run(c)
 	}}.ServeHTTP(s, s.request)
 }

@@ -143,8 +143,20 @@ func withCause(ctx context.Context, err error) error {
 	if !ended || strings.Contains(err.Error(), cause.Error()) {
 		return err
 	}
-	return fmt.Errorf("%s%w", text, cause)
+	if !errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Errorf("%s%w", text, cause)
+	}
+	return &lateError{text + cause.Error(), err}
 }
+
+// lateError names the limit that is over, and is of the kind that the step's own error is.
+type lateError struct {
+	text string
+	err  error
+}
+
+func (e *lateError) Error() string { return e.text }
+func (e *lateError) Unwrap() error { return e.err }
 
 // Async is a step that runs alongside those that follow it.
 type Async struct {

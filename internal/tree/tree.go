@@ -69,7 +69,9 @@ type walk struct {
 type level struct {
 	name string
 	id   inode
-	left []string // directories to go through
+	left []string // directories to go through, of the batch that was read last
+	next int64    // where to go on reading
+	read bool     // to the end
 }
 
 type inode struct{ device, number uint64 }
@@ -92,6 +94,10 @@ func (w *walk) run(ctx context.Context) error {
 			}
 			continue
 		}
+		if !last.read {
+			err = w.readMore(last)
+			continue
+		}
 		if len(w.levels) == 1 {
 			return nil
 		}
@@ -104,7 +110,7 @@ func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// enter goes down into a directory, counts it and its files, and notes its directories.
+// enter goes down into a directory, and counts it.
 func (w *walk) enter(parent int, name string) error {
 	fd, stat, err := open(parent, name)
 	if err != nil {
@@ -112,30 +118,36 @@ func (w *walk) enter(parent int, name string) error {
 	}
 	w.moveTo(fd)
 	w.count(stat)
-	here := level{name: name, id: inodeOf(stat)}
-	for {
-		names, err := readNames(fd, w.buffer[:])
-		if err != nil && !isGone(err) { // gone: it was removed
+	w.levels = append(w.levels, level{name: name, id: inodeOf(stat)})
+	return nil
+}
+
+// readMore counts the next files, and notes the directories among them: a batch, because a container makes
+// as many as it likes.
+func (w *walk) readMore(last *level) error {
+	if _, err := unix.Seek(w.at, last.next, unix.SEEK_SET); err != nil {
+		return err
+	}
+	names, err := readNames(w.at, w.buffer[:])
+	if err != nil && !isGone(err) { // gone: it was removed
+		return err
+	}
+	last.read = len(names) == 0
+	for _, name := range names {
+		var stat unix.Stat_t
+		err := unix.Fstatat(w.at, name, &stat, unix.AT_SYMLINK_NOFOLLOW)
+		switch {
+		case isGone(err):
+		case err != nil:
 			return err
-		}
-		if len(names) == 0 {
-			w.levels = append(w.levels, here)
-			return nil
-		}
-		for _, name := range names {
-			var stat unix.Stat_t
-			err := unix.Fstatat(fd, name, &stat, unix.AT_SYMLINK_NOFOLLOW)
-			switch {
-			case isGone(err):
-			case err != nil:
-				return err
-			case stat.Mode&unix.S_IFMT == unix.S_IFDIR:
-				here.left = append(here.left, name)
-			default:
-				w.count(&stat)
-			}
+		case stat.Mode&unix.S_IFMT == unix.S_IFDIR:
+			last.left = append(last.left, name)
+		default:
+			w.count(&stat)
 		}
 	}
+	last.next, err = unix.Seek(w.at, 0, unix.SEEK_CUR)
+	return err
 }
 
 func (w *walk) count(stat *unix.Stat_t) {

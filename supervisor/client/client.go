@@ -101,7 +101,12 @@ func (c *Client) watch(limit *atomic.Int64) {
 		case <-time.After(within / 2):
 		}
 		ctx, cancel := context.WithTimeout(c.life, within)
-		_, err := c.rpc.UseProgram(ctx, &api.UseProgramRequest{})
+		// Over a connection of its own: ttrpc waits without a limit where one is full of calls that nobody reads.
+		call, done, err := c.open(ctx)
+		if err == nil {
+			_, err = call.UseProgram(ctx, &api.UseProgramRequest{})
+			done()
+		}
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			_ = c.supervisor.Kill(0) // that it has not ended at once is no news
 		}

@@ -197,18 +197,20 @@ func (c *container) streamOptions() stdio.Options {
 // errdefs.ErrFailedPrecondition says that init ran and did not reach the barrier: something is missing.
 func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
 	var answer starter.Answer
+	var made *proc // c.init is never nil: who finds a container whose creation failed may ask it
 	if c.record.Bare && len(c.record.Program) == 0 && launch.CanPause(spec) {
-		c.init, answer, err = c.launchPause(ctx, spec)
+		made, answer, err = c.launchPause(ctx, spec)
 	} else {
 		request := c.request(starter.Create)
 		request.Terminal = c.record.Terminal
-		c.init, answer, err = c.startByStarter(ctx, request, ends, c.noteProgram)
+		made, answer, err = c.startByStarter(ctx, request, ends, c.noteProgram)
 	}
 	ends.Close()
 	if err != nil {
 		streams.Drain()
 		return errors.Join(err, c.record.Remove()) // what was made is left
 	}
+	c.init = made
 	c.mu.Lock()
 	c.io, c.record.Cgroups, c.record.ExecCgroups = streams, answer.Cgroups, answer.ExecCgroups
 	c.record.PID, c.record.StartTime = c.init.PID, c.init.StartTime

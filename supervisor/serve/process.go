@@ -77,6 +77,7 @@ func (c *container) startByStarter(ctx context.Context, request starter.Request,
 		return err
 	})
 	if err != nil && p != nil {
+		_ = p.terminal.Close() // nil does nothing
 		return nil, answer, errors.Join(err, p.close())
 	}
 	return p, answer, err

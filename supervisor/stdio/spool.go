@@ -50,9 +50,12 @@ func (s *spool) read(fifo *os.File) ([]byte, error) {
 	var moved int64
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {
-		offset := s.end
-		moved, failed = unix.Splice(int(fd), nil, int(s.file.Fd()), &offset, pumpBuffer, unix.SPLICE_F_NONBLOCK)
-		return failed != unix.EAGAIN && failed != unix.EINTR
+		// A signal interrupts it also while bytes wait, of which the poller, edge-triggered, says nothing again.
+		for failed = unix.EINTR; failed == unix.EINTR; {
+			offset := s.end
+			moved, failed = unix.Splice(int(fd), nil, int(s.file.Fd()), &offset, pumpBuffer, unix.SPLICE_F_NONBLOCK)
+		}
+		return failed != unix.EAGAIN
 	})
 	switch {
 	case err != nil:
@@ -132,6 +135,16 @@ func (s *spool) resume(log *crilog.Log, stream string) error {
 	_, _ = s.entries.Write(data) // never fails
 	s.logged()
 	return err
+}
+
+// begun reports whether a predecessor was writing entries, the last of which may be cut off.
+func (s *spool) begun() bool {
+	inode := make([]byte, 8)
+	if s.file == nil {
+		return false
+	}
+	_, err := s.file.ReadAt(inode, 8)
+	return err == nil && binary.NativeEndian.Uint64(inode) != 0
 }
 
 func (s *spool) close() {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -189,7 +190,11 @@ func (s *Streams) Resume(report func(error)) {
 			report(err)
 			time.Sleep(time.Second)
 		}
-		for _, out := range s.outputs {
+		outputs := slices.Clone(s.outputs)
+		if last := len(outputs) - 1; last > 0 && outputs[last].spool.begun() {
+			slices.Reverse(outputs) // first what cut off half an entry: nothing may be appended to that
+		}
+		for _, out := range outputs {
 			err = errors.Join(err, out.spool.resume(s.log, out.name))
 		}
 		if err != nil {

@@ -41,6 +41,8 @@ func (r runs) wantUndisturbed(t *testing.T, i int) {
 		t.Errorf("pod %d: pid %d, it was %d", i, now, r.pid)
 	}
 	r.wantExit(r.dies, int32(100+i%50), "Error")
+	// The daemon asks the successor about one container after the other.
+	eventually(t, "what waits is known again", func() bool { return r.status(r.waits).State == created })
 	check(t, r.start(r.waits))
 	r.wantExit(r.waits, int32(50+i%50), "Error")
 	same(t, "exec", r.exec(r.lives, "echo hi"), "hi")
