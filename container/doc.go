@@ -25,7 +25,7 @@
 // after every end, asked for or not. RemoveContainer kills, and goes through: nri remove,
 // delete, remove rootfs, remove record. The nri steps exist only with NRI.
 //
-// Destroy (destroy.go) is the only undo. A failed create, RemoveContainer, the removal of the
+// destroy (destroy.go) is the only undo. A failed create, RemoveContainer, the removal of the
 // pod, and recovery after a crash (restore.go) call it.
 //
 // # States

@@ -9,7 +9,7 @@
 //	 1 check       the request; nothing has a side effect before it is complete
 //	 2 reserve     the name; a second request for it waits and gets the same id
 //	 3 record      the sandbox and its attachment
-//	 4 sync        both are on the disk before ADD can run; along with 5 to 8
+//	 4 sync        both are on the disk before ADD can run; along with 5 to 9
 //	 5 files       log directory, shm, resolv.conf, hostname, hosts
 //	 6 userns      if asked for: it must own the network namespace
 //	 7 netns       pinned at a path that follows from the id
@@ -33,9 +33,9 @@
 // unmount files once more, nri remove, remove files, remove record.
 // An error of an NRI plugin is logged, and does not keep a pod from stopping.
 //
-// Destroy (destroy.go) is the only undo: it tries every part, joins the errors, and leaves
+// destroy (destroy.go) is the only undo: it tries every part, joins the errors, and leaves
 // the record until all parts are gone, so that it can be called again. A failed Run, Remove,
-// and recovery after a crash (restore.go) call it; Stop is its first part. Package sweep
+// and recovery after a crash (restore.go) call it; its first part, teardown, is also that of Stop. Package sweep
 // removes what has no record.
 //
 // # States

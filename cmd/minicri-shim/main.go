@@ -4,7 +4,7 @@
 //go:debug updatemaxprocs=0
 
 // Command minicri-shim is the parent of the processes of pods: the resident supervisor (serve), which does not
-// use libcontainer; a starter (start), which makes one container, or one process in it; and libcontainer's
+// use libcontainer; a starter (start), which does one operation on a container; and libcontainer's
 // init, re-executed inside the new namespaces.
 package main
 

@@ -2,8 +2,8 @@
 // a container, or starts a process in one, with libcontainer or by a program with runc's command line.
 // Only it and the shim's main import libcontainer; [Main] runs in `minicri-shim start`, never in the supervisor.
 //
-// A process makes one call only, so nothing here has a lock, a limit or a way to be aborted: the supervisor
-// ends a starter with all that it has started (package starter).
+// A process makes one call only, so nothing here has a lock or a way to be aborted, and only hooks and the wait
+// for a terminal have a limit of their own: the supervisor ends a starter with all that it has started (package starter).
 //
 // Processes and cgroups of a program are checked before the supervisor may kill by them (program.go).
 package engine

@@ -1,7 +1,7 @@
 //go:build ignore
 
 /*
- * launch makes the system calls of a list, up to execve(2), and ends at the first failure. It reads the
+ * launch makes the system calls of a list, up to execve(2), and ends at the first failure of a call that may not fail. It reads the
  * list (calls.go) from descriptor 3 and maps it at the address for which its pointers are made. It has no
  * libc, one thread and a few pages, so that it starts at once and the kernel copies next to nothing.
  */
