@@ -71,7 +71,6 @@ func TestSpool(t *testing.T) {
 	must(t, err)
 	s, err := openSpool(filepath.Join(dir, "spool"))
 	must(t, err)
-	defer s.close()
 	s.entries = log.Stream("stdout")
 	s.entries.Progress = s.logging
 	container, p, got := pumpOf(t)
@@ -82,6 +81,11 @@ func TestSpool(t *testing.T) {
 		got <- string(b)
 	}
 	go p.Run()
+	defer func() {
+		_ = p.Close()
+		<-p.done // it uses the spool
+		s.close()
+	}()
 	send := func(text string) {
 		t.Helper()
 		_, _ = container.WriteString(text)
