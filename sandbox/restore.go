@@ -19,6 +19,7 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/oci"
 )
 
 // Open restores the sandboxes of an earlier daemon from their records and the kernel. No single one
@@ -37,7 +38,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 		return nil, err
 	}
 	// Written after restore: if the daemon is killed before, the next one finds the reboot again.
-	if !s.unrecorded {
+	if s.rebooted && !s.unrecorded {
 		if err := state.WriteFile(s.bootMarker(), []byte(s.bootID), false); err != nil {
 			return nil, err
 		}
@@ -121,7 +122,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 		return fmt.Errorf("the record says created at %d", record.CreatedAt)
 	}
 	sb := newSandbox(record, config)
-	ended := lost || facts.BootID != s.bootID && (s.rebooted || facts.BootID != "")
+	ended := lost || facts.BootID != s.bootID && (s.rebooted || facts.BootID != "" || s.pauseRuns(record))
 	rows := facts.Timeline
 	facts.Timeline = nil
 	if ended {
@@ -146,6 +147,23 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 		s.log(sb).Error("the cgroup parent of a sandbox is not on disk: minicri check may miss its cgroups", "err", err)
 	}
 	return nil
+}
+
+// pauseRuns reports whether a sandbox without facts has its pause, past the exec barrier: then it was
+// Ready, and its facts are lost.
+func (s *Store) pauseRuns(record Record) bool {
+	pids, err := s.options.Hierarchies.Processes(cgroup.Path(record.CgroupsPath))
+	if err != nil {
+		s.options.Logger.Error("look for pause", "sandbox", record.ID, "err", err)
+		return true // touch nothing
+	}
+	return slices.ContainsFunc(pids, func(pid int) bool {
+		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		if err != nil {
+			return !errors.Is(err, fs.ErrNotExist) // it may be
+		}
+		return filepath.Base(exe) == filepath.Base(oci.PauseProgram)
+	})
 }
 
 func (s *Store) restorePause(sb *Sandbox) {
