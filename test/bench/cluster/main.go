@@ -1,8 +1,8 @@
-// Command cluster compares minicri with Debian's containerd under the same
-// kubelet: for each a cluster of one node is made by hack/cluster, the same pods
-// are applied, and what is seen by a watch of the API server is printed side by
-// side, with the ratio of minicri to containerd. minicri is measured a second time
-// below a kubelet with evented PLEG, which Debian's containerd has no events for.
+// Command cluster compares minicri with Debian's containerd under the same kubelet: for
+// each a cluster of one node is made by hack/cluster, the same pods are applied, and what is
+// seen by a watch of the API server is printed side by side, with the ratio of minicri to
+// containerd. minicri is measured a second time below a kubelet with evented PLEG, which
+// Debian's containerd has no events for.
 package main
 
 import (
@@ -13,77 +13,50 @@ import (
 	"path/filepath"
 	"time"
 
-	cost "github.com/minicri/minicri/test/bench/contender"
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
-func main() { cost.Main("cluster", run) }
-
-// contender is a runtime under a kubelet with feature gates.
-type contender struct{ name, runtime, gates string }
-
-// contenders are measured in this order, and compared with the last.
-var contenders = []contender{
+// measured are a runtime under a kubelet with feature gates, in this order; they are
+// compared with the last.
+var measured = [3]struct{ name, runtime, gates string }{
 	{"minicri", "minicri", ""},
 	{"evented", "minicri", "EventedPLEG=true"},
 	{"containerd", "containerd", ""},
 }
 
-func run(ctx context.Context) error {
-	var results []map[string]float64
-	for _, c := range contenders {
-		measured, err := c.measure(ctx)
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+func main() {
+	contender.Main("cluster", func(ctx context.Context, dir string) {
+		var results [len(measured)]map[string]float64
+		for i, m := range measured {
+			fmt.Fprintln(os.Stderr, "bench-cluster:", m.name)
+			results[i] = measure(ctx, filepath.Join(dir, m.name), "bench-"+m.name, m.runtime, m.gates)
 		}
-		results = append(results, measured)
-	}
-	last := len(contenders) - 1
-	head, ratios := fmt.Sprintf("%-58s", ""), ""
-	for i, c := range contenders {
-		head += fmt.Sprintf(" %12s", c.name)
-		if i < last {
-			ratios += fmt.Sprintf(" %18s", c.name+"/"+contenders[last].name[:4])
+		fmt.Printf("%-58s %12s %12s %12s %18s %18s\n", "", measured[0].name, measured[1].name, measured[2].name, "minicri/cont", "evented/cont")
+		for _, row := range rows {
+			ours, evented, theirs := results[0][row], results[1][row], results[2][row]
+			fmt.Printf("%-58s %12.2f %12.2f %12.2f %18.2f %18.2f\n", row, ours, evented, theirs, ours/theirs, evented/theirs)
 		}
-	}
-	fmt.Println(head + ratios)
-	for _, row := range rows {
-		line, ratios := fmt.Sprintf("%-58s", row), ""
-		for i, result := range results {
-			line += fmt.Sprintf(" %12.2f", result[row])
-			if i < last {
-				ratios += fmt.Sprintf(" %18.2f", result[row]/results[last][row])
-			}
-		}
-		fmt.Println(line + ratios)
-	}
-	return nil
+	})
 }
 
 // measure makes a cluster, measures, and takes it down.
-func (c contender) measure(ctx context.Context) (results map[string]float64, err error) {
-	name := "bench-" + c.name
-	tool := cost.Must(filepath.Abs("bin/cluster"))
+func measure(ctx context.Context, socket, name, runtime, gates string) map[string]float64 {
 	cluster := func(arguments ...string) error {
-		command := exec.Command(tool, append([]string{"--name", name}, arguments...)...)
+		command := exec.Command("bin/cluster", append([]string{"--name", name}, arguments...)...)
 		command.Stdout, command.Stderr = os.Stderr, os.Stderr
 		return command.Run()
 	}
-	up := []string{"up", "--nodes", "1", "--runtime", c.runtime}
-	if c.gates != "" {
-		up = append(up, "--kubelet-gates", c.gates)
+	up := []string{"up", "--nodes", "1", "--runtime", runtime}
+	if gates != "" {
+		up = append(up, "--kubelet-gates", gates)
 	}
-	cost.Check(cluster(up...))
-	defer func() {
-		if down := cluster("down"); err == nil {
-			err = down
-		}
-	}()
-	a := cost.Must(newAPI(ctx, name))
-	defer a.close()
-	b := &bench{api: a, results: make(map[string]float64), processes: processesOf(name)}
-	for _, measure := range []func(context.Context) error{b.single, b.together(20, rowTwenty), b.together(60, rowSixty), b.idle, b.job} {
-		cost.Check(measure(ctx))
+	contender.Check(cluster(up...))
+	defer contender.Finally(func() error { return cluster("down") })
+	b := &bench{cluster: name, results: make(map[string]float64)}
+	defer b.connect(ctx, socket)()
+	for _, measure := range []func(context.Context){b.single, b.twenty, b.sixty, b.idle, b.job} {
+		measure(ctx)
 		time.Sleep(2 * time.Second) // what the last one left to do
 	}
-	return b.results, nil
+	return b.results
 }

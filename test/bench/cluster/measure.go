@@ -1,12 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
-	"slices"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
 	"time"
 
-	cost "github.com/minicri/minicri/test/bench/contender"
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
 // What is measured, in the order of the table.
@@ -26,110 +32,159 @@ const (
 var rows = []string{rowSingle, rowTwenty, rowSixty, rowIdle, rowMemory, rowBefore, rowFDFirst, rowJob, rowJobMem, rowJobFD}
 
 const (
-	namespace  = "bench"
-	image      = "cluster.minicri.test/tools:minicri"
-	singles    = 15
-	idleMinute = time.Minute
-	jobPods    = 200
+	namespace = "bench"
+	podsPath  = "http://localhost/api/v1/namespaces/" + namespace + "/pods"
 )
-
-type bench struct {
-	api       *api
-	processes func() (usage, error)
-	results   map[string]float64
-}
 
 type object = map[string]any
 
-func pod(name string) object {
-	return object{
-		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name},
-		"spec": object{
-			"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false, "enableServiceLinks": false,
-			"containers": []object{{"name": "main", "image": image, "command": []string{"sleep", "100000"}, "resources": object{"requests": object{"cpu": "1m"}}}},
-		},
+// bench measures a cluster, whose API server it reaches by kubectl proxy.
+type bench struct {
+	cluster string
+	client  http.Client
+	results map[string]float64
+}
+
+// command is kubectl in the namespace.
+func (b *bench) command(arguments ...string) *exec.Cmd {
+	dir := filepath.Join("/var/lib/minicri-cluster", b.cluster)
+	arguments = append([]string{"--kubeconfig", dir + "/kubeconfig", "--namespace", namespace}, arguments...)
+	return exec.Command(dir+"/nodes/node1/bin/kubectl", arguments...)
+}
+
+func (b *bench) kubectl(input []byte, arguments ...string) {
+	command := b.command(arguments...)
+	command.Stdin = bytes.NewReader(input)
+	if out, err := command.CombinedOutput(); err != nil {
+		contender.Check(fmt.Errorf("kubectl %v: %w: %s", arguments, err, out))
 	}
 }
 
-// start makes pods, and returns when the last is Ready, with the time of each from
-// its POST.
-func (b *bench) start(ctx context.Context, prefix string, n int) ([]time.Duration, error) {
+// connect makes the namespace. A pod needs its service account, which comes some moments later.
+func (b *bench) connect(ctx context.Context, socket string) (end func()) {
+	b.kubectl(nil, "create", "namespace", namespace)
+	b.kubectl(nil, "wait", "--for=create", "serviceaccount/default", "--timeout=1m")
+	proxy := b.command("proxy", "--unix-socket", socket)
+	contender.Check(proxy.Start())
+	b.client.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+		for range 100 {
+			if conn, err = (&net.Dialer{}).DialContext(ctx, "unix", socket); err == nil {
+				break
+			}
+			time.Sleep(100 * time.Millisecond) // it comes to listen
+		}
+		return conn, err
+	}}
+	return func() {
+		_ = proxy.Process.Kill() // it has nothing to save
+		_ = proxy.Wait()
+	}
+}
+
+func (b *bench) ask(ctx context.Context, method, url string, body any) io.ReadCloser {
+	data := contender.Must(json.Marshal(body))
+	request := contender.Must(http.NewRequestWithContext(ctx, method, url, bytes.NewReader(data)))
+	request.Header.Set("Content-Type", "application/json")
+	response := contender.Must(b.client.Do(request))
+	if response.StatusCode >= http.StatusBadRequest {
+		defer response.Body.Close()
+		said, _ := io.ReadAll(response.Body) // the status says enough without
+		contender.Check(fmt.Errorf("%s %s: %s: %s", method, url, response.Status, said))
+	}
+	return response.Body
+}
+
+// spec is of a pod that runs a command.
+func spec(restart string, command ...string) object {
+	return object{
+		"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false, "enableServiceLinks": false, "restartPolicy": restart,
+		"containers": []object{{
+			"name": "main", "image": "cluster.minicri.test/tools:minicri", "command": command,
+			"resources": object{"requests": object{"cpu": "1m"}},
+		}},
+	}
+}
+
+// start makes pods, and returns when the last is Ready, with the time of each from its POST.
+func (b *bench) start(ctx context.Context, prefix string, n int) (took []time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	watch := cost.Must(b.api.watchPods(ctx))
-	defer watch.close()
+	watch := b.ask(ctx, http.MethodGet, podsPath+"?watch=1", nil)
+	defer watch.Close()
 	begun := make(map[string]time.Time)
 	for i := range n {
 		name := fmt.Sprintf("%s-%d", prefix, i)
 		begun[name] = time.Now()
-		cost.Check(b.api.post(ctx, "/api/v1/namespaces/"+namespace+"/pods", pod(name)))
+		pod := object{"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": name}, "spec": spec("Always", "sleep", "100000")}
+		b.ask(ctx, http.MethodPost, podsPath, pod).Close()
 	}
-	var took []time.Duration
-	for len(begun) > 0 {
-		p := cost.Must(watch.next())
-		if since, waited := begun[p.Metadata.Name]; waited && p.ready() {
-			took = append(took, time.Since(since))
-			delete(begun, p.Metadata.Name)
+	for events := json.NewDecoder(watch); len(begun) > 0; {
+		var event struct {
+			Object struct {
+				Metadata struct{ Name string }
+				Status   struct {
+					Conditions []struct{ Type, Status string }
+				}
+			}
+		}
+		contender.Check(events.Decode(&event))
+		name := event.Object.Metadata.Name
+		for _, c := range event.Object.Status.Conditions {
+			if since, waited := begun[name]; waited && c.Type == "Ready" && c.Status == "True" {
+				took = append(took, time.Since(since))
+				delete(begun, name)
+			}
 		}
 	}
-	return took, nil
+	return took
 }
 
-func (b *bench) single(ctx context.Context) error {
+func (b *bench) deletePods() { b.kubectl(nil, "delete", "pods", "--all", "--timeout=5m") }
+
+func (b *bench) single(ctx context.Context) {
 	var took []time.Duration
-	for i := range singles {
-		one := cost.Must(b.start(ctx, fmt.Sprintf("single-%d", i), 1))
-		took = append(took, one...)
+	for i := range 15 {
+		took = append(took, b.start(ctx, fmt.Sprintf("single-%d", i), 1)...)
 	}
-	slices.Sort(took)
-	b.results[rowSingle] = float64(took[len(took)/2].Microseconds()) / 1000
-	return b.api.deletePods(ctx)
+	b.results[rowSingle] = contender.Milliseconds(contender.Quantile(took, 0.5))
+	b.deletePods()
 }
 
-// together measures n pods that are made at once. The last 60 stay for idle.
-func (b *bench) together(n int, row string) func(context.Context) error {
-	return func(ctx context.Context) error {
-		begun := time.Now()
-		cost.Must(b.start(ctx, "many", n))
-		b.results[row] = time.Since(begun).Seconds()
-		if row == rowSixty {
-			return nil
-		}
-		return b.api.deletePods(ctx)
-	}
-}
-
-func (b *bench) idle(ctx context.Context) error {
-	time.Sleep(10 * time.Second) // the starts have to end first
-	before := cost.Must(b.processes())
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(idleMinute):
-	}
-	after := cost.Must(b.processes())
-	b.results[rowIdle] = (after.cpu - before.cpu).Seconds()
-	b.results[rowMemory] = after.mebibytes
-	return b.api.deletePods(ctx)
-}
-
-func (b *bench) job(ctx context.Context) error {
-	time.Sleep(5 * time.Second)
-	before := cost.Must(b.processes())
-	b.results[rowBefore], b.results[rowFDFirst] = before.mebibytes, float64(before.descriptors)
+func (b *bench) twenty(ctx context.Context) {
 	begun := time.Now()
-	job := object{
+	b.start(ctx, "many", 20)
+	b.results[rowTwenty] = time.Since(begun).Seconds()
+	b.deletePods()
+}
+
+// sixty leaves its pods to idle.
+func (b *bench) sixty(ctx context.Context) {
+	begun := time.Now()
+	b.start(ctx, "many", 60)
+	b.results[rowSixty] = time.Since(begun).Seconds()
+}
+
+func (b *bench) idle(context.Context) {
+	time.Sleep(10 * time.Second) // the starts have to end first
+	before := usageOf(b.cluster)
+	time.Sleep(time.Minute)
+	after := usageOf(b.cluster)
+	b.results[rowIdle], b.results[rowMemory] = (after.cpu - before.cpu).Seconds(), after.mebibytes
+	b.deletePods()
+}
+
+func (b *bench) job(context.Context) {
+	time.Sleep(5 * time.Second)
+	before := usageOf(b.cluster)
+	begun := time.Now()
+	b.kubectl(contender.Must(json.Marshal(object{
 		"apiVersion": "batch/v1", "kind": "Job", "metadata": object{"name": "short"},
-		"spec": object{"completions": jobPods, "parallelism": 40, "template": object{"spec": object{
-			"restartPolicy": "Never", "automountServiceAccountToken": false,
-			"containers": []object{{"name": "main", "image": image, "command": []string{"true"}, "resources": object{"requests": object{"cpu": "1m"}}}},
-		}}},
-	}
-	cost.Check(b.api.post(ctx, "/apis/batch/v1/namespaces/"+namespace+"/jobs", job))
-	cost.Check(b.api.awaitJob(ctx, "short"))
+		"spec": object{"completions": 200, "parallelism": 40, "template": object{"spec": spec("Never", "true")}},
+	})), "create", "-f", "-")
+	b.kubectl(nil, "wait", "--for=condition=complete", "job/short", "--timeout=10m")
 	b.results[rowJob] = time.Since(begun).Seconds()
 	time.Sleep(10 * time.Second)
-	after := cost.Must(b.processes())
-	b.results[rowJobMem], b.results[rowJobFD] = after.mebibytes, float64(after.descriptors)
-	return nil
+	after := usageOf(b.cluster)
+	b.results[rowBefore], b.results[rowFDFirst] = before.mebibytes, before.descriptors
+	b.results[rowJobMem], b.results[rowJobFD] = after.mebibytes, after.descriptors
 }

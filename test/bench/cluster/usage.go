@@ -1,94 +1,47 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/minicri/minicri/internal/cgroup"
-	cost "github.com/minicri/minicri/test/bench/contender"
+	"github.com/minicri/minicri/test/bench/contender"
 )
 
-// usage is of all processes of a runtime: daemon and shims. What holds a pod's
-// namespaces, pause, is not counted for either.
+// usage is of all processes of a runtime: daemon and shims. What holds a pod's namespaces,
+// pause, is not counted for either.
 type usage struct {
-	cpu         time.Duration
-	mebibytes   float64 // what the node cannot take back
-	descriptors int
-	// daemons and shims are how many processes that is of.
-	daemons, shims int
+	cpu                    time.Duration
+	mebibytes, descriptors float64 // memory that the node cannot take back
 }
 
-// daemons and shims are the programs of runtimes by the names of their files.
-var (
-	daemons = []string{"minicri", "containerd"}
-	shims   = []string{"minicri-shim", "containerd-shim-runc-v2"}
-)
+// isShim are the programs of runtimes by the names of their files.
+var isShim = map[string]bool{"minicri": false, "containerd": false, "minicri-shim": true, "containerd-shim-runc-v2": true}
 
-// processesOf finds a cluster's by the cgroups of its node: what the runtime starts
-// is in there, wherever its parent is.
-func processesOf(cluster string) func() (usage, error) {
-	return func() (usage, error) {
-		hierarchies, err := cgroup.FindHierarchies()
-		if err != nil {
-			return usage{}, err
+// usageOf finds a cluster's by the cgroups of its node: what the runtime starts is in there,
+// wherever its parent is.
+func usageOf(cluster string) (u usage) {
+	pids := contender.Must(contender.Must(cgroup.FindHierarchies()).Processes("/minicri-cluster-" + cluster))
+	found := map[bool]bool{}
+	for _, pid := range pids {
+		proc := fmt.Sprintf("/proc/%d/", pid)
+		program, _ := os.Readlink(proc + "exe") // one that has ended has none; of one in memory it is that memory's (memfd_create(2))
+		shim, ours := isShim[strings.TrimPrefix(filepath.Base(strings.TrimSuffix(program, " (deleted)")), "memfd:")]
+		if !ours {
+			continue
 		}
-		pids, err := hierarchies.Processes("/minicri-cluster-" + cluster)
-		if err != nil {
-			return usage{}, err
-		}
-		var all usage
-		for _, pid := range pids {
-			if err := all.add(pid); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return usage{}, err
-			}
-		}
-		// Each cluster has pods of its own: a runtime of which one kind is not found is
-		// not measured.
-		if all.daemons == 0 || all.shims == 0 {
-			return usage{}, fmt.Errorf("cluster %s has %d daemons and %d shims among its %d processes: one of each has to be there", cluster, all.daemons, all.shims, len(pids))
-		}
-		return all, nil
+		found[shim] = true
+		open, _ := os.ReadDir(proc + "fd")
+		u.cpu += contender.CPU(pid, false)
+		u.mebibytes += float64(contender.Memory(pid)) / 1024
+		u.descriptors += float64(len(open))
 	}
-}
-
-// programOf is the name of the file that a process executes, of one in memory
-// (memfd_create(2)) that of the memory.
-func programOf(pid int) (string, error) {
-	path, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "exe"))
-	return strings.TrimPrefix(filepath.Base(strings.TrimSuffix(path, " (deleted)")), "memfd:"), err
-}
-
-func (u *usage) add(pid int) error {
-	dir := filepath.Join("/proc", strconv.Itoa(pid))
-	program, err := programOf(pid)
-	switch {
-	case err != nil:
-		return err
-	case slices.Contains(daemons, program):
-		u.daemons++
-	case slices.Contains(shims, program):
-		u.shims++
-	default:
-		return nil
+	// Each cluster has pods of its own: a runtime of which one kind is not found is not measured.
+	if len(found) != 2 {
+		contender.Check(fmt.Errorf("cluster %s: a daemon and a shim have to be among its %d processes: %v", cluster, len(pids), found))
 	}
-	cpu, err := cost.CPU(pid)
-	if err != nil {
-		return err
-	}
-	u.cpu += cpu
-	kibibytes, err := cost.Memory(pid)
-	if err != nil {
-		return err
-	}
-	u.mebibytes += float64(kibibytes) / 1024
-	open, err := os.ReadDir(filepath.Join(dir, "fd"))
-	u.descriptors += len(open)
-	return err
+	return u
 }

@@ -1,3 +1,10 @@
+// Package contender runs the runtimes that a benchmark compares: minicri, and the
+// containerd in PATH. Each has a directory of its own; both run in the namespaces of the
+// caller, which hack/in-netns makes.
+//
+// An error ends the benchmark: Check panics with it, Main prints it, and what is deferred
+// by Finally cleans up on the way. Nothing is locked: a benchmark does one thing at a time,
+// so that nothing else is measured.
 package contender
 
 import (
@@ -6,33 +13,15 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strconv"
+	"sync"
 	"syscall"
 	"time"
 )
 
-// limit ends a benchmark that hangs. In User-mode Linux, on a busy machine, some take an
-// hour.
+// limit ends a benchmark that hangs. In User-mode Linux, on a busy machine, some take an hour.
 const limit = 3 * time.Hour
-
-// Benchmark compares a node of minicri and one of containerd. They are in this
-// order everywhere.
-type Benchmark func(ctx context.Context, nodes [2]*Node) error
-
-// MainWith is the main function of a program that compares, with pods that an engine
-// runs, in both.
-func MainWith(name string, engine Engine, benchmark Benchmark) {
-	run(name, setting{engine: engine}, benchmark)
-}
-
-// MainEmbedded is that of one with minicri's pods in its embedded network. Those of
-// containerd are in the same bridge network as in the other benchmarks.
-func MainEmbedded(name string, benchmark Benchmark) { run(name, setting{embedded: true}, benchmark) }
-
-// setting is what benchmarks have different from each other.
-type setting struct {
-	engine   Engine
-	embedded bool
-}
 
 // failure is an error that ends a benchmark, on its way to Catch.
 type failure struct{ error }
@@ -50,8 +39,8 @@ func Must[T any](value T, err error) T {
 	return value
 }
 
-// Catch returns the error that do returns, or that has ended it.
-func Catch(do func() error) (err error) {
+// Catch returns the error that has ended do.
+func Catch(do func()) (err error) {
 	defer func() {
 		switch ended := recover().(type) {
 		case nil:
@@ -61,14 +50,31 @@ func Catch(do func() error) (err error) {
 			panic(ended)
 		}
 	}()
-	return do()
+	do()
+	return nil
 }
 
-// Main is the main function of a benchmark: ended early, it still cleans up.
-func Main(name string, do func(ctx context.Context) error) {
+// Finally is to be deferred: its error joins the one that ends the benchmark.
+func Finally(clean func() error) {
+	ended := recover()
+	err := clean()
+	if failed, ok := ended.(failure); ok {
+		err = errors.Join(failed.error, err)
+	} else if ended != nil {
+		panic(ended)
+	}
+	Check(err)
+}
+
+// Main is the main function of a benchmark, with a directory: ended early, it still cleans up.
+func Main(name string, do func(ctx context.Context, dir string)) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	ctx, cancel := context.WithTimeout(ctx, limit)
-	err := Catch(func() error { return do(ctx) })
+	err := Catch(func() {
+		dir := Must(os.MkdirTemp("", "mb")) // short: sockets are below it
+		defer Finally(func() error { return os.RemoveAll(dir) })
+		do(ctx, dir)
+	})
 	cancel()
 	stop()
 	if err != nil {
@@ -77,20 +83,46 @@ func Main(name string, do func(ctx context.Context) error) {
 	}
 }
 
-func run(name string, in setting, benchmark Benchmark) {
-	Main(name, func(ctx context.Context) error { return compare(ctx, in, benchmark) })
+// Compare is the main function of a program that compares a node of minicri and one of
+// containerd; they are in this order everywhere. Containers run by the program of that
+// name below both, "" is what each has by itself. Pods are in the same bridge network,
+// those of minicri in its embedded one if that is asked for.
+func Compare(name, engine string, embedded bool, benchmark func(ctx context.Context, nodes [2]*Node)) {
+	Main(name, func(ctx context.Context, dir string) {
+		archive := filepath.Join(dir, "images.tar")
+		writeImages(archive)
+		ours, theirs := engineConfig(engine)
+		var nodes [2]*Node
+		for i, r := range []Runtime{{Minicri, ours, 0, embedded}, {Containerd, theirs, 1, false}} {
+			nodes[i] = Start(ctx, filepath.Join(dir, strconv.Itoa(i)), r)
+			defer Finally(nodes[i].Close)
+			nodes[i].Handler = engine
+			nodes[i].importImages(ctx, archive)
+		}
+		benchmark(ctx, nodes)
+	})
 }
 
-func compare(ctx context.Context, in setting, benchmark Benchmark) (err error) {
-	dir, err := os.MkdirTemp("", "mb") // short: sockets are below it
-	if err != nil {
-		return err
+// InFlight is how many calls Parallel makes at once.
+const InFlight = 10
+
+// Parallel calls do for 0 to n-1, several at a time, and ends with the first error.
+func Parallel(n int, do func(int)) { Burst(n, InFlight, do) }
+
+// Burst is Parallel with so many at a time.
+func Burst(n, atOnce int, do func(int)) {
+	slots := make(chan struct{}, atOnce)
+	errs := make([]error, n)
+	var wait sync.WaitGroup
+	for i := range n {
+		slots <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = Catch(func() { do(i) })
+		})
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	nodes, err := startNodes(ctx, dir, in)
-	defer func() { err = errors.Join(err, closeNodes(nodes)) }()
-	if err != nil {
-		return err
+	wait.Wait()
+	for _, err := range errs {
+		Check(err)
 	}
-	return benchmark(ctx, [2]*Node(nodes))
 }

@@ -1,6 +1,7 @@
 package contender
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,154 +9,233 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
 )
 
-// Node is a runtime that serves pods.
+// The names of the runtimes.
+const (
+	Minicri    = "minicri"
+	Containerd = "containerd"
+)
+
+// Runtime is one that can be started, with further lines of configuration. The number tells
+// its network from that of the one beside it; it may be the embedded one of minicri.
+type Runtime struct {
+	Name, Config string
+	Number       int
+	embedded     bool
+}
+
+// Node is a runtime that was started, which serves pods. Its owner closes it.
 type Node struct {
 	Runtime
-	*Process
 	CRI        runtimeapi.RuntimeServiceClient
-	dir        string
-	number     int
-	handler    string
-	embedded   bool // its network is minicri's own
+	Images     runtimeapi.ImageServiceClient
+	Dir        string
+	Handler    string
+	command    *exec.Cmd
+	output     bytes.Buffer // to be read when the process has ended
 	connection *grpc.ClientConn
 }
 
-func startNodes(ctx context.Context, dir string, in setting) (nodes []*Node, err error) {
-	archive := filepath.Join(dir, "images.tar")
-	Check(writeImages(archive))
-	programs := BesideUs()
-	config := in.engine.minicri()
-	if in.embedded {
-		config += embeddedNetwork(filepath.Join(dir, "0", addressesName))
+// patience is how long a runtime may take to be ready.
+const patience = 20 * time.Second
+
+// Start starts a runtime, with nothing of the machine's but the program, in a directory,
+// and waits until its network is ready.
+func Start(ctx context.Context, dir string, r Runtime) *Node {
+	n := &Node{Runtime: r, Dir: dir}
+	if err := Catch(func() { n.start(ctx) }); err != nil {
+		err = errors.Join(err, n.Close())
+		Check(fmt.Errorf("%s: %w: %s", n.Name, err, n.output.Bytes()))
 	}
-	for i, runtime := range []Runtime{OfMinicri(programs, config), OfContainerd(programs, in.engine.containerd())} {
-		n := &Node{
-			Runtime: runtime, dir: filepath.Join(dir, strconv.Itoa(i)), number: i, handler: in.engine.Name,
-			embedded: in.embedded && runtime.Name == Minicri,
-		}
-		nodes = append(nodes, n)
-		if err := Catch(func() error { return n.start(ctx, archive) }); err != nil {
-			return nodes, fmt.Errorf("%s: %w", runtime.Name, err)
-		}
-	}
-	return nodes, nil
+	return n
 }
 
-func closeNodes(nodes []*Node) (err error) {
-	for _, n := range nodes {
-		if closeErr := n.close(); closeErr != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", n.Name, closeErr))
-		}
-	}
-	return err
+func (n *Node) start(ctx context.Context) {
+	n.prepare()
+	line := n.commandLine()
+	n.command = exec.Command(line[0], line[1:]...)
+	n.command.Stdout, n.command.Stderr = &n.output, &n.output
+	// A signal to our group is not for the daemon: Close needs it.
+	n.command.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	Check(n.command.Start())
+	n.connection = Must(grpc.NewClient("unix://"+n.Path("cri.sock"), grpc.WithTransportCredentials(insecure.NewCredentials())))
+	n.CRI, n.Images = runtimeapi.NewRuntimeServiceClient(n.connection), runtimeapi.NewImageServiceClient(n.connection)
+	n.until(ctx, func() error { return n.ready(ctx) })
 }
 
-func (n *Node) start(ctx context.Context, archive string) error {
-	Check(n.prepare())
-	n.Process = Must(n.Runtime.Start(ctx, n.dir))
-	n.connection = Must(Connect(ctx, n.dir))
-	n.CRI = runtimeapi.NewRuntimeServiceClient(n.connection)
-	command := n.importImages(n.dir, archive)
-	if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%v: %w: %s", command, err, out)
-	}
-	return until(ctx, func() error { return n.ready(ctx) })
+// Path is that of something of the node's.
+func (n *Node) Path(name string) string { return filepath.Join(n.Dir, name) }
+
+// Bin is a file that make builds, seen from bin/bench/NAME.
+func Bin(name string) string {
+	return filepath.Join(filepath.Dir(filepath.Dir(Must(os.Executable()))), name)
 }
 
-// prepare makes the directory, with a network and file systems in memory: for logs, so
-// that no disk is measured, and for the volatile directory, which is below /run on a
-// node.
-func (n *Node) prepare() error {
-	network := filepath.Join(n.dir, networkName)
-	Check(os.MkdirAll(network, 0o755))
+// prepare makes the directory, with a network and file systems in memory: for logs, so that
+// no disk is measured, and for the volatile directory, which is below /run on a node.
+func (n *Node) prepare() {
+	Check(os.MkdirAll(n.Path("cni"), 0o755))
 	if !n.embedded {
-		conf := ConfList("bench", fmt.Sprintf("bench%d", n.number), fmt.Sprintf("10.%d.0.0/16", 200+n.number), filepath.Join(n.dir, addressesName))
-		Check(os.WriteFile(filepath.Join(network, "10-bench.conflist"), conf, 0o644))
+		Check(os.WriteFile(n.Path("cni/10-bench.conflist"), n.ConfList(), 0o644))
 	}
-	for _, directory := range []string{n.logs(), filepath.Join(n.dir, stateName)} {
+	for _, directory := range []string{n.Path("logs"), n.Path("s")} {
 		Check(os.Mkdir(directory, 0o755))
-		if err := unix.Mount("tmpfs", directory, "tmpfs", 0, "mode=0755"); err != nil {
-			return fmt.Errorf("mount a tmpfs at %s: %w", directory, err)
-		}
+		Check(unix.Mount("tmpfs", directory, "tmpfs", 0, "mode=0755"))
 	}
-	return nil
 }
 
-func (n *Node) logs() string { return filepath.Join(n.dir, "logs") }
+// ConfList is the network of the node's pods: a bridge with addresses that are kept in its
+// directory.
+func (n *Node) ConfList() []byte {
+	return fmt.Appendf(nil, `{
+  "cniVersion": "1.0.0", "name": "bench",
+  "plugins": [
+    {"type": "bridge", "bridge": "bench%d", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+     "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.%d.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+    {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true}
+  ]
+}`, n.Number, n.Path("addresses"), 200+n.Number)
+}
 
-// ready reports whether the network and the images are there.
+// containerdConfig leaves the CRI plugin and what it needs.
+const containerdConfig = `version = 2
+root = "%[1]s/root"
+state = "%[1]s/s"
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.tracing.processor.v1.otlp",
+  "io.containerd.internal.v1.tracing"]
+[grpc]
+  address = "%[1]s/cri.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  sandbox_image = %[3]q
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    conf_dir = "%[1]s/cni"
+    bin_dir = %[2]q
+`
+
+// commandLine writes the configuration, and is what starts the daemon.
+func (n *Node) commandLine() []string {
+	file := n.Path("config.toml")
+	if n.Name == Containerd {
+		Check(os.WriteFile(file, []byte(fmt.Sprintf(containerdConfig, n.Dir, Bin("cni"), pauseImage)+n.Config), 0o600))
+		return []string{Containerd, "--config", file, "--log-level", "error"}
+	}
+	config := fmt.Sprintf("cgroup_driver = \"cgroupfs\"\ncgroup_parent = %q\n", n.CgroupParent()) + n.Config
+	if n.embedded {
+		config += fmt.Sprintf("[default_network]\nenabled = true\nbridge = \"bench0\"\nsubnet = \"10.200.0.0/16\"\ndata_dir = %q\n", n.Path("addresses"))
+	}
+	Check(os.WriteFile(file, []byte(config), 0o600))
+	return []string{
+		Bin(Minicri), "--config", file, "--root", n.Path("root"), "--state", n.Path("s"), "--socket", n.Path("cri.sock"),
+		"--netns-dir", n.Path("netns"), "--cni-conf-dir", n.Path("cni"), "--cni-bin-dir", Bin("cni"), "--log-level", "error",
+	}
+}
+
+// engineConfig is the configuration of both runtimes for containers that are run by a
+// program in PATH. The default runtime of containerd, runc, is none where another table is given.
+func engineConfig(name string) (minicri, containerd string) {
+	const table = `  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = %[1]q
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.%[1]s]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.%[1]s.options]
+      BinaryName = %[2]q
+`
+	if name == "" {
+		return "", ""
+	}
+	path := Must(exec.LookPath(name))
+	return fmt.Sprintf("[runtimes.%s]\ntype = \"oci\"\npath = %q\n", name, path), fmt.Sprintf(table, name, path)
+}
+
+// importImages brings in the images of a docker archive.
+func (n *Node) importImages(ctx context.Context, archive string) {
+	line := []string{Bin(Minicri), "image", "--socket", n.Path("cri.sock"), "import", archive}
+	if n.Name == Containerd {
+		line = []string{"ctr", "--address", n.Path("cri.sock"), "--namespace", "k8s.io", "images", "import", archive}
+	}
+	if out, err := exec.CommandContext(ctx, line[0], line[1:]...).CombinedOutput(); err != nil {
+		Check(fmt.Errorf("%v: %w: %s", line, err, out))
+	}
+	for _, image := range []string{Image, pauseImage} {
+		n.until(ctx, func() error {
+			answer, err := n.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}})
+			if err == nil && answer.GetImage() == nil {
+				err = fmt.Errorf("image %s is not there", image)
+			}
+			return err
+		})
+	}
+}
+
+// until tries again until there is no error.
+func (n *Node) until(ctx context.Context, try func() error) {
+	for began := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+		err := try()
+		if err == nil {
+			return
+		}
+		if ctx.Err() != nil || time.Since(began) > patience {
+			Check(errors.Join(err, ctx.Err()))
+		}
+		n.connection.ResetConnectBackoff() // gRPC's pause after a failure is a second
+	}
+}
+
 func (n *Node) ready(ctx context.Context) error {
 	answer, err := n.CRI.Status(ctx, &runtimeapi.StatusRequest{})
-	if err != nil {
-		return err
-	}
 	for _, condition := range answer.GetStatus().GetConditions() {
 		if !condition.GetStatus() && condition.GetType() != "ContainerdHasNoDeprecationWarnings" {
 			return fmt.Errorf("%s: %s", condition.GetType(), condition.GetMessage())
 		}
 	}
-	for _, image := range []string{Image, pauseImage} {
-		request := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: image}}
-		answer, err := runtimeapi.NewImageServiceClient(n.connection).ImageStatus(ctx, request)
-		if err != nil {
-			return err
-		}
-		if answer.GetImage() == nil {
-			return fmt.Errorf("image %s is not there", image)
-		}
-	}
-	return nil
+	return err
 }
 
-// cgroupParent is the cgroup of all the node's pods.
-func (n *Node) cgroupParent() string {
-	return "/" + filepath.Base(filepath.Dir(n.dir)) + "-" + n.Name
+// CgroupParent is the cgroup of all the node's pods.
+func (n *Node) CgroupParent() string {
+	return "/" + strings.ReplaceAll(strings.TrimPrefix(n.Dir, "/"), "/", "-") + "-" + n.Name
 }
 
-// close ends the pods and the daemon and removes what belongs to the node.
-func (n *Node) close() error {
+// Close ends the pods and the daemon and removes what belongs to the node.
+func (n *Node) Close() error {
 	var errs []error
-	if n.CRI != nil {
-		errs = append(errs, n.removePods(), n.connection.Close())
+	if n.connection != nil {
+		errs = append(errs, Catch(n.removePods), n.connection.Close())
 	}
-	if n.Process != nil {
-		if n.Stop(); errors.Join(errs...) != nil {
-			fmt.Fprintf(os.Stderr, "%s said:\n%s\n", n.Name, n.Output)
-		}
+	if n.command != nil && n.command.Process != nil {
+		_ = n.command.Process.Signal(os.Interrupt)
+		late := time.AfterFunc(10*time.Second, func() { _ = n.command.Process.Kill() })
+		_ = n.command.Wait()
+		late.Stop()
 	}
 	if hierarchies, err := cgroup.FindHierarchies(); err == nil {
-		errs = append(errs, hierarchies.Remove(n.cgroupParent(), 10*time.Second))
+		errs = append(errs, hierarchies.Remove(n.CgroupParent(), 10*time.Second))
 	}
-	return errors.Join(append(errs, UnmountBelow(n.dir), os.RemoveAll(n.dir))...)
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.Dir))
+	for _, m := range slices.Backward(mounts) { // those inside of others first
+		errs = append(errs, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
+	}
+	return errors.Join(append(errs, err, os.RemoveAll(n.Dir))...)
 }
 
 // removePods has a time of its own: it is for a benchmark that was ended, too.
-func (n *Node) removePods() error {
+func (n *Node) removePods() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	pods, err := n.CRI.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
-	if err != nil {
-		return err
-	}
-	return Parallel(len(pods.GetItems()), func(i int) error { return n.RemovePod(ctx, pods.GetItems()[i].GetId()) })
-}
-
-// UnmountBelow takes away the mounts that a daemon leaves for the next one.
-func UnmountBelow(dir string) error {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	for _, m := range slices.Backward(mounts) { // those inside of others first
-		err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
-	}
-	return err
+	pods := Must(n.CRI.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})).GetItems()
+	Parallel(len(pods), func(i int) { n.RemovePod(ctx, pods[i].GetId()) })
 }

@@ -1,9 +1,12 @@
 package contender
 
 import (
+	"cmp"
 	"fmt"
-	"io"
+	"os"
+	"slices"
 	"text/tabwriter"
+	"time"
 )
 
 // Row compares two runtimes in one number.
@@ -16,30 +19,23 @@ type Row struct {
 }
 
 // PrintTable prints rows with their goals and whether they are reached.
-func PrintTable(out io.Writer, rows []Row) {
-	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(table, "\t%s\t%s\tratio\tto reach\t\t\n", Minicri, Containerd)
-	for _, row := range rows {
-		goal, reached := row.goal()
-		theirs, ratio := "-", "-"
-		if row.Theirs != 0 {
-			theirs, ratio = fmt.Sprintf("%.4g", row.Theirs), fmt.Sprintf("%.2f", row.ratio())
+func PrintTable(rows ...Row) {
+	table := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(table, "\n\t%s\t%s\tratio\tto reach\t\t\n", Minicri, Containerd)
+	for _, r := range rows {
+		theirs, ratio, goal, reached := "-", "-", "", true
+		if r.Theirs != 0 {
+			theirs, ratio = fmt.Sprintf("%.4g", r.Theirs), fmt.Sprintf("%.2f", r.Ours/r.Theirs)
 		}
-		fmt.Fprintf(table, "%s\t%.4g\t%s\t%s\t%s\t%s\t\n", row.What, row.Ours, theirs, ratio, goal, verdict(goal, reached))
+		switch {
+		case r.AtMost > 0:
+			goal, reached = fmt.Sprintf("ratio <= %g", r.AtMost), r.Ours/r.Theirs <= r.AtMost
+		case r.MostOfOurs > 0:
+			goal, reached = fmt.Sprintf("<= %g", r.MostOfOurs), r.Ours <= r.MostOfOurs
+		}
+		fmt.Fprintf(table, "%s\t%.4g\t%s\t%s\t%s\t%s\t\n", r.What, r.Ours, theirs, ratio, goal, verdict(goal, reached))
 	}
-	_ = table.Flush()
-}
-
-func (r Row) ratio() float64 { return r.Ours / r.Theirs }
-
-func (r Row) goal() (text string, reached bool) {
-	switch {
-	case r.AtMost > 0:
-		return fmt.Sprintf("ratio <= %g", r.AtMost), r.ratio() <= r.AtMost
-	case r.MostOfOurs > 0:
-		return fmt.Sprintf("<= %g", r.MostOfOurs), r.Ours <= r.MostOfOurs
-	}
-	return "", false
+	Check(table.Flush())
 }
 
 func verdict(goal string, reached bool) string {
@@ -50,4 +46,45 @@ func verdict(goal string, reached bool) string {
 		return "✓"
 	}
 	return "✗"
+}
+
+// Sample are durations of one thing, by the node.
+type Sample [2][]time.Duration
+
+// Time adds what do takes with a node.
+func (s *Sample) Time(node int, do func()) {
+	began := time.Now()
+	do()
+	s[node] = append(s[node], time.Since(began))
+}
+
+// Medians fills in the medians of durations, in milliseconds.
+func (r Row) Medians(of Sample) Row { return r.Quantiles(of, 0.5) }
+
+// Quantiles fills in durations' quantiles, in milliseconds.
+func (r Row) Quantiles(of Sample, q float64) Row {
+	for i, number := range []*float64{&r.Ours, &r.Theirs} {
+		if len(of[i]) > 0 {
+			*number = Milliseconds(Quantile(of[i], q))
+		}
+	}
+	return r
+}
+
+// Quantile is that of values: 0.5 is the median.
+func Quantile[T cmp.Ordered](values []T, q float64) T {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}
+
+// Milliseconds are for people.
+func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// Alternate does one thing with each of two nodes in every round, in turn.
+func Alternate(rounds int, do func(round, node int)) {
+	for round := range rounds {
+		for i := range 2 {
+			do(round, (round+i)%2)
+		}
+	}
 }

@@ -1,7 +1,7 @@
-// Command scale measures what many pods cost: at each mark, with so many pods of
-// one sleeping container, what an operation takes, what lists take, what idling
-// costs, and whose memory is whose. containerd is measured beside minicri as far
-// as the machine holds both.
+// Command scale measures what many pods cost: at each mark, with so many pods of one
+// sleeping container, what an operation takes, what lists take, what idling costs, and
+// whose memory is whose. containerd is measured beside minicri as far as the machine holds
+// both.
 package main
 
 import (
@@ -14,155 +14,203 @@ import (
 	"text/tabwriter"
 	"time"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/minicri/minicri/test/bench/contender"
 )
 
 func main() {
+	var s scale
 	marks := flag.String("marks", "10,100,300,1000", "numbers of pods at which to measure, rising")
-	s := &scale{out: os.Stdout}
 	flag.IntVar(&s.theirs, "containerd", 100, "most pods that containerd is given")
 	flag.IntVar(&s.burst, "burst", 200, "pods that are made at once where that many are missing")
 	flag.IntVar(&s.samples, "samples", 9, "operations of each kind that are timed")
 	flag.DurationVar(&s.idle, "idle", time.Minute, "how long the node idles for its CPU time to be told, with 100 pods or more")
 	flag.Parse()
-	for _, text := range strings.Split(*marks, ",") {
-		mark, err := strconv.Atoi(text)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "bench-scale: marks:", err)
-			os.Exit(2)
+	contender.Compare("scale", "", true, func(ctx context.Context, nodes [2]*contender.Node) {
+		held := 0
+		for text := range strings.SplitSeq(*marks, ",") {
+			mark := contender.Must(strconv.Atoi(text))
+			s.measure(ctx, nodes, held, mark)
+			held = mark
 		}
-		s.marks = append(s.marks, mark)
-	}
-	contender.MainEmbedded("scale", s.run)
+		s.print()
+	})
 }
 
 type scale struct {
-	marks   []int
-	theirs  int
-	samples int
-	burst   int
-	idle    time.Duration
-	out     *os.File
-	rows    []row
+	theirs, samples, burst int
+	idle                   time.Duration
+	rows                   []*row
+}
+
+// operations are what is timed, in the order of the table, with the most of the ratio of our
+// time at the last mark to that at the first.
+var operations = []struct {
+	name   string
+	atMost float64
+}{
+	{"run", 1.5}, {"host run", 1.3}, {"create+start", 1.3}, {"stop pod", 1.3}, {"pods", 0}, {"containers", 0}, {"container stats", 0}, {"pod stats", 0},
 }
 
 // row is one runtime at one mark.
 type row struct {
 	runtime string
 	pods    int
-	times   times
+	took    map[string][]time.Duration
 	owners  contender.Owners
 	cpu     time.Duration // of daemon and shims, in the idle time
 }
 
-func (s *scale) run(ctx context.Context, nodes [2]*contender.Node) error {
-	held := [2]int{}
-	for _, mark := range s.marks {
-		began := time.Now()
-		var rows []row
-		for i, n := range nodes {
-			if i == 1 && mark > s.theirs {
-				continue
-			}
-			contender.Check(s.fill(ctx, n, held[i], mark))
-			held[i] = mark
-			r := row{runtime: n.Name, pods: mark}
-			if err := r.times.measure(ctx, n, mark, s.samples); err != nil {
-				return fmt.Errorf("%s with %d pods: %w", n.Name, mark, err)
-			}
-			rows = append(rows, r)
-		}
-		contender.Check(s.rest(nodes, rows, mark))
-		s.rows = append(s.rows, rows...)
-		fmt.Fprintf(s.out, "%d pods: measured after %v\n", mark, time.Since(began).Round(time.Second))
+func (r *row) time(name string, do func()) {
+	began := time.Now()
+	do()
+	r.took[name] = append(r.took[name], time.Since(began))
+}
+
+func (r *row) p50(name string) time.Duration { return contender.Quantile(r.took[name], 0.5) }
+
+const (
+	// settle is how long idle processes have to give memory back.
+	settle = 10 * time.Second
+	// idleFrom is the lowest mark at which the nodes idle: the one below is what the others
+	// are compared with, and few pods cost nothing.
+	idleFrom = 100
+)
+
+// measure adds a row for each node, which then idle, all at once.
+func (s *scale) measure(ctx context.Context, nodes [2]*contender.Node, held, mark int) {
+	began := time.Now()
+	measured := nodes[:1]
+	if mark <= s.theirs {
+		measured = nodes[:]
 	}
-	return s.print()
-}
-
-// fill runs pods until there are as many as the mark says; where a burst of them is
-// missing, that many at once, for what they leave behind in the daemon, and then the
-// others.
-func (s *scale) fill(ctx context.Context, n *contender.Node, held, mark int) error {
-	if mark-held >= s.burst && n.Name == contender.Minicri {
-		contender.Check(s.hold(ctx, n, held, held+s.burst, s.burst))
-		held += s.burst
-	}
-	return s.hold(ctx, n, held, mark, contender.InFlight)
-}
-
-// hold runs the pods of these numbers, so many at once.
-func (s *scale) hold(ctx context.Context, n *contender.Node, from, to, atOnce int) error {
-	return contender.Burst(to-from, atOnce, func(k int) error {
-		pod, err := n.RunPod(ctx, fmt.Sprintf("held%d", from+k))
-		if err == nil {
-			_, err = pod.Run(ctx, "app", contender.App)
+	rows := make([]*row, len(measured))
+	for i, n := range measured {
+		s.fill(ctx, n, held, mark)
+		rows[i] = &row{runtime: n.Name, pods: mark, took: map[string][]time.Duration{}}
+		for k := range s.samples {
+			rows[i].live(ctx, n, fmt.Sprintf("sample%d-%d", mark, k))
+			rows[i].list(ctx, n)
 		}
-		return err
-	})
-}
-
-// settle is how long idle processes have to give memory back.
-const settle = 10 * time.Second
-
-// idleFrom is the lowest mark at which the node idles: the one below is what the others
-// are compared with, and few pods cost nothing.
-const idleFrom = 100
-
-// rest has the nodes of the rows idle, both at once, and tells what that costs and whose
-// memory is whose.
-func (s *scale) rest(nodes [2]*contender.Node, rows []row, mark int) error {
+	}
 	time.Sleep(settle)
-	for i := range rows {
-		before := contender.Must(nodes[i].CPU())
-		rows[i].cpu = -before
+	for i, n := range measured {
+		rows[i].cpu = -n.CPU(false)
 	}
 	if mark >= idleFrom {
 		time.Sleep(s.idle)
 	}
-	for i := range rows {
-		after := contender.Must(nodes[i].CPU())
-		rows[i].cpu += after
-		rows[i].owners = contender.Must(nodes[i].Owners())
+	for i, n := range measured {
+		rows[i].cpu += n.CPU(false)
+		rows[i].owners = n.Owners()
 	}
-	return nil
+	s.rows = append(s.rows, rows...)
+	fmt.Printf("%d pods: measured after %v\n", mark, time.Since(began).Round(time.Second))
 }
 
-func (s *scale) print() error {
-	fmt.Fprintf(s.out, "\np50 of %d operations in ms; CPU in ms for each %v of idling; memory in MiB\n\n", s.samples, s.idle)
-	table := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "\tpods\trun\thost run\tcreate+start\tstop pod\tpods\tcontainers\tcontainer stats\tpod stats\tCPU idle\tdaemon\tshims\tpauses\tthreads of daemon\tof shims\t")
+// fill runs pods until there are as many as the mark says; where a burst of them is
+// missing, that many at once, for what they leave behind in the daemon, and then the others.
+func (s *scale) fill(ctx context.Context, n *contender.Node, held, mark int) {
+	run := func(k int) { n.RunPod(ctx, fmt.Sprintf("held%d", k)).Run(ctx, "app") }
+	if mark-held >= s.burst && n.Name == contender.Minicri {
+		contender.Burst(s.burst, s.burst, func(k int) { run(held + k) })
+		held += s.burst
+	}
+	contender.Parallel(mark-held, func(k int) { run(held + k) })
+}
+
+// live is the life of one pod, and of one in the node's network, which runs no plugin.
+func (r *row) live(ctx context.Context, n *contender.Node, name string) {
+	var pod *contender.Pod
+	r.time("run", func() { pod = n.RunPod(ctx, name) })
+	r.time("create+start", func() { pod.Run(ctx, "app") })
+	r.time("stop pod", func() { n.StopPod(ctx, pod.ID) })
+	n.RemovePod(ctx, pod.ID)
+	r.time("host run", func() { pod = n.RunHostPod(ctx, name) })
+	n.RemovePod(ctx, pod.ID)
+}
+
+func (r *row) list(ctx context.Context, n *contender.Node) {
+	for name, list := range map[string]func() int{
+		"pods": func() int {
+			return len(contender.Must(n.CRI.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})).GetItems())
+		},
+		"containers": func() int {
+			return len(contender.Must(n.CRI.ListContainers(ctx, &runtimeapi.ListContainersRequest{})).GetContainers())
+		},
+		"container stats": func() int {
+			return len(contender.Must(n.CRI.ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{})).GetStats())
+		},
+		"pod stats": func() int {
+			return len(contender.Must(n.CRI.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{})).GetStats())
+		},
+	} {
+		r.time(name, func() {
+			if count := list(); count != r.pods {
+				contender.Check(fmt.Errorf("%s: %d %s are listed of %d", r.runtime, count, name, r.pods))
+			}
+		})
+	}
+}
+
+func (s *scale) print() {
+	fmt.Printf("\np50 of %d operations in ms; CPU in ms for each %v of idling; memory in MiB\n\n", s.samples, s.idle)
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(table, "\tpods\t")
+	for _, o := range operations {
+		fmt.Fprint(table, o.name+"\t")
+	}
+	fmt.Fprintln(table, "CPU idle\tdaemon\tshims\tpauses\tthreads of daemon\tof shims\t")
 	for _, r := range s.rows {
 		fmt.Fprintf(table, "%s\t%d\t", r.runtime, r.pods)
-		for _, t := range r.times.all() {
-			fmt.Fprintf(table, "%.2f\t", contender.Milliseconds(contender.Quantile(t, 0.5)))
+		for _, o := range operations {
+			fmt.Fprintf(table, "%.2f\t", contender.Milliseconds(r.p50(o.name)))
 		}
 		o := r.owners
-		fmt.Fprintf(table, "%.0f\t%.1f\t%.1f\t%.1f\t%d\t%d\t\n", contender.Milliseconds(r.cpu), mib(o.Daemon), mib(o.Shims), mib(o.Pauses), o.Daemon.Threads, o.Shims.Threads)
+		fmt.Fprintf(table, "%.0f\t%.1f\t%.1f\t%.1f\t%d\t%d\t\n",
+			contender.Milliseconds(r.cpu), o.Daemon.MiB(), o.Shims.MiB(), o.Pauses.MiB(), o.Daemon.Threads, o.Shims.Threads)
 	}
 	contender.Check(table.Flush())
-	s.printSlopes()
-	s.printGoals()
-	return nil
-}
-
-func mib(o contender.Owner) float64 { return float64(o.KiB) / 1024 }
-
-// printSlopes prints what one pod more costs, between marks that follow each
-// other.
-func (s *scale) printSlopes() {
-	fmt.Fprintln(s.out)
-	for i, r := range s.rows {
-		for _, later := range s.rows[i+1:] {
-			if later.runtime == r.runtime {
-				slope := float64(later.owners.KiB()-r.owners.KiB()) / float64(later.pods-r.pods)
-				fmt.Fprintf(s.out, "%s: a pod costs %.0f KiB between %d and %d pods; Run at %d is %.2f of that at %d, host-network Run %.2f\n", r.runtime, slope, r.pods, later.pods,
-					later.pods, ratio(later.times.run, r.times.run), r.pods, ratio(later.times.hostRun, r.times.hostRun))
-				break
+	goals := s.goals(contender.Minicri)
+	for _, theirs := range s.goals(contender.Containerd) {
+		for i, ours := range goals {
+			if ours.What == theirs.What {
+				goals[i].Theirs = theirs.Ours
 			}
 		}
 	}
+	contender.PrintTable(goals...)
 }
 
-func ratio(later, earlier []time.Duration) float64 {
-	return float64(contender.Quantile(later, 0.5)) / float64(contender.Quantile(earlier, 0.5))
+// goals are what can be told of a runtime from the marks that were measured, beside its
+// first one.
+func (s *scale) goals(name string) (goals []contender.Row) {
+	var first, last *row
+	for _, r := range s.rows {
+		if r.runtime != name {
+			continue
+		}
+		with := fmt.Sprintf(" with %d pods", r.pods)
+		if r.pods >= 100 {
+			goals = append(goals, contender.Row{What: "threads of the supervisor" + with, Ours: float64(r.owners.Shims.Threads), MostOfOurs: 24},
+				contender.Row{What: "threads of the daemon" + with, Ours: float64(r.owners.Daemon.Threads), MostOfOurs: 40})
+		}
+		if r.pods == 100 {
+			goals = append(goals, contender.Row{What: "daemon and supervisor" + with + ", MiB", Ours: r.owners.Daemon.MiB() + r.owners.Shims.MiB(), MostOfOurs: 45})
+		}
+		if last = r; first == nil {
+			first = r
+			continue
+		}
+		slope := float64(r.owners.KiB()-first.owners.KiB()) / float64(r.pods-first.pods)
+		goals = append(goals, contender.Row{What: fmt.Sprintf("memory of a pod between %d and %d, KiB", first.pods, r.pods), Ours: slope, MostOfOurs: 250})
+	}
+	for _, o := range operations {
+		if o.atMost > 0 && first != last {
+			what := fmt.Sprintf("%s with %d pods, of that with %d", o.name, last.pods, first.pods)
+			goals = append(goals, contender.Row{What: what, Ours: float64(last.p50(o.name)) / float64(first.p50(o.name)), MostOfOurs: o.atMost})
+		}
+	}
+	return goals
 }
