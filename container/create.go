@@ -138,7 +138,7 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 	made := newContainer(record, config)
 	made.Rows, made.abandon = timeline, abandon
 	made.Hold() // no other goroutine has the container yet
-	created, other, err := c.owner.Reserve(made)
+	other, err := c.owner.Reserve(made, func(created int64) { made.CreatedAt = created })
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 		made.Unlock()
 		return fmt.Errorf("sandbox %s is being stopped: %w", made.SandboxID, errdefs.ErrFailedPrecondition)
 	}
-	made.CreatedAt, c.Container = created, made
+	c.Container = made
 	return nil
 }
 

@@ -34,6 +34,11 @@ func TestReserveGivesANameOnce(t *testing.T) {
 			} else if sb != nil {
 				made.Add(1)
 			}
+			for _, one := range s.Building() { // as the debug socket shows them
+				if one.CreatedAt == 0 {
+					t.Error("one is seen that was not created yet")
+				}
+			}
 		})
 	}
 	wait.Wait()

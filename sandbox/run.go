@@ -93,7 +93,7 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	sb = newSandbox(record, config)
 	sb.Rows = timeline
 	sb.Hold() // for create
-	if sb.CreatedAt, other, err = s.Reserve(sb); other != nil || err != nil {
+	if other, err = s.Reserve(sb, func(created int64) { sb.CreatedAt = created }); other != nil || err != nil {
 		return nil, other, err
 	}
 	return sb, nil, nil

@@ -130,30 +130,32 @@ func (s *Store[T]) All(match func(T) bool) []T {
 	return list
 }
 
-// Reserve gives a new object its name and creation time, or returns the one that has the name. The time is
-// the latest even if the clock jumps back: the kubelet believes the newest object of a name.
-func (s *Store[T]) Reserve(made T) (created int64, other T, err error) {
+// Reserve gives a new object its name and creation time, which at sets before others see the object, or
+// returns the one that has the name. The time is the latest even if the clock jumps back: the kubelet
+// believes the newest object of a name.
+func (s *Store[T]) Reserve(made T, at func(created int64)) (other T, err error) {
 	var none T
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := failpoint.Hit("lock " + s.kind); err != nil {
-		return 0, none, err
+		return none, err
 	}
 	key := &made.base().key
 	if other, taken := s.byName[key.Name]; taken {
-		return 0, other, nil
+		return other, nil
 	}
 	used := 0
 	for _, one := range s.byID {
 		used += one.base().key.Size
 	}
 	if err := validate.Listed(s.kind, len(s.byID), used, key.Size); err != nil {
-		return 0, none, err
+		return none, err
 	}
 	s.lastCreated = max(s.lastCreated+1, time.Now().UnixNano())
 	key.Created = s.lastCreated
+	at(key.Created)
 	s.byName[key.Name], s.byID[key.ID] = made, made
-	return key.Created, none, nil
+	return none, nil
 }
 
 // Add adds an object of an earlier daemon, with its name if it is listed: partial ones lose theirs.
