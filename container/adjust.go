@@ -59,11 +59,14 @@ func (c *creation) checkResources() error {
 		return err
 	}
 	*score = machine.OOMScoreAdjNear(*score)
+	var last []specs.POSIXRlimit // plugins append, and a spec must not have two of a kind
 	for _, limit := range c.spec.Process.Rlimits {
 		if limit.Soft > limit.Hard {
 			return fmt.Errorf("rlimit %s: the soft limit %d is higher than the hard one, %d: %w", limit.Type, limit.Soft, limit.Hard, errdefs.ErrInvalidArgument)
 		}
+		last = append(slices.DeleteFunc(last, func(other specs.POSIXRlimit) bool { return other.Type == limit.Type }), limit)
 	}
+	c.spec.Process.Rlimits = last
 	return nil
 }
 

@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/sandbox"
 )
 
 // A file of an image is found as a process in it would find it, and what is no
@@ -48,6 +51,20 @@ func TestReadInRootfs(t *testing.T) {
 				t.Errorf("got %q, %v, want %q and an error that says %q", got, err, test.want, test.says)
 			}
 		})
+	}
+}
+
+// Two mounts of images at one path do not give their files to those that follow.
+func TestSourcesOfImageMounts(t *testing.T) {
+	s := &Store{options: Options{Options: sandbox.Options{State: t.TempDir()}}}
+	config := &runtimeapi.ContainerConfig{}
+	for i, at := range []string{"/a", "/a", "/b"} {
+		must(t, os.MkdirAll(s.imageDir("id", i), 0o700))
+		config.Mounts = append(config.Mounts, &runtimeapi.Mount{ContainerPath: at, Image: &runtimeapi.ImageSpec{}})
+	}
+	sources, err := (&creation{owner: s, Container: newContainer(Record{ID: "id"}, config)}).imageSources()
+	if want := s.imageDir("id", 2); err != nil || sources["/b"] != want {
+		t.Errorf("%v, %v, want %s", sources, err, want)
 	}
 }
 

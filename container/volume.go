@@ -84,16 +84,17 @@ func (c *creation) mountImages(ctx context.Context) error {
 
 // imageSources maps container paths to directories of mounted images, each with its image_sub_path.
 func (c *creation) imageSources() (map[string]string, error) {
-	sources := make(map[string]string)
+	sources, number := make(map[string]string), 0
 	for _, m := range c.config.GetMounts() {
 		if m.GetImage() == nil {
 			continue
 		}
-		source, err := inRootfs(c.owner.imageDir(c.ID, len(sources)), m.GetImageSubPath())
+		source, err := inRootfs(c.owner.imageDir(c.ID, number), m.GetImageSubPath())
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s: image_sub_path %q: %w", ErrImageVolume, m.GetContainerPath(), m.GetImageSubPath(), err)
 		}
 		sources[m.GetContainerPath()] = source
+		number++ // two may have one path
 	}
 	return sources, nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -115,7 +116,7 @@ base_spec = %q
 	same(t, "memory", p.limit(id, "memory"), "67108864")
 	same(t, "quota", p.limit(id, "quota"), "55000")
 	same(t, "memory of a container that has a limit of its own", p.limit(p.run("own", forever, memory(96<<20)), "memory"), "100663296")
-	annotations := p.annotations(id)
+	annotations := p.spec(id).Annotations
 	if annotations["hooks.example/pod"] != "p" || annotations["hooks.example/container"] != "c" || annotations["other.example/pod"] != "" {
 		t.Errorf("annotations of the spec: %v", annotations)
 	}
@@ -138,11 +139,10 @@ func sysctl(t *testing.T, name string) string {
 	return strings.TrimSpace(string(output))
 }
 
-func (p *pod) annotations(id string) map[string]string {
+func (p *pod) spec(id string) (spec specs.Spec) {
 	p.t.Helper()
 	data, err := os.ReadFile(filepath.Join(p.State, "containers", id, "config.json"))
 	check(p.t, err)
-	var spec struct{ Annotations map[string]string }
 	check(p.t, json.Unmarshal(data, &spec))
-	return spec.Annotations
+	return spec
 }

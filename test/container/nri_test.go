@@ -294,7 +294,11 @@ func TestNRIAdjustments(t *testing.T) {
 	} {
 		same(t, what, p.exec(id, want[0]), strings.TrimSpace(want[1]))
 	}
-	same(t, "annotations", p.annotations(id)["from"], "nri")
+	spec := p.spec(id)
+	same(t, "annotations", spec.Annotations["from"], "nri")
+	if twice := spec.Process.Rlimits; len(twice) != 15 { // one of each kind (runtime-spec, process.rlimits)
+		t.Errorf("rlimits: %v", twice)
+	}
 	for limit, want := range map[string]string{"memory": "50331648", "shares": "333", "pids": "77", "cpus": "0"} {
 		if got := p.limit(id, limit); got != want && limit != "shares" {
 			t.Errorf("limit %s: %s, want %s", limit, got, want)
