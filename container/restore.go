@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/sweep"
+	"github.com/minicri/minicri/supervisor/api"
 )
 
 // Open restores the containers of an earlier daemon from their records and from what supervisors
@@ -156,8 +158,8 @@ func (s *Store) rollBack(c *Container) {
 	ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
 	defer cancel()
 	_ = s.underLock(ctx, c, func() error { // gone: another one was faster
-		if c.Listed() {
-			return nil // it was being made just now
+		if c.Listed() || s.restoreStarted(ctx, c) {
+			return nil // it was being made just now, or it may run
 		}
 		s.log(c).Info("roll back a container that was partially created")
 		if !c.Facts().Created {
@@ -172,6 +174,30 @@ func (s *Store) rollBack(c *Container) {
 		}
 		return nil
 	})
+}
+
+// restoreStarted lists a container without facts if its supervisor has started it: then it was made, and the
+// facts are lost.
+func (s *Store) restoreStarted(ctx context.Context, c *Container) bool {
+	groups, _ := s.options.Supervisors.Groups()
+	if c.Facts().Created || !slices.Contains(groups, c.Supervisor) || !s.options.Sandboxes.Exists(c.SandboxID) {
+		return false
+	}
+	supervisor, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
+	if err != nil {
+		return false
+	}
+	known, _ := supervisor.List(ctx)
+	at := slices.IndexFunc(known, func(k *api.Container) bool { return k.GetId() == c.ID && k.GetStartedAt() != 0 })
+	if at < 0 || !s.TakeName(c) {
+		return false
+	}
+	s.log(c).Error("the facts of a container are lost; it is what its supervisor knows of it")
+	s.change(c, func(f *Facts) { f.BootID, f.Created = s.bootID, true })
+	c.announced.Store(true)
+	c.Show()
+	s.note(known[at])
+	return true
 }
 
 // removeOrphans removes what has no record, through the image store if that holds it.

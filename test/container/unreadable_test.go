@@ -43,11 +43,11 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 }
 
 // A container whose record or facts cannot be read runs on, and is what it was when
-// the file is back.
+// the file is back; one whose facts are gone is what its supervisor knows of it.
 func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 	p := newPod(t)
 	files, ids, pids := map[string]string{}, map[string]string{}, map[string]int{}
-	for name, dir := range map[string]string{"record": "containers", "facts": "container-facts", "null": "container-facts"} {
+	for name, dir := range map[string]string{"record": "containers", "facts": "container-facts", "gone": "container-facts", "null": "container-facts"} {
 		ids[name] = p.run(name, forever)
 		files[name] = filepath.Join(p.Root, dir, ids[name]+".json")
 		pids[name] = p.info(ids[name]).PID
@@ -57,6 +57,7 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 		check(t, os.Rename(files[name], files[name]+".aside"))
 		check(t, os.Mkdir(files[name], 0o700))
 	}
+	check(t, os.Remove(files["gone"]))
 	check(t, os.WriteFile(files["null"], []byte(`{"version": 1, "record": null}`), 0o600))
 	p.Start()
 	for name, pid := range pids {
@@ -64,7 +65,7 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 			t.Errorf("%s: it was ended: %v", name, err)
 		}
 	}
-	for _, name := range []string{"facts", "null"} {
+	for _, name := range []string{"facts", "gone", "null"} {
 		eventually(t, name+" is listed", func() bool { return p.status(ids[name]).State == running })
 		same(t, name, strconv.Itoa(p.info(ids[name]).PID), strconv.Itoa(pids[name]))
 		same(t, "exec in "+name, p.exec(ids[name], "echo hi"), "hi")
