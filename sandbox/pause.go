@@ -132,8 +132,13 @@ func (s *Store) Prove() {
 	s.unproven.Store(&unproven)
 	s.Go(s.prove)
 	s.options.Handlers.ProveBy(func(program []string) error {
-		// A trial takes some 100 ms; one that hangs must not run beside the pods for long.
-		if err := s.tryPause(5*time.Second, program); err != nil {
+		if err := s.Base.Err(); err != nil {
+			return err
+		}
+		done := make(chan error, 1)
+		// A trial takes some 100 ms; one that hangs must not run beside the pods for long. Close waits for it.
+		s.Go(func() { done <- s.tryPause(5*time.Second, program) })
+		if err := <-done; err != nil {
 			return fmt.Errorf("a container on trial could not be made: %w", err)
 		}
 		return nil

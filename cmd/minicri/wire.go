@@ -163,7 +163,7 @@ func (n *parts) findKernel(ctx context.Context, c *config.Config) (err error) {
 	if n.handlerDefaults, err = handlerDefaults(c, n.defaults); err != nil {
 		return err
 	}
-	n.handlers = openHandlers(c, n.machine, n.logger)
+	n.handlers = openHandlers(ctx, c, n.machine, n.logger)
 	if n.hierarchies, err = cgroup.FindHierarchies(); err != nil {
 		return err
 	}
@@ -204,11 +204,13 @@ func (n *parts) findKernel(ctx context.Context, c *config.Config) (err error) {
 	return err
 }
 
-func openHandlers(c *config.Config, m machine.Machine, logger *slog.Logger) *handler.Set {
+func openHandlers(ctx context.Context, c *config.Config, m machine.Machine, logger *slog.Logger) *handler.Set {
 	set := handler.New(handlerSpecs(c), handler.Features{
 		RecursiveReadOnlyMounts: m.RecursiveReadOnly, UserNamespaces: m.UserNamespaces, NetDevices: true, MemoryPolicy: true,
 	})
-	for _, h := range set.List(context.Background()) {
+	limited, cancel := context.WithTimeout(ctx, 2*time.Second) // a program that hangs does not delay the start
+	defer cancel()
+	for _, h := range set.List(limited) {
 		if h.Err != nil {
 			logger.Warn("pods of a runtime handler cannot run", "handler", h.Name, "err", h.Err)
 		}
