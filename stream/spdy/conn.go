@@ -26,8 +26,8 @@ const (
 	bufferSize  = 32 << 10
 	largestData = 64 << 10 // that is sent in one frame
 	maxControl  = 16 << 10
-	maxHeaders  = 16      // streams of exec and port-forward have three, of some ten bytes
-	maxField    = 4 << 10 // of a header, decompressed
+	maxHeaders  = 8   // streams of exec and port-forward have three, of some ten bytes
+	maxField    = 128 // of a header, decompressed; each NUL in it begins another value
 )
 
 // Sink takes what the client sends on a stream. Serve calls its methods, one at a time.
@@ -151,6 +151,7 @@ func (c *Conn) open(frame *spdy.SynStreamFrame) error {
 	stream := &Stream{ID: id, Header: frame.Headers, conn: c}
 	c.streams.Store(id, stream)
 	sink, err := c.accept(stream)
+	stream.Header = nil
 	if err != nil {
 		stream.Reset()
 		return nil
@@ -206,8 +207,8 @@ var ErrFinished = errors.New("the stream is closed")
 
 // Stream is one that the client has opened. Many goroutines may call its methods.
 type Stream struct {
-	ID       uint32 // higher than those of the streams before
-	Header   http.Header
+	ID       uint32      // higher than those of the streams before
+	Header   http.Header // for the accept of NewConn alone: a session has many streams
 	conn     *Conn
 	sink     Sink
 	received bool        // the client sends no more; of Serve alone

@@ -69,7 +69,8 @@ func connected(t *testing.T) (client, server net.Conn) {
 // accepted is a stream with its sink.
 type accepted struct {
 	*Stream
-	sink *recorded
+	header http.Header
+	sink   *recorded
 }
 
 // serving serves one end, and gives its streams.
@@ -84,7 +85,7 @@ func serving(t *testing.T, conn net.Conn) (streams <-chan accepted, served <-cha
 			return nil, err
 		}
 		sink := newRecorded()
-		list <- accepted{s, sink}
+		list <- accepted{s, s.Header, sink}
 		return sink, nil
 	})
 	go func() { ended <- c.Serve() }()
@@ -106,16 +107,16 @@ func TestClientOfKubectl(t *testing.T) {
 			t.Fatalf("stream %d: %v", i, err)
 		}
 		stream := <-streams
-		if stream.Header.Get("streamType") != "data" || stream.Header.Get("port") != fmt.Sprint(i) {
-			t.Fatalf("the headers of stream %d are %v", i, stream.Header)
+		if stream.header.Get("streamType") != "data" || stream.header.Get("port") != fmt.Sprint(i) {
+			t.Fatalf("the headers of stream %d are %v", i, stream.header)
 		}
 		sent := strings.Repeat("hello", 100_000)
 		if _, err := opened.Write([]byte(sent)); err != nil {
 			t.Fatal(err)
 		}
 		must(t, opened.Close())
-		if how := stream.sink.wait(t); how != "closed" || stream.sink.data.String() != sent {
-			t.Fatalf("%s after %d bytes", how, stream.sink.data.Len())
+		if how := stream.sink.wait(t); how != "closed" || stream.sink.data.String() != sent || stream.Header != nil {
+			t.Fatalf("%s after %d bytes, with headers %v", how, stream.sink.data.Len(), stream.Header)
 		}
 		go func() {
 			_, _ = stream.Write([]byte(sent))

@@ -633,7 +633,7 @@ type Exit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`                               // 128 + signal if killed by one
 	CodeKnown     bool                   `protobuf:"varint,2,opt,name=code_known,json=codeKnown,proto3" json:"code_known,omitempty"`    // false if nobody alive could see it
-	OomKilled     bool                   `protobuf:"varint,3,opt,name=oom_killed,json=oomKilled,proto3" json:"oom_killed,omitempty"`    // init itself was killed for lack of memory
+	OomKilled     bool                   `protobuf:"varint,3,opt,name=oom_killed,json=oomKilled,proto3" json:"oom_killed,omitempty"`    // code is 137, nobody asked for it, and the kernel killed a process for lack of memory
 	FinishedAt    int64                  `protobuf:"varint,4,opt,name=finished_at,json=finishedAt,proto3" json:"finished_at,omitempty"` // unix nanoseconds
 	StartError    string                 `protobuf:"bytes,5,opt,name=start_error,json=startError,proto3" json:"start_error,omitempty"`  // the program was never executed, and why
 	unknownFields protoimpl.UnknownFields

@@ -103,6 +103,10 @@ func (c *Client) watch(limit *atomic.Int64) {
 		ctx, cancel := context.WithTimeout(c.life, within)
 		// Over a connection of its own: ttrpc waits without a limit where one is full of calls that nobody reads.
 		call, done, err := c.open(ctx)
+		for errors.Is(err, unix.EAGAIN) && ctx.Err() == nil { // its queue is full (connect(2))
+			time.Sleep(10 * time.Millisecond)
+			call, done, err = c.open(ctx)
+		}
 		if err == nil {
 			_, err = call.UseProgram(ctx, &api.UseProgramRequest{})
 			done()

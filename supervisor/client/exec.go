@@ -57,7 +57,7 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 	output, code := &capture{room: limit}, int32(0)
 	err := output.open(bounded, c, id, exec)
 	if err == nil {
-		code, err = c.ExecWait(bounded, id, exec)
+		code, err = c.execWait(bounded, id, exec)
 	}
 	if err != nil {
 		go func() { // within 10 s
@@ -142,15 +142,20 @@ func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.
 // ExecWait returns the exit code when a process has ended and its opened outputs are delivered. When ctx is
 // cancelled, the process and all it started are ended.
 func (c *Client) ExecWait(ctx context.Context, id, exec string) (int32, error) {
-	var answer *api.ExecWaitResponse
-	call, done, err := c.open(ctx)
-	if err == nil {
-		answer, err = call.ExecWait(ctx, &api.ExecWaitRequest{Id: id, ExecId: exec})
-		done()
-	}
+	code, err := c.execWait(ctx, id, exec)
 	if err != nil && ctx.Err() != nil {
 		c.ExecEnd(ctx, id, exec) // the call may not have reached the supervisor
 	}
+	return code, err
+}
+
+func (c *Client) execWait(ctx context.Context, id, exec string) (int32, error) {
+	call, done, err := c.open(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	answer, err := call.ExecWait(ctx, &api.ExecWaitRequest{Id: id, ExecId: exec})
 	return answer.GetCode(), native(err)
 }
 

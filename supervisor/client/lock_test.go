@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -194,8 +195,8 @@ func endSupervisor(t *testing.T, set *client.Set, group string) {
 	}
 }
 
-// A supervisor that has the lock and that no connection reaches is ended, and another one
-// takes its place.
+// A supervisor that has the lock and that no connection reaches, or whose queue of them is
+// full, is ended, and another one takes its place.
 func TestLockOfASupervisorThatHangs(t *testing.T) {
 	dir, log := t.TempDir(), new(lines)
 	set := newSet(t, dir, log)
@@ -214,6 +215,7 @@ func TestLockOfASupervisorThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := newSet(t, dir, log)
+	other.SetAnswer(10 * time.Second)
 	if _, err := other.Ensure(t.Context(), "own"); err != nil {
 		t.Fatalf("%v\n%s", err, log)
 	}
@@ -221,6 +223,21 @@ func TestLockOfASupervisorThatHangs(t *testing.T) {
 		t.Errorf("process %d has the lock, it was %d: %v", now, pid, err)
 	}
 	awaitLost(t, first)
+	second, err := other.Ensure(t.Context(), "own")
+	if err == nil {
+		pid, err = api.LockHolder(filepath.Join(dir, "own"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Kill(pid, unix.SIGSTOP)
+	for err == nil { // until its queue is full: that of no question is accepted
+		var conn net.Conn
+		if conn, err = net.Dial("unix", filepath.Join(dir, "own", api.ControlSocket)); err == nil {
+			defer conn.Close()
+		}
+	}
+	awaitLost(t, second)
 	endSupervisor(t, other, "own")
 }
 

@@ -71,7 +71,7 @@ func NewSet(options SetOptions) (*Set, error) {
 	return s, nil
 }
 
-// SetAnswer changes how long a supervisor may take to answer, for calls that begin from now on.
+// SetAnswer changes how long a supervisor may take to answer, from the next question on.
 func (s *Set) SetAnswer(limit time.Duration) { s.answer.Store(int64(limit)) }
 
 // Follow sets the receiver of events from now on. It is called once, before the first Ensure.

@@ -207,8 +207,9 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 	}
 	ends.Close()
 	if err != nil {
+		err = errors.Join(err, c.record.Remove()) // what was made is left, and may write
 		streams.Drain()
-		return errors.Join(err, c.record.Remove()) // what was made is left
+		return err
 	}
 	c.init = made
 	c.mu.Lock()
