@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
@@ -59,6 +60,30 @@ func TestFullDiskIsReportedAndRecoveredFrom(t *testing.T) {
 			pull(t, s, small)
 		})
 	}
+}
+
+// TestStartOnAFullDisk: where there is no room for a file, nor for a longer name, the store opens, deletes the
+// directories that no record knows, and leaves no files of a comparison with the disk.
+func TestStartOnAFullDisk(t *testing.T) {
+	root, _ := newDisk(t, "16M")
+	s, other := openStoreAt(t, root), filepath.Join(root, "other")
+	fillAndCollect := func(directory string) {
+		t.Helper()
+		_ = exec.Command("dd", "if=/dev/zero", "of="+other, "bs=1k").Run() // ends without room
+		run(t, "truncate", "-s", "-4k", other)
+		must(t, s.Close())
+		s = openStoreAt(t, root)
+		must(t, s.Collect(t.Context()))
+		if left, err := os.ReadDir(directory); len(left) > 0 || err != nil {
+			t.Errorf("in %s is left: %v (%v)", directory, left, err)
+		}
+	}
+	fillAndCollect(filepath.Join(s.dir, "content", "ingest"))
+	must(t, os.Remove(other))
+	for i := range 300 {
+		must(t, os.Mkdir(filepath.Join(LayersDir(root), strconv.Itoa(i)), 0o700))
+	}
+	fillAndCollect(LayersDir(root))
 }
 
 // attack: registries: three layers of which each would fit on the disk, and all together would not

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"strconv"
 	"sync"
 	"time"
 
@@ -98,8 +98,8 @@ func (s *snapshotter) sweep(ctx context.Context) error {
 	return err
 }
 
-// setAside gives the directories that no record knows names that no later snapshot can
-// have, and returns them.
+// setAside returns the directories that no record knows. It gives the newest, whose number the next snapshot
+// may have, another name; the others keep theirs, because a full disk may have no room for a name.
 func (s *snapshotter) setAside(ctx context.Context) (paths []string, err error) {
 	s.making.Lock()
 	defer s.making.Unlock()
@@ -112,17 +112,21 @@ func (s *snapshotter) setAside(ctx context.Context) (paths []string, err error) 
 		return nil, err
 	}
 	all, err := os.ReadDir(s.dir)
+	newest := 0
 	for _, entry := range all {
-		const prefix = "unrecorded-"
+		if number, err := strconv.Atoi(entry.Name()); err == nil {
+			newest = max(newest, number)
+		}
+	}
+	for _, entry := range all {
 		name := entry.Name()
 		if _, ok := recorded[name]; ok {
 			continue
 		}
-		if !strings.HasPrefix(name, prefix) {
-			name = fmt.Sprintf("%s%s-%d", prefix, name, time.Now().UnixNano())
-			if failed := os.Rename(filepath.Join(s.dir, entry.Name()), filepath.Join(s.dir, name)); failed != nil {
-				err = errors.Join(err, failed)
-				continue
+		if name == strconv.Itoa(newest) {
+			name = fmt.Sprintf("unrecorded-%s-%d", name, time.Now().UnixNano())
+			if os.Rename(filepath.Join(s.dir, entry.Name()), filepath.Join(s.dir, name)) != nil {
+				continue // until a later collection
 			}
 		}
 		paths = append(paths, filepath.Join(s.dir, name))

@@ -314,7 +314,11 @@ func (s *Store) Collect(ctx context.Context) error {
 	if s.compared.Load() {
 		return nil
 	}
-	if err := s.compareDisk(ctx); err != nil { // a full disk, above all
+	err := s.checkFree(64<<10, "") // more than it writes: files that it leaves stay until the next start
+	if err == nil {
+		err = s.compareDisk(ctx)
+	}
+	if err != nil { // a full disk, above all
 		s.log.Warn("images are not compared with the disk yet: the next collection retries", "error", err)
 		return nil
 	}
