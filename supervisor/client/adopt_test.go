@@ -1,8 +1,10 @@
 package client_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strings"
@@ -10,52 +12,47 @@ import (
 	"testing"
 	"time"
 
-	"github.com/minicri/minicri/supervisor/api"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/test/harness"
 )
 
-// byRuntime is how a container is made by each kind of runtime; the programs are
-// those that hack/unpack has unpacked.
-func byRuntime(t *testing.T) map[string]func(*specs.Spec, *api.CreateRequest) {
-	t.Helper()
-	kinds := map[string]func(*specs.Spec, *api.CreateRequest){"builtin": func(*specs.Spec, *api.CreateRequest) {}}
-	program, err := exec.LookPath("runc")
-	if err != nil {
-		t.Fatalf("bin/debian/usr/bin has to be in PATH, as hack/test has it: %v", err)
-	}
-	kinds["runc"] = func(_ *specs.Spec, r *api.CreateRequest) { r.Runtime = []string{program} }
-	return kinds
-}
+// stays is a script whose shell reapOrphans reaps.
+const stays = "while :; do sleep 1; done"
 
-func lives(pid uint32) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+// processState is that of a process: S, D, Z; "" of one that is gone.
+func processState[T any](pid T) string {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%v/stat", pid))
 	_, rest, _ := strings.Cut(string(stat), ") ")
-	return err == nil && !strings.HasPrefix(rest, "Z")
+	return rest[:min(1, len(rest))]
 }
 
-// Whatever a successor has too few descriptors for costs no container its life; the
-// next one, which has enough, serves them.
+// Whatever a successor has too few descriptors for costs no container its life, of any kind
+// of runtime; the next one, which has enough, serves them.
 func TestAdoptionWithoutDescriptors(t *testing.T) {
-	p := startPod(t)
-	pids := map[string]uint32{}
-	for kind, change := range byRuntime(t) {
-		pids[kind] = uint32(p.run(strings.ReplaceAll(kind, "-", ""), "while true; do echo hi; sleep 0.01; done", change).Pid)
+	runc, err := exec.LookPath("runc") // which hack/unpack has unpacked
+	harness.Check(t, err)
+	p, pids := startPod(t), map[string]int32{}
+	for id, program := range map[string][]string{"builtin": nil, "runc": {runc}} {
+		pids[id] = p.run(id, "while true; do echo hi; sleep 0.01; done", func(_ *specs.Spec, r *api.CreateRequest) { r.Runtime = program }).Pid
 	}
 	p.killShim()
 	reapOrphans()
 	for limit := 5; limit < 60; limit += 3 {
 		p.startStarved(limit)
-		for kind, pid := range pids {
-			if !lives(pid) {
-				t.Fatalf("with %d descriptors the successor has ended the container of %s", limit, kind)
+		for id, pid := range pids {
+			if now := processState(pid); now == "" || now == "Z" {
+				t.Fatalf("with %d descriptors the successor has ended the container of %s", limit, id)
 			}
 		}
 	}
 	p.restart()
-	for kind := range pids {
-		id := strings.ReplaceAll(kind, "-", "")
+	for id := range pids {
 		if s, err := p.state(t.Context(), id); err != nil || s.GetStatus() != api.Status_STATUS_RUNNING {
-			t.Errorf("%s: %v, %v", kind, s, err)
+			t.Errorf("%s: %v, %v", id, s, err)
 		}
 	}
 }
@@ -65,37 +62,17 @@ func TestAdoptionWithoutDescriptors(t *testing.T) {
 func (p *pod) startStarved(descriptors int) {
 	p.t.Helper()
 	ready, theirs, err := os.Pipe()
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	p.check(err)
 	defer ready.Close()
 	command := exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d; exec %s serve --dir %s --build x --ready-fd 3 2>/dev/null`, descriptors, shimBinary, p.dir))
 	command.ExtraFiles = []*os.File{theirs}
-	err = errors.Join(command.Start(), theirs.Close())
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	p.check(errors.Join(command.Start(), theirs.Close()))
 	_ = ready.SetReadDeadline(time.Now().Add(time.Minute))
-	words := make([]byte, 16)
-	if n, _ := ready.Read(words); n > 0 {
+	if n, _ := ready.Read(make([]byte, 16)); n > 0 {
 		time.Sleep(50 * time.Millisecond) // it adopts on, in the background
 	}
 	_ = command.Process.Kill()
 	_ = command.Wait() // it was killed, or has ended by itself
-}
-
-// awaitInLog waits until the log of a container has the words.
-func (p *pod) awaitInLog(id, words string) {
-	p.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		log, err := os.ReadFile(p.logPath(id))
-		if err == nil && strings.Contains(string(log), words) {
-			return
-		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("no %q in the log: %s, %v", words, log, err)
-		}
-	}
 }
 
 // The exit code of an adopted container is known also when its parent, which a busy
@@ -107,14 +84,9 @@ func TestAdoptedInitThatIsReapedLate(t *testing.T) {
 	}
 	p := startPod(t)
 	pid := int(p.run("c", "exec sleep 1000").Pid) // not sh: that is reaped by reapOrphans
-	for comm := []byte(nil); string(comm) != "sleep\n"; time.Sleep(5 * time.Millisecond) {
-		comm, _ = os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	}
-	p.killShim()
-	p.restart()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	p.awaitFile(fmt.Sprintf("/proc/%d/comm", pid), "sleep\n")
+	p.succeed()
+	p.check(syscall.Kill(pid, syscall.SIGKILL))
 	time.Sleep(4 * time.Second)
 	if reaped, err := syscall.Wait4(pid, nil, 0, nil); err != nil || reaped != pid {
 		t.Fatalf("wait for the container: %d, %v", reaped, err)
@@ -122,4 +94,148 @@ func TestAdoptedInitThatIsReapedLate(t *testing.T) {
 	if e := p.awaitExit(t.Context(), "c").Exit; !e.CodeKnown || e.Code != 137 {
 		t.Errorf("exit: %v", e)
 	}
+}
+
+// A supervisor that is killed while it makes a container leaves nothing of it to
+// the next one: neither its fifos, which come first, nor its state.
+func TestCreateThatWasCutOff(t *testing.T) {
+	p := startPod(t)
+	p.run("lives", "sleep 1000")
+	p.check(errors.Join(
+		unix.Mkfifo(p.dir+"/io/cut.stdout", 0o600), unix.Mkfifo(p.dir+"/io/cut.stderr", 0o600), os.Mkdir(p.dir+"/containers/begun", 0o700),
+		os.WriteFile(p.dir+"/records/lives.json.new", nil, 0o600),
+		os.WriteFile(p.dir+"/records/begun.json", []byte(`{"id": "begun", "version": 1}`), 0o600),
+	))
+	p.succeed()
+	p.eventually("4 fifos and spools, one state and one record are left", func() bool { // it serves first
+		return count(t, p.dir+"/io") == 4 && count(t, p.dir+"/containers") == 1 && count(t, p.dir+"/records") == 1
+	})
+}
+
+// The start of a container is on disk before its program runs: where it cannot be
+// written, the program does not run.
+func TestStartIsOnDiskBeforeTheProgramRuns(t *testing.T) {
+	p := startPod(t)
+	p.create("c", "echo ran; sleep 1000")
+	inTheWay := p.dir + "/records/c.json.new"
+	p.check(os.Mkdir(inTheWay, 0o700))
+	if err := p.Start(t.Context(), "c"); err == nil {
+		t.Error("a start that is not on disk succeeded")
+	}
+	time.Sleep(200 * time.Millisecond)
+	if s, err := p.state(t.Context(), "c"); err != nil || s.Status != api.Status_STATUS_CREATED || s.StartedAt != 0 {
+		t.Errorf("after a start that failed: %v, %v", s, err)
+	}
+	if said := p.log("c"); said != "" {
+		t.Errorf("its program ran: %q", said)
+	}
+	p.check(os.RemoveAll(inTheWay))
+	p.check(p.Start(t.Context(), "c"))
+	p.awaitFile(p.logPath("c"), " ran\n")
+}
+
+// Whatever an exec has started ends with it, at whatever moment it is ended, or its client
+// goes, also before that could wait.
+func TestExecsAreEndedWithAllTheyStart(t *testing.T) {
+	p, ctx := startPod(t), t.Context()
+	p.run("c", "sleep 1000")
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	for i := range 300 {
+		id := fmt.Sprint("e", i)
+		p.check(p.ExecStart(ctx, "c", id, sh("sleep 1000 & sleep 1000"), true))
+		if i%10 == 0 {
+			if _, err := p.ExecWait(gone, "c", id); !errors.Is(err, context.Canceled) {
+				t.Errorf("wait of a client that is gone: %v", err)
+			}
+			if err := p.ExecKill(ctx, "c", id, 0, false); !errdefs.IsNotFound(err) {
+				t.Errorf("its exec is still known: %v", err)
+			}
+			continue
+		}
+		time.Sleep(rand.N(3 * time.Millisecond))
+		p.check(p.ExecKill(ctx, "c", id, 9, true))
+		_, err := p.ExecWait(ctx, "c", id)
+		p.check(err)
+	}
+	p.eventually("no process of 300 execs is left", func() bool { return len(p.processes("c")) == 1 })
+}
+
+// A command that is run as soon as the successor serves is none of those that it ends,
+// whose callers have gone with its predecessor.
+func TestExecsBesideTheirAdoption(t *testing.T) {
+	p := startPod(t)
+	const count = 5
+	for i := range count {
+		p.run(fmt.Sprint("c", i), stays)
+	}
+	for range 3 {
+		for i := range count {
+			p.check(p.ExecStart(t.Context(), fmt.Sprint("c", i), "left", sh(stays), false))
+		}
+		p.succeed()
+		for i := range count {
+			id := fmt.Sprint("c", count-1-i)
+			p.wantExec(id, "sleep 0.2; echo done", "done\n")
+			p.eventually("the container's own shell is left in "+id, func() bool { return p.shells(id) == 1 })
+		}
+	}
+}
+
+// shells counts the shells in a container's cgroups.
+func (p *pod) shells(id string) (count int) {
+	for _, pid := range p.processes(id) {
+		if name, _ := os.ReadFile("/proc/" + pid + "/comm"); string(name) == "sh\n" {
+			count++
+		}
+	}
+	return count
+}
+
+// One supervisor that has had many containers, each with a command, is as it was
+// before: descriptors, threads, and on disk.
+func TestManyLives(t *testing.T) {
+	lives := 20
+	if os.Getenv("MINICRI_TEST_WHOLE") != "" {
+		lives = 1000
+	}
+	p := startPod(t)
+	bundle := p.bundle("again", "sleep 1000")
+	live := func(times int) {
+		for range times {
+			_, err := p.Create(t.Context(), bundle)
+			p.check(errors.Join(err, p.Start(t.Context(), "again")))
+			p.wantExec("again", "true", "")
+			p.check(p.Delete(t.Context(), "again", true))
+		}
+	}
+	proc := fmt.Sprintf("/proc/%d", p.pid())
+	// holds are numbers of what a supervisor has, which may not grow.
+	holds := func() (all []int) {
+		for _, dir := range []string{proc + "/fd", p.dir + "/records", p.dir + "/io", p.dir + "/exits", p.dir + "/containers"} {
+			all = append(all, count(t, dir))
+		}
+		return all
+	}
+	live(10)
+	before := holds()
+	live(lives)
+	p.eventually(fmt.Sprintf("after %d lives the supervisor has no more than %v", lives, before), func() bool {
+		for i, now := range holds() {
+			if now > before[i] {
+				return false
+			}
+		}
+		return true
+	})
+	if threads := count(t, proc+"/task"); threads > 24 {
+		t.Errorf("it has %d threads", threads)
+	}
+}
+
+func count(t testing.TB, dir string) int {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	harness.Check(t, err)
+	return len(entries)
 }

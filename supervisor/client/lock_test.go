@@ -20,6 +20,7 @@ import (
 
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // lockEnv makes the test binary a process that has the lock of a directory.
@@ -39,19 +40,13 @@ func holdLock(dir string) {
 func copyDescriptors(t *testing.T, pid int) {
 	t.Helper()
 	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	defer unix.Close(pidfd)
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	if err != nil || len(entries) == 0 {
-		t.Fatalf("%d descriptors, %v", len(entries), err)
-	}
+	harness.Check(t, err)
 	for _, entry := range entries {
 		number, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, err)
 		if fd, err := unix.PidfdGetfd(pidfd, number, 0); err == nil { // it may be closed by now
 			t.Cleanup(func() { _ = unix.Close(fd) })
 		}
@@ -62,17 +57,13 @@ func copyDescriptors(t *testing.T, pid int) {
 // sockets and of the file that it has locked.
 func TestDeathBesideACopyOfEachDescriptor(t *testing.T) {
 	p := startPod(t)
-	p.run("c", "while :; do sleep 1; done")
+	p.run("c", stays)
 	exec := make(chan error, 1)
 	go func() {
-		_, err := p.ExecSync(t.Context(), "c", sh("while :; do sleep 1; done"), 0, 10)
+		_, err := p.ExecSync(t.Context(), "c", sh(stays), 0, 10)
 		exec <- err
 	}()
-	for deadline := time.Now().Add(time.Minute); p.shells("c") < 2; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the command does not run")
-		}
-	}
+	p.eventually("the command runs", func() bool { return p.shells("c") == 2 })
 	died := p.Client
 	copyDescriptors(t, p.pid())
 	p.killShim()
@@ -87,40 +78,34 @@ func TestDeathBesideACopyOfEachDescriptor(t *testing.T) {
 	}
 	awaitLost(t, died)
 	p.restart()
-	if r, err := p.ExecSync(t.Context(), "c", sh("echo hi"), time.Minute, 10); err != nil || string(r.Stdout) != "hi\n" {
-		t.Errorf("exec: %+v, %v", r, err)
-	}
+	p.wantExec("c", "echo hi", "hi\n")
 }
 
-// awaitLost waits until the end of a supervisor is seen.
 func awaitLost(t *testing.T, died *client.Client) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := died.List(t.Context()); errors.Is(err, client.ErrLost) {
-			return
-		} else if time.Now().After(deadline) {
-			t.Fatalf("a call to a supervisor that has ended: %v", err)
-		}
-	}
+	harness.Eventually(t, "the end of a supervisor is seen", time.Minute, func() bool {
+		_, err := died.List(t.Context())
+		return errors.Is(err, client.ErrLost)
+	})
 }
 
-// lines is a log that counts.
+// lines is a log that may be read while it is written.
 type lines struct {
-	mu sync.Mutex
-	bytes.Buffer
+	mu     sync.Mutex
+	buffer bytes.Buffer
 }
 
 // Write is of io.Writer.
 func (l *lines) Write(line []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.Buffer.Write(line)
+	return l.buffer.Write(line)
 }
 
-func (l *lines) count(word string) int {
+func (l *lines) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return strings.Count(l.String(), word)
+	return l.buffer.String()
 }
 
 func newSet(t *testing.T, dir string, log *lines) *client.Set {
@@ -128,92 +113,78 @@ func newSet(t *testing.T, dir string, log *lines) *client.Set {
 	set, err := client.NewSet(client.SetOptions{
 		Dir: dir, Start: client.StartOptions{Binary: shimBinary, Build: "own"}, Answer: time.Minute, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	t.Cleanup(set.Close)
 	return set
 }
 
-// A lock that another process has is named with that process, which is left alone; the
-// start is tried again, ever less often.
-func TestLockOfAnotherProcess(t *testing.T) {
-	dir, log := t.TempDir(), new(lines)
-	group := filepath.Join(dir, "own")
-	if err := os.Mkdir(group, 0o700); err != nil {
-		t.Fatal(err)
+// A program that does not start is tried again ever less often, the error says why, and the
+// log as often as it was tried; with its reason gone it starts. A lock that another process
+// has is named with that process, which is left alone.
+func TestSupervisorThatDoesNotStart(t *testing.T) {
+	for name, inTheWay := range map[string]func(t *testing.T, group string) (why string, gone func()){
+		"a directory": func(t *testing.T, group string) (string, func()) {
+			socket := filepath.Join(group, api.ControlSocket)
+			harness.Check(t, os.MkdirAll(socket+"/directory", 0o700))
+			return "directory not empty", func() { harness.Check(t, os.RemoveAll(socket)) }
+		},
+		"a lock": func(t *testing.T, group string) (string, func()) {
+			holder := exec.Command(os.Args[0])
+			holder.Env = append(os.Environ(), lockEnv+"="+group)
+			said, err := holder.StdoutPipe()
+			harness.Check(t, errors.Join(err, holder.Start()))
+			_, err = said.Read(make([]byte, 1))
+			harness.Check(t, err)
+			return fmt.Sprint("process ", holder.Process.Pid), func() {
+				if state := processState(holder.Process.Pid); state == "" || state == "Z" {
+					t.Error("the other process was ended")
+				}
+				_, _ = holder.Process.Kill(), holder.Wait()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, log := t.TempDir(), new(lines)
+			group := filepath.Join(dir, "own")
+			harness.Check(t, os.Mkdir(group, 0o700))
+			why, gone := inTheWay(t, group)
+			set := newSet(t, dir, log)
+			const asked = 6 * time.Second
+			var last error
+			for began := time.Now(); time.Since(began) < asked; time.Sleep(20 * time.Millisecond) {
+				if _, last = set.Ensure(t.Context(), "own"); last == nil {
+					t.Fatal("it started")
+				}
+			}
+			if !errdefs.IsUnavailable(last) || !strings.Contains(last.Error(), why) {
+				t.Errorf("the error does not say %s: %v", why, last)
+			}
+			if tried := strings.Count(log.String(), "does not start"); tried < 2 || tried > 7 || strings.Count(log.String(), why) < tried {
+				t.Errorf("%d starts in %v:\n%s", tried, asked, log)
+			}
+			gone()
+			endSupervisor(t, set, "own")
+		})
 	}
-	holder := exec.Command(os.Args[0])
-	holder.Env = append(os.Environ(), lockEnv+"="+group)
-	said, err := holder.StdoutPipe()
-	if err == nil {
-		err = holder.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _, _ = holder.Process.Kill(), holder.Wait() }()
-	if _, err := said.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
-
-	set := newSet(t, dir, log)
-	var last error
-	const asked = 8 * time.Second
-	for began := time.Now(); time.Since(began) < asked; time.Sleep(20 * time.Millisecond) {
-		if _, last = set.Ensure(t.Context(), "own"); last == nil {
-			t.Fatal("two processes have the lock")
-		}
-	}
-	if want := fmt.Sprint("process ", holder.Process.Pid); !errdefs.IsUnavailable(last) || !strings.Contains(last.Error(), want) {
-		t.Errorf("the error does not name %s: %v", want, last)
-	}
-	if tried := log.count("does not start"); tried < 2 || tried > 8 {
-		t.Errorf("%d starts in %v:\n%s", tried, asked, log)
-	}
-	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", holder.Process.Pid)); err != nil || strings.Contains(string(stat), ") Z ") {
-		t.Errorf("the other process was ended: %s, %v", stat, err)
-	}
-	_ = holder.Process.Kill()
-	endSupervisor(t, set, "own")
 }
 
 // endSupervisor waits until a supervisor serves, and ends it.
 func endSupervisor(t *testing.T, set *client.Set, group string) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	harness.Eventually(t, "a supervisor serves", time.Minute, func() bool {
 		supervisor, err := set.Ensure(t.Context(), group)
-		if err == nil {
-			err = supervisor.Shutdown(t.Context())
-		}
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+		return err == nil && supervisor.Shutdown(t.Context()) == nil
+	})
 }
 
 // A supervisor that has the lock and that no connection reaches, or whose queue of them is
 // full, is ended, and another one takes its place.
 func TestLockOfASupervisorThatHangs(t *testing.T) {
 	dir, log := t.TempDir(), new(lines)
-	set := newSet(t, dir, log)
-	first, err := set.Ensure(t.Context(), "own")
-	if err != nil {
-		t.Fatal(err)
-	}
+	first, err := newSet(t, dir, log).Ensure(t.Context(), "own")
+	harness.Check(t, err)
 	pid, err := api.LockHolder(filepath.Join(dir, "own"))
-	if err != nil || pid == 0 {
-		t.Fatalf("process %d has the lock: %v", pid, err)
-	}
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(dir, "own", api.ControlSocket)); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, errors.Join(err, unix.Kill(pid, unix.SIGSTOP), os.Remove(filepath.Join(dir, "own", api.ControlSocket))))
 	other := newSet(t, dir, log)
 	other.SetAnswer(10 * time.Second)
 	if _, err := other.Ensure(t.Context(), "own"); err != nil {
@@ -241,27 +212,36 @@ func TestLockOfASupervisorThatHangs(t *testing.T) {
 	endSupervisor(t, other, "own")
 }
 
-// A program that does not start is tried again ever less often, and the log says why it
-// did not.
-func TestSupervisorThatDoesNotStart(t *testing.T) {
-	dir, log := t.TempDir(), new(lines)
-	set := newSet(t, dir, log)
-	inTheWay := filepath.Join(dir, "own", api.ControlSocket, "directory")
-	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	const asked = 5 * time.Second
-	var last error
-	for began := time.Now(); time.Since(began) < asked; time.Sleep(20 * time.Millisecond) {
-		if _, last = set.Ensure(t.Context(), "own"); last == nil {
-			t.Fatal("it started")
+// What a supervisor logs is in the daemon's log, once, with its level, also what it
+// logged while there was no daemon; and its file does not grow.
+func TestLogIsPassedOn(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "build", client.Log)
+	harness.Check(t, os.Mkdir(filepath.Dir(path), 0o700))
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	harness.Check(t, err)
+	defer file.Close()
+	for range 2 {
+		for said := range 3000 { // more than is kept
+			fmt.Fprintf(file, "time=2026-11-23T00:00:00Z level=WARN msg=\"line %d of some hundred bytes\" container=%s\n", said, strings.Repeat("c", 64))
+		}
+		fmt.Fprintln(file, `time="2026-11-23T00:00:00Z" level=error msg="failed sending message on channel"`)
+		fmt.Fprintln(file, "panic: it fails")
+		var daemon lines
+		set := newSet(t, dir, &daemon)
+		const last = `level=ERROR msg=supervisor build=build said="panic: it fails"`
+		harness.Eventually(t, "all is passed on", time.Minute, func() bool { return strings.Contains(daemon.String(), last) })
+		set.Close()
+		if n := strings.Count(daemon.String(), `level=WARN msg=supervisor build=build said="msg=\"line `); n != 3000 {
+			t.Errorf("%d of 3000 lines, %.300s", n, daemon.String())
+		}
+		if strings.Contains(daemon.String(), "failed sending") {
+			t.Error("what a library says is not for debugging alone")
 		}
 	}
-	if tried := log.count("does not start"); tried < 2 || tried > 7 || log.count("directory not empty") < tried {
-		t.Errorf("%d starts in %v, the last error: %v\n%s", tried, asked, last, log)
+	var info unix.Stat_t
+	harness.Check(t, unix.Stat(path, &info))
+	if kept := info.Blocks * 512; kept > 300<<10 || info.Size < 600<<10 {
+		t.Errorf("of a log of %d bytes %d are kept", info.Size, kept)
 	}
-	if err := os.RemoveAll(filepath.Dir(inTheWay)); err != nil {
-		t.Fatal(err)
-	}
-	endSupervisor(t, set, "own")
 }

@@ -18,19 +18,19 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
-	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
+	"github.com/minicri/minicri/test/harness"
 )
 
 var (
 	shimBinary   string // the real minicri-shim, built once
 	cgroupParent = fmt.Sprintf("/minicri-unit-client-%d", os.Getpid())
 )
-
-const busybox = "/bin/busybox" // Debian's busybox-static
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(lockEnv); dir != "" {
@@ -74,58 +74,75 @@ func buildShim() error {
 
 // pod is a shim with a directory of its own.
 type pod struct {
-	t           testing.TB
-	dir, binary string
+	t   testing.TB
+	dir string
 	*client.Client
 }
 
 func startPod(t testing.TB) *pod {
 	t.Helper()
-	return startPodOf(t, shimBinary)
-}
-
-// startPodOf is startPod with another build of the shim.
-func startPodOf(t testing.TB, binary string) *pod {
-	t.Helper()
-	p := &pod{t: t, dir: t.TempDir(), binary: binary}
-	p.start()
+	p := &pod{t: t, dir: t.TempDir()}
+	var err error
+	if p.Client, err = client.Start(t.Context(), client.StartOptions{Binary: shimBinary, Dir: p.dir}); err != nil {
+		log, _ := os.ReadFile(filepath.Join(p.dir, "shim.log"))
+		t.Fatalf("%v\n%s", err, log)
+	}
 	t.Cleanup(p.end)
 	return p
 }
 
-func (p *pod) start() {
-	p.t.Helper()
-	c, err := client.Start(p.t.Context(), client.StartOptions{Binary: p.binary, Dir: p.dir})
-	if err != nil {
-		log, _ := os.ReadFile(filepath.Join(p.dir, "shim.log"))
-		p.t.Fatalf("%v\n%s", err, log)
-	}
-	p.Client = c
-}
-
 // end removes all containers and the shim, and checks that it is gone.
 func (p *pod) end() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
+	ctx := harness.Limited(p.t, time.Minute)
 	list, err := p.List(ctx)
-	if err != nil {
-		p.t.Errorf("list: %v", err)
-	}
 	for _, c := range list {
 		_ = p.Kill(ctx, c.Id, 9, true)
 		p.awaitExit(ctx, c.Id)
-		if err := p.Delete(ctx, c.Id, false); err != nil {
-			p.t.Error(err)
-		}
+		err = errors.Join(err, p.Delete(ctx, c.Id, false))
 	}
-	if err := p.Shutdown(ctx); err != nil {
-		p.t.Errorf("shutdown: %v", err)
+	if err = errors.Join(err, p.Shutdown(ctx)); err != nil {
+		p.t.Error(err)
 	}
 	_ = p.Close()
 	log, _ := os.ReadFile(filepath.Join(p.dir, "shim.log"))
 	if p.t.Failed() || bytes.Contains(log, []byte("DATA RACE")) || bytes.Contains(log, []byte("panic")) {
 		p.t.Errorf("shim.log: %s", log)
 	}
+}
+
+func (p *pod) check(err error) {
+	p.t.Helper()
+	harness.Check(p.t, err)
+}
+
+func (p *pod) eventually(what string, holds func() bool) {
+	p.t.Helper()
+	harness.Eventually(p.t, what, time.Minute, holds)
+}
+
+// succeed kills the shim, and starts its successor. Shells are reaped, and no other containers.
+func (p *pod) succeed() {
+	p.t.Helper()
+	p.killShim()
+	reapOrphans()
+	p.restart()
+}
+
+// wantExec runs a script in a container, and wants that it writes this.
+func (p *pod) wantExec(id, script, want string) {
+	p.t.Helper()
+	if r, err := p.ExecSync(p.t.Context(), id, sh(script), time.Minute, 100); err != nil || r.Code != 0 || string(r.Stdout) != want {
+		p.t.Errorf("%q in %s: %+v, %v", script, id, r, err)
+	}
+}
+
+// awaitFile waits until a file has the words.
+func (p *pod) awaitFile(path, words string) {
+	p.t.Helper()
+	p.eventually(words+" comes to be in "+path, func() bool {
+		content, _ := os.ReadFile(path)
+		return strings.Contains(string(content), words)
+	})
 }
 
 // state finds a container in the list.
@@ -142,58 +159,45 @@ func (p *pod) state(ctx context.Context, id string) (*api.Container, error) {
 	return nil, fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound)
 }
 
-func (p *pod) awaitExit(ctx context.Context, id string) *api.Container {
+func (p *pod) awaitExit(ctx context.Context, id string) (c *api.Container) {
 	p.t.Helper()
-	for {
-		c, err := p.state(ctx, id)
-		if err != nil {
-			p.t.Fatalf("state of %s: %v", id, err)
-		}
-		if c.Exit != nil {
-			return c
-		}
-		select {
-		case <-ctx.Done():
-			p.t.Fatalf("container %s does not end", id)
-		case <-time.After(time.Millisecond):
-		}
-	}
+	p.eventually("container "+id+" ends", func() (ended bool) {
+		var err error
+		c, err = p.state(ctx, id)
+		p.check(err)
+		return c.Exit != nil
+	})
+	return c
 }
 
+// change has a container differ.
+type change = func(*specs.Spec, *api.CreateRequest)
+
 // create makes a container that runs a busybox shell script.
-func (p *pod) create(id, script string, change ...func(*specs.Spec, *api.CreateRequest)) *api.CreateResponse {
+func (p *pod) create(id, script string, changes ...change) *api.CreateResponse {
 	p.t.Helper()
-	answer, err := p.Create(p.t.Context(), p.bundle(id, script, change...))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	answer, err := p.Create(p.t.Context(), p.bundle(id, script, changes...))
+	p.check(err)
 	p.t.Cleanup(client.HoldOutput(p.dir, id).Close) // as the daemon does
 	return answer
 }
 
-func (p *pod) bundle(id, script string, change ...func(*specs.Spec, *api.CreateRequest)) *api.CreateRequest {
+func (p *pod) bundle(id, script string, changes ...change) *api.CreateRequest {
 	p.t.Helper()
 	request := &api.CreateRequest{Id: id, Bundle: p.t.TempDir(), LogPath: p.logPath(id), Runtime: strings.Fields(os.Getenv("SHIM_TEST_RUNTIME"))}
 	spec := containerSpec(p.t, id, script)
-	for _, c := range change {
+	for _, c := range changes {
 		c(spec, request)
 	}
 	content, err := json.Marshal(spec)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(request.Bundle, "config.json"), content, 0o600); err != nil {
-		p.t.Fatal(err)
-	}
+	p.check(errors.Join(err, os.WriteFile(filepath.Join(request.Bundle, "config.json"), content, 0o600)))
 	return request
 }
 
-func (p *pod) run(id, script string, change ...func(*specs.Spec, *api.CreateRequest)) *api.CreateResponse {
+func (p *pod) run(id, script string, changes ...change) *api.CreateResponse {
 	p.t.Helper()
-	answer := p.create(id, script, change...)
-	if err := p.Start(p.t.Context(), id); err != nil {
-		p.t.Fatal(err)
-	}
+	answer := p.create(id, script, changes...)
+	p.check(p.Start(p.t.Context(), id))
 	return answer
 }
 
@@ -202,18 +206,8 @@ func (p *pod) logPath(id string) string { return filepath.Join(p.dir, id+".log")
 func (p *pod) log(id string) string {
 	p.t.Helper()
 	content, err := os.ReadFile(p.logPath(id))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	var text strings.Builder
-	for line := range strings.Lines(string(content)) {
-		fields := strings.SplitN(line, " ", 4)
-		if len(fields) < 4 {
-			p.t.Fatalf("log line %q", line)
-		}
-		text.WriteString(fields[3])
-	}
-	return text.String()
+	p.check(err)
+	return string(content)
 }
 
 func sh(script string) *specs.Process {
@@ -227,21 +221,12 @@ func containerSpec(t testing.TB, id, script string) *specs.Spec {
 	t.Helper()
 	rootfs := t.TempDir()
 	for _, dir := range []string{"bin", "proc", "dev", "tmp"} {
-		if err := os.Mkdir(filepath.Join(rootfs, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, os.Mkdir(filepath.Join(rootfs, dir), 0o755))
 	}
-	content, err := os.ReadFile(busybox)
-	if err != nil {
-		t.Fatalf("read busybox (apt-get install busybox-static): %v", err)
-	}
-	if err := os.WriteFile(filepath.Join(rootfs, "bin/sh"), content, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, applet := range []string{"busybox", "sleep", "true", "cat", "yes", "seq", "dd", "head", "stty", "kill"} {
-		if err := os.Link(filepath.Join(rootfs, "bin/sh"), filepath.Join(rootfs, "bin", applet)); err != nil {
-			t.Fatal(err)
-		}
+	content, err := os.ReadFile("/bin/busybox") // Debian's busybox-static
+	harness.Check(t, errors.Join(err, os.WriteFile(rootfs+"/bin/sh", content, 0o755)))
+	for _, applet := range []string{"busybox", "sleep", "true", "seq", "head"} {
+		harness.Check(t, os.Link(rootfs+"/bin/sh", rootfs+"/bin/"+applet))
 	}
 	return &specs.Spec{
 		Version: "1.3.0",
@@ -261,8 +246,7 @@ func containerSpec(t testing.TB, id, script string) *specs.Spec {
 }
 
 func TestLifeOfAContainer(t *testing.T) {
-	p := startPod(t)
-	ctx := t.Context()
+	p, ctx := startPod(t), t.Context()
 	events := make(chan *api.Event, 16)
 	go func() {
 		_ = p.Events(ctx, 0, func(e *api.Event) error { events <- e; return nil })
@@ -271,15 +255,15 @@ func TestLifeOfAContainer(t *testing.T) {
 	if s, _ := p.state(ctx, "life"); s.Status != api.Status_STATUS_CREATED || s.Pid != created.Pid {
 		t.Errorf("state after create: %v", s)
 	}
-	if err := p.Start(ctx, "life"); err != nil {
-		t.Fatal(err)
-	}
+	p.check(p.Start(ctx, "life"))
 	stopped := p.awaitExit(ctx, "life")
 	if e := stopped.Exit; e.Code != 7 || !e.CodeKnown || e.OomKilled || e.FinishedAt < stopped.StartedAt {
 		t.Errorf("exit %v, want code 7", e)
 	}
-	if got := p.log("life"); !strings.Contains(got, "out\n") || !strings.Contains(got, "err\n") || !strings.Contains(got, "tail\n") {
-		t.Errorf("log %q", got)
+	for _, words := range []string{" out\n", " err\n", " tail\n"} {
+		if got := p.log("life"); !strings.Contains(got, words) {
+			t.Errorf("log %q", got)
+		}
 	}
 	var exit api.ExitRecord
 	content, err := os.ReadFile(filepath.Join(p.dir, api.ExitDir, "life.json"))
@@ -292,9 +276,7 @@ func TestLifeOfAContainer(t *testing.T) {
 	if err := p.Shutdown(ctx); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("shutdown with a container: %v, want failed precondition", err)
 	}
-	if err := p.Delete(ctx, "life", false); err != nil {
-		t.Fatal(err)
-	}
+	p.check(p.Delete(ctx, "life", false))
 	if _, err := p.state(ctx, "life"); !errdefs.IsNotFound(err) {
 		t.Errorf("state of a deleted container: %v, want not found", err)
 	}
@@ -307,22 +289,14 @@ func TestLifeOfAContainer(t *testing.T) {
 
 func TestCreateFailureLeavesNothing(t *testing.T) {
 	p := startPod(t)
-	spec := containerSpec(t, "fails", "true")
-	spec.Process.Args = []string{"/absent"}
-	bundle := t.TempDir()
-	content, _ := json.Marshal(spec)
-	_ = os.WriteFile(filepath.Join(bundle, "config.json"), content, 0o600)
-	_, err := p.Create(t.Context(), &api.CreateRequest{Id: "fails", Bundle: bundle})
-	if err == nil || !strings.Contains(err.Error(), "/absent") {
+	absent := func(s *specs.Spec, _ *api.CreateRequest) { s.Process.Args = []string{"/absent"} }
+	if _, err := p.Create(t.Context(), p.bundle("fails", "", absent)); err == nil || !strings.Contains(err.Error(), "/absent") {
 		t.Errorf("error %v, want one that names /absent", err)
 	}
-	for _, pattern := range []string{"containers/*", "io/*", "records/*", "exits/*"} {
-		if left, _ := filepath.Glob(filepath.Join(p.dir, pattern)); len(left) > 0 {
+	for _, pattern := range []string{p.dir + "/containers/*", p.dir + "/io/*", p.dir + "/records/*", p.dir + "/exits/*", cgroupDir("fails")} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}
-	}
-	if left, _ := filepath.Glob("/sys/fs/cgroup/*" + cgroupParent + "/fails"); len(left) > 0 {
-		t.Errorf("left: %v", left)
 	}
 }
 
@@ -348,52 +322,19 @@ func (p *pod) processes(id string) []string {
 	return pids
 }
 
-// TestUpdateIsAllOrNothing is property 42.
-func TestUpdateIsAllOrNothing(t *testing.T) {
-	p := startPod(t)
-	p.run("c", "sleep 1000")
-	read := func(file string) string {
-		content, _ := os.ReadFile("/sys/fs/cgroup/" + strings.Split(file, ".")[0] + cgroupParent + "/c/" + file)
-		return strings.TrimSpace(string(content))
-	}
-	if err := p.Update(t.Context(), "c", &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(333))}}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if got := read("cpu.shares"); got != "333" {
-		t.Errorf("cpu.shares %s", got)
-	}
-	bad := &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(444)), Cpus: "900"}, Memory: &specs.LinuxMemory{Limit: new(int64(64 << 20))}}
-	memory := read("memory.limit_in_bytes")
-	if err := p.Update(t.Context(), "c", bad, nil); err == nil {
-		t.Error("cpuset 900 was accepted")
-	}
-	if got := read("cpu.shares"); got != "333" || read("memory.limit_in_bytes") != memory {
-		t.Errorf("after a refused update: cpu.shares %s, memory %s", got, read("memory.limit_in_bytes"))
-	}
-	if r, err := p.ExecSync(t.Context(), "c", sh("true"), 0, 10); err != nil || r.Code != 0 {
-		t.Errorf("exec after updates: %+v, %v", r, err)
-	}
-}
-
 // pid is the supervisor's.
-func (p *pod) pid() int {
+func (p *pod) pid() (pid int) {
 	p.t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		pid, err := api.LockHolder(p.dir)
-		if err == nil && pid != 0 {
-			return pid
-		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("no process has the lock: %v", err)
-		}
-	}
+	p.eventually("a process has the lock", func() bool {
+		pid, _ = api.LockHolder(p.dir)
+		return pid != 0
+	})
+	return pid
 }
 
 func (p *pod) killShim() {
 	p.t.Helper()
-	if err := syscall.Kill(p.pid(), syscall.SIGKILL); err != nil {
-		p.t.Fatal(err)
-	}
+	p.check(syscall.Kill(p.pid(), syscall.SIGKILL))
 }
 
 // reapOrphans plays the daemon, the sub-reaper: containers of a killed shim
@@ -419,25 +360,4 @@ func hasExitInfo() bool {
 	var major, minor int
 	_, _ = fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
 	return major > 6 || major == 6 && minor >= 15
-}
-
-// A client that has gone before it could wait takes its exec with it at once.
-func TestExecWaitOfAClientThatIsGone(t *testing.T) {
-	p := startPod(t)
-	p.run("c", "sleep 1000")
-	before := p.processes("c")
-	if err := p.ExecStart(t.Context(), "c", "e", sh("sleep 1000 & sleep 1000"), false); err != nil {
-		t.Fatal(err)
-	}
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := p.ExecWait(gone, "c", "e"); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
-	if err := p.ExecKill(t.Context(), "c", "e", 0, false); !errdefs.IsNotFound(err) {
-		t.Errorf("the exec is still known: %v", err)
-	}
-	if after := p.processes("c"); !slices.Equal(after, before) {
-		t.Errorf("before %v, after %v", before, after)
-	}
 }

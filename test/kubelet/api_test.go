@@ -13,13 +13,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // ask sends a request to the kubelet and returns its answer.
 func (k *kubelet) ask(method, path string) (body string, err error) {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(limited(k.t), method, "https://"+k.server+path, nil)
+	request, err := http.NewRequestWithContext(k.limited(), method, "https://"+k.server+path, nil)
 	if err != nil {
 		return "", err
 	}
@@ -35,25 +37,14 @@ func (k *kubelet) ask(method, path string) (body string, err error) {
 	return string(data), err
 }
 
-func (k *kubelet) healthy() bool {
-	body, err := k.ask(http.MethodGet, "/healthz")
-	return err == nil && body == "ok"
-}
-
-// get decodes the answer to a GET.
-func (k *kubelet) get(path string, into any) {
-	k.t.Helper()
-	body, err := k.ask(http.MethodGet, path)
-	check(k.t, err)
-	check(k.t, json.Unmarshal([]byte(body), into))
-}
-
 // pods are those that the kubelet knows, by the names of their manifests.
 func (k *kubelet) pods() map[string]*corev1.Pod {
 	k.t.Helper()
 	k.alive()
+	body, err := k.ask(http.MethodGet, "/pods")
+	harness.Check(k.t, err)
 	var list corev1.PodList
-	k.get("/pods", &list)
+	harness.Check(k.t, json.Unmarshal([]byte(body), &list))
 	pods := make(map[string]*corev1.Pod)
 	for _, pod := range list.Items {
 		pods[strings.TrimSuffix(pod.Name, "-"+nodeName)] = &pod
@@ -70,7 +61,7 @@ func container(pod, name string) string {
 func (k *kubelet) logs(pod, name, query string) string {
 	k.t.Helper()
 	text, err := k.ask(http.MethodGet, "/containerLogs/"+container(pod, name)+"?"+query)
-	check(k.t, err)
+	harness.Check(k.t, err)
 	return text
 }
 
@@ -79,43 +70,26 @@ func (k *kubelet) run(pod, name, command string) string {
 	k.t.Helper()
 	query := url.Values{"cmd": {command}}
 	text, err := k.ask(http.MethodPost, "/run/"+container(pod, name)+"?"+query.Encode())
-	check(k.t, err)
+	harness.Check(k.t, err)
 	return text
 }
 
-// exec runs a script in a container by the kubelet's /exec, as kubectl does it.
-func (k *kubelet) exec(executor newExecutor, pod, name, script, stdin string) (stdout, stderr string, err error) {
-	k.t.Helper()
-	query := url.Values{"command": {"sh", "-c", script}, "input": {"1"}, "output": {"1"}, "error": {"1"}}
-	e, err := executor(&url.URL{Scheme: "https", Host: k.server, Path: "/exec/" + container(pod, name), RawQuery: query.Encode()})
-	check(k.t, err)
-	var out, errs bytes.Buffer
-	err = e.StreamWithContext(limited(k.t), remotecommand.StreamOptions{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs})
-	return out.String(), errs.String(), err
-}
-
-type newExecutor func(*url.URL) (remotecommand.Executor, error)
-
-// executors are kubectl's: WebSocket, and SPDY for older servers.
-var executors = map[string]newExecutor{
-	"WebSocket": func(u *url.URL) (remotecommand.Executor, error) {
-		return remotecommand.NewWebSocketExecutor(clientConfig(), http.MethodGet, u.String())
-	},
-	"SPDY": func(u *url.URL) (remotecommand.Executor, error) {
-		return remotecommand.NewSPDYExecutor(clientConfig(), http.MethodPost, u)
-	},
-}
-
-func clientConfig() *rest.Config {
-	return &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
-}
-
+// checkExec runs a script in a container by the kubelet's /exec, as kubectl does it: by
+// WebSocket, and SPDY for older servers; and by ExecSync.
 func (k *kubelet) checkExec() {
-	for name, executor := range executors {
-		stdout, stderr, err := k.exec(executor, "pair", "server", "cat; echo oops >&2; exit 5", "some input")
-		if stdout != "some input" || stderr != "oops\n" || err == nil || !strings.Contains(err.Error(), "exit code 5") {
-			k.t.Errorf("%s: got %q, %q and %v", name, stdout, stderr, err)
+	config := &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	query := url.Values{"command": {"sh", "-c", "cat; echo oops >&2; exit 5"}, "input": {"1"}, "output": {"1"}, "error": {"1"}}
+	server := &url.URL{Scheme: "https", Host: k.server, Path: "/exec/" + container("pair", "server"), RawQuery: query.Encode()}
+	socket, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, server.String())
+	harness.Check(k.t, err)
+	spdy, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, server)
+	harness.Check(k.t, err)
+	for name, executor := range map[string]remotecommand.Executor{"WebSocket": socket, "SPDY": spdy} {
+		var out, errs bytes.Buffer
+		err := executor.StreamWithContext(k.limited(), remotecommand.StreamOptions{Stdin: strings.NewReader("some input"), Stdout: &out, Stderr: &errs})
+		if out.String() != "some input" || errs.String() != "oops\n" || err == nil || !strings.Contains(err.Error(), "exit code 5") {
+			k.t.Errorf("%s: got %q, %q and %v", name, &out, &errs, err)
 		}
 	}
-	same(k.t, "by ExecSync", k.run("pair", "server", "cat /www/page"), "from the sidecar\n")
+	harness.Same(k.t, "by ExecSync", k.run("pair", "server", "cat /www/page"), "from the sidecar\n")
 }

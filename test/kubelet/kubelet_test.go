@@ -1,8 +1,10 @@
 package kubelet
 
 import (
+	"context"
 	"encoding/json"
-	"fmt"
+	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,8 +26,10 @@ const (
 	// nodeAddress is for documentation (RFC 5737). A kubelet wants an address
 	// that is not a loopback one; it may be of the loopback device.
 	nodeAddress = "192.0.2.1"
-	stopTime    = time.Minute
-	syncPeriod  = 2 * time.Second // in which the kubelet looks after each pod
+	// patience is the longest that a test waits for what has no limit of its own. A kubelet
+	// collects what is dead once a minute.
+	patience   = 4 * time.Minute
+	syncPeriod = 2 * time.Second // in which the kubelet looks after each pod
 )
 
 // kubelet is a real kubelet without an API server, on a node of its own.
@@ -46,27 +50,26 @@ func newKubelet(t testing.TB) *kubelet {
 	t.Helper()
 	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'"))
 	n.BuildImage(imageName, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox)
-	k := &kubelet{Node: n, t: t, binary: findBinary(t), dir: filepath.Join(n.Dir, "kubelet")}
-	for _, dir := range []string{"root", "fixed", "manifests", "logs", "certificates", "plugins", "home"} {
-		check(t, os.MkdirAll(k.path(dir), 0o755))
+	binary, err := filepath.Abs("../../bin/kubelet/kubelet")
+	harness.Check(t, err)
+	if _, err := os.Stat(binary); err != nil {
+		t.Fatalf("the kubelet is absent, run 'make kubelet': %v", err)
 	}
-	check(t, os.WriteFile(k.path("resolv.conf"), []byte("nameserver 192.0.2.53\n"), 0o644))
+	k := &kubelet{Node: n, t: t, binary: binary, dir: filepath.Join(n.Dir, "kubelet")}
+	for _, dir := range []string{"root", "fixed", "manifests", "logs", "certificates", "plugins", "home"} {
+		harness.Check(t, os.MkdirAll(k.path(dir), 0o755))
+	}
+	harness.Check(t, os.WriteFile(k.path("resolv.conf"), []byte("nameserver 192.0.2.53\n"), 0o644))
 	n.RunInNetns(addNodeAddress)
 	k.mounts = newMountNamespace(t, n, k.path("fixed"), k.path("root"))
 	k.server = n.Relay("127.0.0.1:10250")
 	t.Cleanup(k.removeCgroups)
-	t.Cleanup(k.showLog)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the kubelet's log:\n%s", k.log())
+		}
+	})
 	return k
-}
-
-func findBinary(t testing.TB) string {
-	t.Helper()
-	path, err := filepath.Abs("../../bin/kubelet/kubelet")
-	check(t, err)
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("the kubelet is absent, run 'make kubelet': %v", err)
-	}
-	return path
 }
 
 func addNodeAddress() error {
@@ -75,10 +78,7 @@ func addNodeAddress() error {
 		return err
 	}
 	address, err := netlink.ParseAddr(nodeAddress + "/32")
-	if err != nil {
-		return err
-	}
-	return netlink.AddrAdd(lo, address)
+	return errors.Join(err, netlink.AddrAdd(lo, address))
 }
 
 func (k *kubelet) path(name string) string { return filepath.Join(k.dir, name) }
@@ -89,7 +89,7 @@ func (k *kubelet) start(gates harness.Object) {
 	k.t.Helper()
 	k.configure(gates)
 	log, err := os.OpenFile(k.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	check(k.t, err)
+	harness.Check(k.t, err)
 	defer log.Close()
 	k.process = exec.Command(k.binary,
 		"--config", k.path("config.json"),
@@ -102,7 +102,13 @@ func (k *kubelet) start(gates harness.Object) {
 	k.process.Dir, k.process.Env = k.dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + k.path("home"), "TMPDIR=" + k.path("home")}
 	k.process.Stdout, k.process.Stderr = log, log
 	k.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	k.RunInNetns(k.startInMountNamespace)
+	k.RunInNetns(func() error {
+		// Threads share the working directory, and one that does cannot join.
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(int(k.mounts.Fd()), unix.CLONE_NEWNS)); err != nil {
+			return err
+		}
+		return k.process.Start()
+	})
 	process, ended := k.process, make(chan struct{})
 	k.ended = ended
 	go func() {
@@ -110,38 +116,42 @@ func (k *kubelet) start(gates harness.Object) {
 		close(ended)
 	}()
 	k.t.Cleanup(k.kill)
-	eventually(k.t, "the kubelet answers", func() bool { return k.alive() && k.healthy() })
+	k.eventually("the kubelet answers", func() bool {
+		k.alive()
+		body, err := k.ask(http.MethodGet, "/healthz")
+		return err == nil && body == "ok"
+	})
 }
 
-func (k *kubelet) startInMountNamespace() error {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("unshare: %w", err)
-	}
-	if err := unix.Setns(int(k.mounts.Fd()), unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("setns: %w", err)
-	}
-	return k.process.Start()
+// limited is for calls that have no limit of their own.
+func (k *kubelet) limited() context.Context {
+	k.t.Helper()
+	return harness.Limited(k.t, patience)
+}
+
+func (k *kubelet) eventually(what string, holds func() bool) {
+	k.t.Helper()
+	harness.Eventually(k.t, what, patience, holds)
 }
 
 // alive ends the test when the kubelet has ended.
-func (k *kubelet) alive() bool {
+func (k *kubelet) alive() {
 	k.t.Helper()
 	select {
 	case <-k.ended:
 		k.t.Fatalf("the kubelet ended: %v", k.process.ProcessState)
 	default:
 	}
-	return true
 }
 
 // stop ends the kubelet with SIGTERM. Its pods stay.
 func (k *kubelet) stop() {
 	k.t.Helper()
-	check(k.t, k.process.Process.Signal(unix.SIGTERM))
+	harness.Check(k.t, k.process.Process.Signal(unix.SIGTERM))
 	select {
 	case <-k.ended:
-	case <-time.After(stopTime):
-		k.t.Fatalf("the kubelet runs %v after SIGTERM", stopTime)
+	case <-time.After(time.Minute):
+		k.t.Fatal("the kubelet runs a minute after SIGTERM")
 	}
 	if !k.process.ProcessState.Success() {
 		k.t.Errorf("after SIGTERM the kubelet ended with %v", k.process.ProcessState)
@@ -150,12 +160,8 @@ func (k *kubelet) stop() {
 
 // kill ends a kubelet that a failed test has left.
 func (k *kubelet) kill() {
-	select {
-	case <-k.ended:
-	default:
-		k.process.Process.Kill() // it may have ended by now
-		<-k.ended
-	}
+	_ = k.process.Process.Kill() // it may have ended by now
+	<-k.ended
 }
 
 // configure writes the kubelet's configuration. What is not about paths keeps a
@@ -182,15 +188,15 @@ func (k *kubelet) configure(gates harness.Object) {
 		"featureGates":         gates,
 	}
 	data, err := json.MarshalIndent(config, "", "  ")
-	check(k.t, err)
-	check(k.t, os.WriteFile(k.path("config.json"), data, 0o600))
+	harness.Check(k.t, err)
+	harness.Check(k.t, os.WriteFile(k.path("config.json"), data, 0o600))
 }
 
 // removeCgroups removes the cgroups that a kubelet makes for classes of pods and
 // keeps. They have to be empty.
 func (k *kubelet) removeCgroups() {
 	hierarchies, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", k.CgroupParent))
-	check(k.t, err)
+	harness.Check(k.t, err)
 	for _, hierarchy := range append(hierarchies, filepath.Join("/sys/fs/cgroup", k.CgroupParent)) {
 		for _, class := range []string{"kubepods/burstable", "kubepods/besteffort", "kubepods"} {
 			if err := os.Remove(filepath.Join(hierarchy, class)); err != nil && !os.IsNotExist(err) {

@@ -4,6 +4,8 @@ import (
 	"os"
 	"regexp"
 	"strings"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // runtimeError is a line of klog's, at the level Error or above, that is about
@@ -38,15 +40,8 @@ func (k *kubelet) markLog() {
 func (k *kubelet) log() string {
 	k.t.Helper()
 	data, err := os.ReadFile(k.path("log"))
-	check(k.t, err)
+	harness.Check(k.t, err)
 	return string(data)
-}
-
-// showLog shows the kubelet's log when the test has failed.
-func (k *kubelet) showLog() {
-	if k.t.Failed() {
-		k.t.Logf("the kubelet's log:\n%s", k.log())
-	}
 }
 
 // checkLog fails the test for every error of the runtime's in the kubelet's log,
@@ -56,14 +51,11 @@ func (k *kubelet) checkLog() {
 	if strings.Contains(log, "Updating kernel flag") {
 		k.t.Error("the kubelet changed a setting of the machine's kernel")
 	}
-	for line := range strings.Lines(log[:k.marks[0]] + log[k.marks[1]:]) {
-		if runtimeError.MatchString(line) && !isHarmless(line) {
-			k.t.Errorf("the kubelet complains: %s", line)
-		}
-	}
-	for line := range strings.Lines(log[k.marks[0]:k.marks[1]]) {
-		if runtimeError.MatchString(line) && !isHarmless(line) && !down.MatchString(line) {
-			k.t.Errorf("the kubelet complains while there is no daemon: %s", line)
+	at := 0
+	for line := range strings.Lines(log) {
+		isDown := at >= k.marks[0] && at < k.marks[1]
+		if at += len(line); runtimeError.MatchString(line) && !isHarmless(line) && !(isDown && down.MatchString(line)) {
+			k.t.Errorf("the kubelet complains (the daemon is down: %t): %s", isDown, line)
 		}
 	}
 }

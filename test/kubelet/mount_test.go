@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -35,9 +36,9 @@ var sysctls = map[string]string{
 // there are the volumes, which the runtime has to see.
 func newMountNamespace(t testing.TB, n *harness.Node, dir, shared string) *os.File {
 	t.Helper()
-	check(t, unix.Mount(shared, shared, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { check(t, unix.Unmount(shared, unix.MNT_DETACH)) })
-	check(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
+	harness.Check(t, unix.Mount(shared, shared, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { harness.Check(t, unix.Unmount(shared, unix.MNT_DETACH)) })
+	harness.Check(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
 	var namespace *os.File
 	// The thread that this runs on ends with it.
 	n.RunInNetns(func() (err error) {
@@ -50,7 +51,7 @@ func newMountNamespace(t testing.TB, n *harness.Node, dir, shared string) *os.Fi
 		namespace, err = os.Open("/proc/thread-self/ns/mnt")
 		return err
 	})
-	t.Cleanup(func() { check(t, namespace.Close()) })
+	t.Cleanup(func() { harness.Check(t, namespace.Close()) })
 	return namespace
 }
 
@@ -69,10 +70,8 @@ func isolate(dir, shared string) error {
 	}
 	for name, value := range sysctls {
 		file := filepath.Join(dir, strings.ReplaceAll(name, "/", "."))
-		if err := os.WriteFile(file, []byte(value+"\n"), 0o400); err != nil {
-			return err
-		}
-		if err := unix.Mount(file, filepath.Join("/proc/sys", name), "", unix.MS_BIND, ""); err != nil {
+		err := os.WriteFile(file, []byte(value+"\n"), 0o400)
+		if err = errors.Join(err, unix.Mount(file, filepath.Join("/proc/sys", name), "", unix.MS_BIND, "")); err != nil {
 			return fmt.Errorf("hiding %s: %w", name, err)
 		}
 	}
@@ -87,26 +86,18 @@ func enslaveAllBut(shared string) error {
 		return err
 	}
 	for _, m := range mounts {
-		if m.Mountpoint == shared {
-			continue
-		}
-		if err := unix.Mount("", m.Mountpoint, "", unix.MS_SLAVE, ""); err != nil {
-			return fmt.Errorf("making %s a slave: %w", m.Mountpoint, err)
+		if m.Mountpoint != shared {
+			err = errors.Join(err, os.NewSyscallError("making a slave of "+m.Mountpoint, unix.Mount("", m.Mountpoint, "", unix.MS_SLAVE, "")))
 		}
 	}
-	return nil
+	return err
 }
 
 func overlay(path, dir string) error {
 	upper, work := filepath.Join(dir, "upper"), filepath.Join(dir, "work")
-	for _, d := range []string{upper, work} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			return err
-		}
+	if err := errors.Join(os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755)); err != nil {
+		return err
 	}
 	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", path, upper, work)
-	if err := unix.Mount("overlay", path, "overlay", 0, options); err != nil {
-		return fmt.Errorf("an overlay on %s: %w", path, err)
-	}
-	return nil
+	return os.NewSyscallError("an overlay on "+path, unix.Mount("overlay", path, "overlay", 0, options))
 }

@@ -1,42 +1,75 @@
 package kubelet
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"testing"
+	"os"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
+
+// abbreviations are what manifests have of all containers and probes. FOREVER is the end of a
+// script whose container ends at SIGTERM; a probe asks every second, and its time-out is for
+// busy machines.
+var abbreviations = strings.NewReplacer(
+	"IMAGE", `image: "`+imageName+`", imagePullPolicy: Never`,
+	"FOREVER", "; trap 'exit 0' TERM; while true; do sleep 0.1; done",
+	"PROBE", "periodSeconds: 1, timeoutSeconds: 20, failureThreshold: 1",
+)
+
+// apply makes a static pod: it writes the manifest, by rename.
+func (k *kubelet) apply(name, spec string) {
+	k.t.Helper()
+	text := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", namespace: default}\nspec:\n  terminationGracePeriodSeconds: 2\n" + spec
+	half := k.path(name + ".yaml")
+	harness.Check(k.t, errors.Join(os.WriteFile(half, []byte(abbreviations.Replace(text)), 0o600), os.Rename(half, k.manifest(name))))
+}
+
+func (k *kubelet) manifest(name string) string { return k.path("manifests/" + name + ".yaml") }
+
+// delete takes a manifest away: the kubelet then ends the pod.
+func (k *kubelet) delete(name string) {
+	k.t.Helper()
+	harness.Check(k.t, os.Remove(k.manifest(name)))
+}
+
+// pair is a pod whose sidecar serves an init container, whose result a server serves to a
+// client. The server's files are in a volume that the kubelet mounts, the client is as
+// restricted as the pod security standard of that name, and all share the process namespace.
+const pair = `
+  shareProcessNamespace: true
+  volumes: [{name: www, emptyDir: {medium: Memory}}]
+  initContainers:
+  - {name: sidecar, IMAGE, restartPolicy: Always,
+     command: [sh, -c, "mkdir /files && echo from the sidecar >/files/page && httpd -p 127.0.0.1:9000 -h /files FOREVER"]}
+  - {name: prepare, IMAGE, volumeMounts: [{name: www, mountPath: /www}],
+     command: [sh, -c, "until wget -qO /www/page http://127.0.0.1:9000/page; do sleep 0.1; done; dd if=/dev/zero of=/www/big bs=1M count=4"]}
+  containers:
+  - {name: server, IMAGE, volumeMounts: [{name: www, mountPath: /www}], command: [sh, -c, "httpd -p 8080 -h /www FOREVER"],
+     readinessProbe: {httpGet: {path: /page, port: 8080}, PROBE}}
+  - {name: client, IMAGE,
+     command: [sh, -c, "until wget -qO- http://127.0.0.1:8080/page 2>/dev/null; do sleep 0.1; done; echo said so FOREVER"],
+     securityContext: {runAsUser: 1000, runAsNonRoot: true, readOnlyRootFilesystem: true, allowPrivilegeEscalation: false,
+                       capabilities: {drop: [ALL]}, seccompProfile: {type: RuntimeDefault}}}
+`
 
 // bigFile is the size of a file that the pair's server serves.
 const bigFile = 4 << 20
 
-// applyPair makes a pod whose sidecar serves an init container, whose result a
-// server serves to a client. The server's files are in a volume that the
-// kubelet mounts, the client is as restricted as clusters want it, and all
-// share the pod's process namespace.
-func (k *kubelet) applyPair() {
-	always := corev1.ContainerRestartPolicyAlways
-	sidecar := shell("sidecar", "mkdir /files && echo from the sidecar >/files/page && httpd -p 127.0.0.1:9000 -h /files"+forever)
-	sidecar.RestartPolicy = &always
-	const fetch = "until wget -qO /www/page http://127.0.0.1:9000/page; do sleep 0.1; done; dd if=/dev/zero of=/www/big bs=1M count=4"
-	spec := containers(
-		shell("server", "httpd -p 8080 -h /www"+forever, mounted("www"), readiness(httpGet("/page", 8080))),
-		shell("client", "until wget -qO- http://127.0.0.1:8080/page 2>/dev/null; do sleep 0.1; done; echo said so"+forever, restricted),
-	)
-	share := true
-	spec.ShareProcessNamespace = &share
-	spec.InitContainers = []corev1.Container{sidecar, shell("prepare", fetch, mounted("www"))}
-	spec.Volumes = []corev1.Volume{emptyDir("www", corev1.StorageMediumMemory)}
-	k.apply("pair", spec)
-}
-
 func (k *kubelet) checkPair() {
 	pod := k.awaitReady("pair")
-	end := status(pod, "prepare").State.Terminated
-	if end == nil || end.ExitCode != 0 || end.Reason != "Completed" {
-		k.t.Errorf("the init container: %v", status(pod, "prepare"))
+	all := slices.Concat(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses)
+	i := slices.IndexFunc(all, func(s corev1.ContainerStatus) bool { return s.Name == "prepare" })
+	if i < 0 || all[i].State.Terminated == nil || all[i].State.Terminated.ExitCode != 0 || all[i].State.Terminated.Reason != "Completed" {
+		k.t.Errorf("the init container: %v", all)
 	}
 	prepare := k.inRuntime("pair", "prepare")
 	if sidecar := k.inRuntime("pair", "sidecar"); sidecar.StartedAt > prepare.StartedAt {
@@ -45,57 +78,109 @@ func (k *kubelet) checkPair() {
 	if server := k.inRuntime("pair", "server"); server.CreatedAt < prepare.FinishedAt {
 		k.t.Error("the server was created before the init container had ended")
 	}
-	eventually(k.t, "the client has the page by localhost, and logs it", func() bool {
+	k.eventually("the client has the page by localhost, and logs it", func() bool {
 		return k.logs("pair", "client", "") == "from the sidecar\nsaid so\n"
 	})
-	same(k.t, "last line", k.logs("pair", "client", "tailLines=1"), "said so\n")
-	same(k.t, "mount", k.run("pair", "server", "grep -c ./www.tmpfs /proc/mounts"), "1\n")
-	same(k.t, "first process", k.run("pair", "server", "cat /proc/1/comm"), "pause\n")
-	same(k.t, "capabilities and seccomp of the restricted one",
-		k.run("pair", "client", "grep -E (CapEff|Seccomp|NoNewPrivs): /proc/self/status"), "CapEff:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n")
-	same(k.t, "user", k.run("pair", "client", "id -u"), "1000\n")
-	same(k.t, "hostname", k.run("pair", "client", "cat /etc/hostname"), "pair-node\n")
-	same(k.t, "resolv.conf", k.run("pair", "client", "cat /etc/resolv.conf"), "nameserver 192.0.2.53\n")
-	same(k.t, "own line of hosts", k.run("pair", "client", "grep pair /etc/hosts"), pod.Status.PodIP+"\tpair-node\n")
-	if got := len(fetch(k.t, k.Relay(pod.Status.PodIP+":8080"), "/big")); got != bigFile {
+	harness.Same(k.t, "last line", k.logs("pair", "client", "tailLines=1"), "said so\n")
+	for _, said := range []struct{ name, command, want string }{
+		{"server", "grep -c ./www.tmpfs /proc/mounts", "1\n"},
+		{"server", "cat /proc/1/comm", "pause\n"},
+		{"client", "grep -E (CapEff|Seccomp|NoNewPrivs): /proc/self/status", "CapEff:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n"},
+		{"client", "id -u", "1000\n"},
+		{"client", "cat /etc/hostname", "pair-node\n"},
+		{"client", "cat /etc/resolv.conf", "nameserver 192.0.2.53\n"},
+		{"client", "grep pair /etc/hosts", pod.Status.PodIP + "\tpair-node\n"},
+	} {
+		harness.Same(k.t, said.command, k.run("pair", said.name, said.command), said.want)
+	}
+	if got := len(k.fetch(pod.Status.PodIP+":8080", "/big")); got != bigFile {
 		k.t.Errorf("the node reads %d bytes from the pod", got)
 	}
 }
 
-// restricted is what the pod security standard of that name asks for, and more.
-func restricted(c *corev1.Container) {
-	yes, no, user := true, false, int64(1000)
-	c.SecurityContext = &corev1.SecurityContext{
-		RunAsUser: &user, RunAsNonRoot: &yes, ReadOnlyRootFilesystem: &yes, AllowPrivilegeEscalation: &no,
-		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-	}
-}
-
-// applyHost makes a privileged pod in the node's network and process namespace.
-func (k *kubelet) applyHost() {
-	spec := containers(shell("server", "mkdir /www && echo on the node >/www/page && httpd -p 8081 -h /www"+forever, readiness(httpGet("/page", 8081))))
-	spec.HostNetwork, spec.HostPID = true, true
-	privileged := true
-	spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &privileged}
-	k.apply("host", spec)
-}
+// host is a privileged pod in the node's network and process namespace.
+const host = `
+  hostNetwork: true
+  hostPID: true
+  containers:
+  - {name: server, IMAGE, securityContext: {privileged: true}, readinessProbe: {httpGet: {path: /page, port: 8081}, PROBE},
+     command: [sh, -c, "mkdir /www && echo on the node >/www/page && httpd -p 8081 -h /www FOREVER"]}
+`
 
 func (k *kubelet) checkHost() {
 	k.awaitReady("host")
-	same(k.t, "page", fetch(k.t, k.Relay(nodeAddress+":8081"), "/page"), "on the node\n")
+	harness.Same(k.t, "page", k.fetch(nodeAddress+":8081", "/page"), "on the node\n")
 	k.run("host", "server", fmt.Sprintf("ls /proc/%d", k.process.Process.Pid))
 }
 
-func fetch(t testing.TB, server, path string) string {
-	t.Helper()
-	request, err := http.NewRequestWithContext(limited(t), http.MethodGet, "http://"+server+path, nil)
-	check(t, err)
+// fetch asks a server in the node's network namespace.
+func (k *kubelet) fetch(server, path string) string {
+	k.t.Helper()
+	request, err := http.NewRequestWithContext(k.limited(), http.MethodGet, "http://"+k.Relay(server)+path, nil)
+	harness.Check(k.t, err)
 	request.Close = true
 	response, err := http.DefaultClient.Do(request)
-	check(t, err)
+	harness.Check(k.t, err)
 	defer response.Body.Close()
 	data, err := io.ReadAll(response.Body)
-	check(t, err)
+	harness.Check(k.t, err)
 	return string(data)
+}
+
+// Labels by which a kubelet finds its own.
+const (
+	podLabel       = "io.kubernetes.pod.name"
+	containerLabel = "io.kubernetes.container.name"
+)
+
+// listed are the containers that the runtime has.
+func (k *kubelet) listed(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
+	k.t.Helper()
+	list, err := k.Runtime.ListContainers(k.limited(), &runtimeapi.ListContainersRequest{Filter: filter})
+	harness.Check(k.t, err)
+	return list.Containers
+}
+
+// inRuntime is what the runtime knows of a pod's container.
+func (k *kubelet) inRuntime(pod, name string) *runtimeapi.ContainerStatus {
+	k.t.Helper()
+	list := k.listed(&runtimeapi.ContainerFilter{LabelSelector: map[string]string{podLabel: pod + "-" + nodeName, containerLabel: name}})
+	if len(list) != 1 {
+		k.t.Fatalf("the runtime has %d containers %s of pod %s", len(list), name, pod)
+	}
+	answer, err := k.Runtime.ContainerStatus(k.limited(), &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id})
+	harness.Check(k.t, err)
+	return answer.Status
+}
+
+// running tells for each pod and container that runs what it would lose if it
+// was started again: id and process.
+func (k *kubelet) running() map[string]string {
+	k.t.Helper()
+	found := make(map[string]string)
+	pods, err := k.Runtime.ListPodSandbox(k.limited(), &runtimeapi.ListPodSandboxRequest{
+		Filter: &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}},
+	})
+	harness.Check(k.t, err)
+	for _, pod := range pods.Items {
+		answer, err := k.Runtime.PodSandboxStatus(k.limited(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod.Id, Verbose: true})
+		harness.Check(k.t, err)
+		found[pod.Metadata.Name] = pod.Id + " " + k.pid(answer.Info)
+	}
+	state := &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}
+	for _, c := range k.listed(&runtimeapi.ContainerFilter{State: state}) {
+		answer, err := k.Runtime.ContainerStatus(k.limited(), &runtimeapi.ContainerStatusRequest{ContainerId: c.Id, Verbose: true})
+		harness.Check(k.t, err)
+		found[c.Labels[podLabel]+"/"+c.Metadata.Name] = c.Id + " " + k.pid(answer.Info)
+	}
+	return found
+}
+
+func (k *kubelet) pid(verbose map[string]string) string {
+	k.t.Helper()
+	var info struct{ PID int }
+	if err := json.Unmarshal([]byte(verbose["info"]), &info); err != nil || info.PID == 0 {
+		k.t.Errorf("no pid in %v: %v", verbose, err)
+	}
+	return fmt.Sprint(info.PID)
 }

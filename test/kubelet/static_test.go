@@ -1,3 +1,14 @@
+// Package kubelet tests minicri below a real kubelet, which hack/kubelet
+// builds: static pods without an API server, on a node of package harness.
+//
+// The kubelet runs in the node's network namespace, so it reaches pods as on a
+// real node, and in a mount namespace of its own (mount_test.go), which keeps
+// the machine out of its reach. Its volumes are in a directory that both share,
+// as on a real node. It is asked by its own API, by way of a relay into the
+// network namespace.
+//
+// There is one test, because what takes most of its time can be shared: the
+// kubelet's starts, and the minute after which it collects dead pods.
 package kubelet
 
 import (
@@ -5,14 +16,18 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
 )
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // Two lives of one kubelet, in the order of the steps: a start takes seconds, a
 // kubelet collects what is dead once a minute, and things take their time side
@@ -25,16 +40,19 @@ import (
 func TestStaticPods(t *testing.T) {
 	k := newKubelet(t)
 	k.start(nil)
-	k.applyPair()
-	k.applyHost()
-	k.applyLoad()
+	k.apply("pair", pair)
+	k.apply("host", host)
+	k.apply("load", load)
 	k.checkPair()
 	k.checkHost()
 	k.checkExec()
 	k.checkSummary()
 
-	k.checkRestartedKubelet()
-	k.apply("ending", containers(shell("app", "trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done")))
+	before := k.running()
+	k.stop()
+	k.start(harness.Object{"PodAndContainerStatsFromCRI": true, "CRIListStreaming": true, "EventedPLEG": true})
+	k.settle()
+	k.untouched("by the kubelet's restart", before)
 	k.checkKilledDaemon()
 	k.checkSummary()
 	k.checkPodSummary()
@@ -47,9 +65,11 @@ func TestStaticPods(t *testing.T) {
 // awaitReady waits until the kubelet says that a pod is ready.
 func (k *kubelet) awaitReady(name string) (pod *corev1.Pod) {
 	k.t.Helper()
-	eventually(k.t, "pod "+name+" is ready", func() bool {
+	k.eventually("pod "+name+" is ready", func() bool {
 		pod = k.pods()[name]
-		return isReady(pod)
+		return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		})
 	})
 	return pod
 }
@@ -62,34 +82,28 @@ const downTime = 3 * time.Second
 // the other pods live on, the kubelet restarts nothing when there is a daemon
 // again, and finishes what was half done.
 func (k *kubelet) checkKilledDaemon() {
-	before, ending := k.running(), string(k.awaitReady("ending").UID)
+	const script = "  containers: [{name: app, IMAGE, command: [sh, -c, "
+	k.apply("ending", script+`"trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done"]}]`)
+	ending := string(k.awaitReady("ending").UID)
+	before := k.running()
 	k.markLog()
-	k.apply("born", containers(shell("app", "true"+forever)))
+	k.apply("born", script+`"true FOREVER"]}]`)
 	k.delete("ending")
 	time.Sleep(rand.N(500 * time.Millisecond))
 	k.Kill()
 	time.Sleep(downTime)
 	k.Start()
 	k.settle()
-	eventually(k.t, "the pod that was ending has ended", func() bool { return len(k.cgroups(ending)) == 0 })
+	k.eventually("the pod that was ending has ended", func() bool { return len(k.cgroups(ending)) == 0 })
 	k.markLog()
 	k.untouched("by the daemon's death", before)
-}
-
-// checkRestartedKubelet starts the kubelet again.
-func (k *kubelet) checkRestartedKubelet() {
-	before := k.running()
-	k.stop()
-	k.start(harness.Object{"PodAndContainerStatsFromCRI": true, "CRIListStreaming": true, "EventedPLEG": true})
-	k.settle()
-	k.untouched("by the kubelet's restart", before)
 }
 
 // settle waits until the kubelet has both its connections to the runtime, that
 // for containers and that for images, and then has looked after every pod.
 func (k *kubelet) settle() {
 	k.t.Helper()
-	eventually(k.t, "the kubelet reaches the runtime", func() bool {
+	k.eventually("the kubelet reaches the runtime", func() bool {
 		_, runtime := k.ask(http.MethodPost, "/run/"+container("pair", "server")+"?cmd=true")
 		_, image := k.ask(http.MethodGet, "/stats/summary")
 		return runtime == nil && image == nil
@@ -105,10 +119,9 @@ func (k *kubelet) untouched(when string, before map[string]string) {
 	k.t.Helper()
 	after := k.running()
 	for name, id := range before {
-		if strings.HasPrefix(name, "ending-") {
-			continue
+		if !strings.HasPrefix(name, "ending-") {
+			harness.Same(k.t, name+" was touched "+when, after[name], id)
 		}
-		same(k.t, name+" was touched "+when, after[name], id)
 	}
 }
 
@@ -118,17 +131,18 @@ func (k *kubelet) checkEverythingGoes() {
 	for name := range k.pods() {
 		k.delete(name)
 	}
-	eventually(k.t, "the runtime has no pod and no container", k.empty)
-	eventually(k.t, "the kubelet has no pod's files, logs and cgroups", func() bool {
-		return k.isEmpty(filepath.Join(k.path("root"), "pods")) && k.isEmpty(k.path("logs")) && len(k.cgroups("")) == 0
+	k.eventually("the runtime has no pod and no container", func() bool {
+		pods, err := k.Runtime.ListPodSandbox(k.limited(), &runtimeapi.ListPodSandboxRequest{})
+		harness.Check(k.t, err)
+		return len(pods.Items)+len(k.listed(nil)) == 0
 	})
-}
-
-func (k *kubelet) isEmpty(dir string) bool {
-	k.t.Helper()
-	entries, err := os.ReadDir(dir)
-	check(k.t, err)
-	return len(entries) == 0
+	k.eventually("the kubelet has no pod's files, logs and cgroups", func() bool {
+		left, err := filepath.Glob(k.path("root/pods/*"))
+		harness.Check(k.t, err)
+		logs, err := filepath.Glob(k.path("logs/*"))
+		harness.Check(k.t, err)
+		return len(left)+len(logs)+len(k.cgroups("")) == 0
+	})
 }
 
 // cgroups are those of the pods whose uid begins so.
@@ -137,7 +151,7 @@ func (k *kubelet) cgroups(uid string) (found []string) {
 	for _, class := range []string{"*kubepods*", "*kubepods*/*"} { // the driver systemd repeats the names of those above
 		for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
 			dirs, err := filepath.Glob(filepath.Join(hierarchy, k.CgroupParent, class, "*pod"+strings.ReplaceAll(uid, "-", "_")+"*"))
-			check(k.t, err)
+			harness.Check(k.t, err)
 			found = append(found, dirs...)
 		}
 	}

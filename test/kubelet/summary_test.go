@@ -1,54 +1,41 @@
 package kubelet
 
 import (
+	"encoding/json"
 	"net/http"
 	"regexp"
 	"strconv"
 
-	corev1 "k8s.io/api/core/v1"
+	"github.com/minicri/minicri/test/harness"
 )
 
-// summary is what tests look at of the answer to /stats/summary.
-type summary struct {
-	Pods []podStats `json:"pods"`
-}
-
+// podStats and containerStats are what tests look at of the answer to /stats/summary.
 type podStats struct {
-	PodRef struct {
-		Name string `json:"name"`
-	} `json:"podRef"`
+	PodRef struct{ Name string }
 	containerStats
-	Containers []containerStats `json:"containers"`
+	Containers []containerStats
 	Network    struct {
-		Name    string `json:"name"`
-		RxBytes uint64 `json:"rxBytes"`
-		TxBytes uint64 `json:"txBytes"`
-	} `json:"network"`
+		Name             string
+		RxBytes, TxBytes uint64
+	}
 	EphemeralStorage used `json:"ephemeral-storage"`
 }
 
 type containerStats struct {
-	Name string `json:"name"`
-	CPU  struct {
-		UsageNanoCores       uint64 `json:"usageNanoCores"`
-		UsageCoreNanoSeconds uint64 `json:"usageCoreNanoSeconds"`
-	} `json:"cpu"`
-	Memory struct {
-		AvailableBytes  uint64 `json:"availableBytes"`
-		WorkingSetBytes uint64 `json:"workingSetBytes"`
-	} `json:"memory"`
-	Rootfs used `json:"rootfs"`
-	Logs   used `json:"logs"`
+	Name         string
+	CPU          struct{ UsageNanoCores, UsageCoreNanoSeconds uint64 }
+	Memory       struct{ AvailableBytes, WorkingSetBytes uint64 }
+	Rootfs, Logs used
 }
 
-type used struct {
-	UsedBytes uint64 `json:"usedBytes"`
-}
+type used struct{ UsedBytes uint64 }
 
-func (k *kubelet) stats(pod string) (stats podStats) {
+func (k *kubelet) stats(pod string) podStats {
 	k.t.Helper()
-	var all summary
-	k.get("/stats/summary", &all)
+	body, err := k.ask(http.MethodGet, "/stats/summary")
+	harness.Check(k.t, err)
+	var all struct{ Pods []podStats }
+	harness.Check(k.t, json.Unmarshal([]byte(body), &all))
 	for _, p := range all.Pods {
 		if p.PodRef.Name == pod+"-"+nodeName {
 			return p
@@ -72,23 +59,22 @@ const (
 	diskFile = 8 * mega  // in the writable layer
 )
 
-// applyLoad makes a pod that uses what there are numbers of.
-func (k *kubelet) applyLoad() {
-	const hold = "dd if=/dev/zero of=/memory/file bs=1M count=32; dd if=/dev/zero of=/file bs=1M count=8; touch /ready"
-	spec := containers(
-		shell("burn", "trap 'exit 0' TERM; while true; do :; done", limit("200m", "64Mi")),
-		shell("hold", hold+forever, limit("500m", "128Mi"), mounted("memory"), readiness(command("test", "-e", "/ready"))),
-	)
-	spec.Volumes = []corev1.Volume{emptyDir("memory", corev1.StorageMediumMemory)}
-	k.apply("load", spec)
-}
+// load is a pod that uses what there are numbers of.
+const load = `
+  volumes: [{name: memory, emptyDir: {medium: Memory}}]
+  containers:
+  - {name: burn, IMAGE, resources: {limits: {cpu: 200m, memory: 64Mi}}, command: [sh, -c, "trap 'exit 0' TERM; while true; do :; done"]}
+  - {name: hold, IMAGE, resources: {limits: {cpu: 500m, memory: 128Mi}}, volumeMounts: [{name: memory, mountPath: /memory}],
+     readinessProbe: {exec: {command: [test, -e, /ready]}, PROBE},
+     command: [sh, -c, "dd if=/dev/zero of=/memory/file bs=1M count=32; dd if=/dev/zero of=/file bs=1M count=8; touch /ready FOREVER"]}
+`
 
 // checkSummary looks at the numbers of containers. It waits until all is
 // measured, which is done in the background.
 func (k *kubelet) checkSummary() {
 	k.awaitReady("load")
 	var p podStats
-	eventually(k.t, "the load is measured", func() bool {
+	k.eventually("the load is measured", func() bool {
 		p = k.stats("load")
 		return p.container("burn").CPU.UsageNanoCores > 0 && p.container("hold").Rootfs.UsedBytes >= diskFile && p.EphemeralStorage.UsedBytes >= diskFile
 	})
@@ -110,9 +96,9 @@ func (k *kubelet) checkPodSummary() {
 	k.between("cpu time of the pod", burn.CPU.UsageCoreNanoSeconds, load.CPU.UsageCoreNanoSeconds, 3*burn.CPU.UsageCoreNanoSeconds+20e9)
 	k.between("working set of the pod", hold.Memory.WorkingSetBytes-mega, load.Memory.WorkingSetBytes, hold.Memory.WorkingSetBytes+24*mega)
 	before := k.stats("pair").Network
-	same(k.t, "interface", before.Name, "eth0")
+	harness.Same(k.t, "interface", before.Name, "eth0")
 	k.between("received", 1, before.RxBytes, 1<<40)
-	fetch(k.t, k.Relay(k.pods()["pair"].Status.PodIP+":8080"), "/big")
+	k.fetch(k.pods()["pair"].Status.PodIP+":8080", "/big")
 	k.between("sent for a big file", bigFile, k.stats("pair").Network.TxBytes-before.TxBytes, 2*bigFile)
 }
 
@@ -123,13 +109,13 @@ var holdMemory = regexp.MustCompile(`(?m)^container_memory_working_set_bytes\{co
 // same gate.
 func (k *kubelet) checkMetrics() {
 	text, err := k.ask(http.MethodGet, "/metrics/cadvisor")
-	check(k.t, err)
+	harness.Check(k.t, err)
 	found := holdMemory.FindStringSubmatch(text)
 	if found == nil {
 		k.t.Fatalf("no %v in the metrics:\n%s", holdMemory, text)
 	}
 	value, err := strconv.ParseFloat(found[1], 64)
-	check(k.t, err)
+	harness.Check(k.t, err)
 	k.between("working set in the metrics", heldFile, uint64(value), heldFile+24*mega)
 }
 
