@@ -21,30 +21,21 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// anotherShim is the node's shim with a byte more: another build of it.
-func anotherShim(t *testing.T, n *harness.Node, mark byte) string {
+// useBuild kills the daemon and starts one with the node's build of the shim, or, with
+// a mark, another. A node has to end with the build that it began with.
+func useBuild(t *testing.T, n *harness.Node, mark ...byte) (shim string) {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(n.Binaries(), "minicri-shim"))
-	check(t, err)
-	path := filepath.Join(t.TempDir(), "minicri-shim")
-	check(t, os.WriteFile(path, append(content, mark), 0o755))
-	return path
-}
-
-// useBuild kills the daemon and starts one with another build of the shim.
-func useBuild(t *testing.T, n *harness.Node, mark byte) {
-	t.Helper()
+	shim = filepath.Join(n.Binaries(), "minicri-shim")
+	if len(mark) > 0 {
+		content, err := os.ReadFile(shim)
+		check(t, err)
+		shim = filepath.Join(t.TempDir(), "minicri-shim")
+		check(t, os.WriteFile(shim, append(content, mark...), 0o755))
+	}
 	n.Kill()
-	n.SetFlags("--shim", anotherShim(t, n, mark))
+	n.SetFlags("--shim", shim)
 	n.Start()
-}
-
-// useFirstBuild goes back to the build that the node began with, whose end is compared with
-// its beginning.
-func useFirstBuild(n *harness.Node) {
-	n.Kill()
-	n.SetFlags("--shim", filepath.Join(n.Binaries(), "minicri-shim"))
-	n.Start()
+	return shim
 }
 
 // built is a pod of one build: containers of all kinds.
@@ -56,16 +47,13 @@ type built struct {
 
 func startBuilt(t *testing.T, n *harness.Node, i int) built {
 	t.Helper()
-	before := supervisorDirs(t, n)
-	b := built{runs: startRuns(t, n, i), dir: before[0]}
+	b := built{runs: startRuns(t, n, i)}
 	const echo = "while read line; do echo got $line; done"
 	b.stdin = b.run("stdin", echo, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
 	b.terminal = b.run("terminal", echo, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true })
-	for _, dir := range before {
-		if _, err := os.Stat(filepath.Join(dir, "records", b.id+".json")); err == nil {
-			b.dir = dir
-		}
-	}
+	records, err := filepath.Glob(filepath.Join(n.State, "shims", "*", "records", b.lives+".json"))
+	check(t, err)
+	b.dir = filepath.Dir(filepath.Dir(records[0]))
 	return b
 }
 
@@ -95,12 +83,10 @@ func (b built) talk(t *testing.T, id, word string) {
 // each ends with its last pod.
 func TestSupervisorsOfThreeBuilds(t *testing.T) {
 	n := newNode(t)
-	var all []built
-	for i := range 3 {
-		if i > 0 {
-			useBuild(t, n, byte(i))
-		}
-		all = append(all, startBuilt(t, n, i))
+	all := []built{startBuilt(t, n, 0)}
+	for i := range 2 {
+		useBuild(t, n, byte(i))
+		all = append(all, startBuilt(t, n, i+1))
 	}
 	if now := supervisorDirs(t, n); len(now) != 3 || len(shims(n)) != 3 {
 		t.Fatalf("supervisors %v in %v", shims(n), now)
@@ -126,24 +112,27 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 		b.talk(t, b.terminal, "again")
 		b.talk(t, b.stdin, "again")
 		n.RemovePod(b.id)
-		if i == 2 {
-			break // its own build's stays
+		if i < 2 { // its own build's stays
+			eventually(t, "the supervisor ends with its last pod", func() bool {
+				_, err := os.Stat(b.dir)
+				return os.IsNotExist(err) && len(shims(n)) == 2-i
+			})
 		}
-		eventually(t, "the supervisor ends with its last pod", func() bool {
-			_, err := os.Stat(b.dir)
-			return os.IsNotExist(err) && len(shims(n)) == 2-i
-		})
 	}
-	useFirstBuild(n)
+	useBuild(t, n)
 }
 
-// A supervisor of another build that dies is replaced by this build's program, in its
-// place.
-func TestDeathOfAnOlderBuildsSupervisor(t *testing.T) {
+// The starters of an older build's supervisor are of the daemon's build: what it mends
+// reaches the next exec there, too. When that supervisor dies, this build's program takes
+// its place.
+func TestSupervisorOfAnOlderBuild(t *testing.T) {
 	n := newNode(t)
 	b := startRuns(t, n, 0)
 	old := shims(n)[0]
-	useBuild(t, n, 1)
+	build, err := client.BuildOf(useBuild(t, n, 1))
+	check(t, err)
+	eventually(t, "a starter of the daemon's build waits", func() bool { return slices.Contains(startersOf(old), build) })
+	same(t, "exec", b.exec(b.lives, "echo hi"), "hi")
 	newer := runPod(t, n, "newer")
 	id := newer.run("app", forever)
 	check(t, unix.Kill(old, unix.SIGKILL))
@@ -153,36 +142,22 @@ func TestDeathOfAnOlderBuildsSupervisor(t *testing.T) {
 	n.RemovePod(b.id)
 	eventually(t, "it ends with its last pod", func() bool { return len(shims(n)) == 1 && len(supervisorDirs(t, n)) == 1 })
 	n.RemovePod(newer.id)
-	useFirstBuild(n)
+	useBuild(t, n)
 }
 
-// The starters of an older build's supervisor are of the daemon's build: what it mends
-// reaches the next exec there, too.
-func TestStartersOfAnOlderBuildsSupervisor(t *testing.T) {
-	n := newNode(t)
-	p := runPod(t, n, "pod")
-	id := p.run("app", forever)
-	old := shims(n)[0]
-	useBuild(t, n, 1)
-	newer, err := client.BuildOf(anotherShim(t, n, 1))
-	check(t, err)
-	eventually(t, "a starter of the daemon's build waits", func() bool {
-		lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-		return slices.ContainsFunc(lines, func(path string) bool {
-			line, _ := os.ReadFile(path) // it may have ended
-			pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
-			stat, err := process.ReadStat(pid)
-			if err != nil || stat.Parent != old || !strings.HasPrefix(string(line), "minicri-shim\x00start\x00") {
-				return false
-			}
+// startersOf are the builds of the starters that a supervisor has.
+func startersOf(supervisor int) (builds []string) {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range lines {
+		line, _ := os.ReadFile(path) // it may have ended
+		pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
+		stat, err := process.ReadStat(pid)
+		if err == nil && stat.Parent == supervisor && strings.HasPrefix(string(line), "minicri-shim\x00start\x00") {
 			build, _ := client.BuildOf(filepath.Join(filepath.Dir(path), "exe"))
-			return build == newer
-		})
-	})
-	same(t, "exec", p.exec(id, "echo hi"), "hi")
-	check(t, unix.Kill(old, 0))
-	n.RemovePod(p.id)
-	useFirstBuild(n)
+			builds = append(builds, build)
+		}
+	}
+	return builds
 }
 
 // Pods of a build that this one cannot serve are listed as they were last known, nothing
@@ -200,26 +175,22 @@ func TestBuildThatIsNotKnown(t *testing.T) {
 	}
 }
 
-func writeAbout(t *testing.T, dir string, about api.About) {
-	content, err := json.Marshal(about)
-	check(t, err)
-	check(t, os.WriteFile(filepath.Join(dir, api.AboutFile), content, 0o600))
-}
-
 func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	n := newNode(t)
 	p := runPod(t, n, "pod")
 	id := p.run("app", forever)
 	pid, dir := p.info(id).PID, supervisorDirs(t, n)[0]
 	n.Kill()
-	known, err := api.ReadAbout(dir)
+	known, err := os.ReadFile(filepath.Join(dir, api.AboutFile))
 	check(t, err)
-	other := *known
+	other, err := api.ReadAbout(dir)
+	check(t, err)
 	other.Version = "9.9.9"
-	change(&other, shims(n)[0])
-	writeAbout(t, dir, other)
-	n.SetFlags("--shim", anotherShim(t, n, 1))
-	n.Start()
+	change(other, shims(n)[0])
+	content, err := json.Marshal(other)
+	check(t, err)
+	check(t, os.WriteFile(filepath.Join(dir, api.AboutFile), content, 0o600))
+	useBuild(t, n, 1)
 
 	if state := p.status(id).State; state != running {
 		t.Errorf("it is %v", state)
@@ -227,8 +198,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	_, err = p.tryExec(id, 10, "true")
 	wantCode(t, err, codes.FailedPrecondition)
 	wantCode(t, p.stopPod(), codes.FailedPrecondition)
-	_, err = n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
-	wantCode(t, err, codes.FailedPrecondition)
+	wantCode(t, p.removePod(), codes.FailedPrecondition)
 	check(t, unix.Kill(pid, 0))
 	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
 	check(t, err)
@@ -238,7 +208,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 			t.Errorf("%s does not say which build can serve the pod: %s", what, said)
 		}
 	}
-	writeAbout(t, dir, *known)
+	check(t, os.WriteFile(filepath.Join(dir, api.AboutFile), known, 0o600))
 	p.awaitExecs(id)
-	useFirstBuild(n)
+	useBuild(t, n)
 }

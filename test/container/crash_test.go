@@ -2,11 +2,10 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -35,18 +34,13 @@ const (
 )
 
 var crashRows = []crashRow{
-	{
-		"create",
-		points("create")[4:], // without check and reserve
-		func(*trial) {}, callCreate,
-		[]string{fails, killed, cancelled},
-	},
+	{"create", points("create")[4:], func(*trial) {}, callCreate, []string{fails, killed, cancelled}}, // without check and reserve
 	{"start", points("start"), makeCreated, callStart, []string{fails, killed}},
 	{"stop", points("stop"), makeRunning, callStop, []string{fails, killed}},
 	{"remove", slices.Concat(points("stop"), points("remove")), makeRunning, callRemove, []string{fails, killed}},
 	{"remove created", slices.Concat(points("stop"), points("remove")), makeCreated, callRemove, []string{fails, killed}},
 	{"remove ended", points("remove"), makeEnded, callRemove, []string{fails, killed}},
-	{"undo", points("remove"), func(c *trial) { c.also = "container/recheck before error" }, callCreate, []string{fails, killed}},
+	{"undo", points("remove"), func(c *trial) { c.also = []string{"container/recheck before error"} }, callCreate, []string{fails, killed}},
 }
 
 // points are those that an operation passes, in order: around each step, and
@@ -69,9 +63,9 @@ func points(operation string) (all []string) {
 // In the pod another one, the witness, runs all the time.
 type trial struct {
 	*pod
-	file    string // of failpoints
+	harness.Failpoints
 	point   string
-	also    string // a second failpoint
+	also    []string // a second failpoint
 	witness *runtimeapi.ContainerStatus
 	config  *runtimeapi.ContainerConfig
 	id      string
@@ -88,18 +82,18 @@ func TestCrashes(t *testing.T) {
 	for _, row := range crashRows {
 		count += len(row.points) * len(row.faults)
 		t.Run(row.name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "points")
-			n := newNode(t, harness.Binaries(binaries), harness.Env("MINICRI_FAILPOINTS="+file))
+			points := harness.Failpoints(filepath.Join(t.TempDir(), "points"))
+			n := newNode(t, harness.Binaries(binaries), points.Option())
 			importData(n)
 			p := runPod(t, n, "web")
 			witness := p.run("witness", quiet)
-			eventually(t, "the witness runs", func() bool { return procStatus(t, p.info(witness).PID, "Name") == "sleep" })
+			eventually(t, "the witness runs", func() bool { return harness.ProcStatus(t, p.info(witness).PID, "Name") == "sleep" })
 			before := p.Look()
 			for _, point := range row.points {
 				for _, fault := range row.faults {
 					t.Run(point+"/"+fault, func(t *testing.T) {
 						p.t = t
-						c := &trial{pod: p, file: file, point: point, witness: p.status(witness)}
+						c := &trial{pod: p, Failpoints: points, point: point, witness: p.status(witness)}
 						c.test(row, fault)
 					})
 				}
@@ -115,14 +109,14 @@ func TestCrashes(t *testing.T) {
 }
 
 func (c *trial) test(row crashRow, fault string) {
-	c.config = shell("case", quiet, imageMount("/data"), func(config *runtimeapi.ContainerConfig) { config.LogPath = "" })
+	c.config = shell("case", quiet, imageMount("/data"), noLog)
 	row.prepare(c)
 	if fault == cancelled {
 		c.cancel(row.call)
 	} else {
 		c.strike(row.call, fault)
 	}
-	check(c.t, os.Remove(c.file))
+	c.Disarm(c.t)
 	if !c.Running() {
 		c.Start()
 	}
@@ -130,33 +124,14 @@ func (c *trial) test(row crashRow, fault string) {
 	c.runAgain()
 }
 
-// arm says what is to happen at which points: "POINT ACTION" each.
-func (c *trial) arm(orders ...string) {
-	c.t.Helper()
-	_ = os.Remove(c.file + ".hit") // of the case before
-	var lines strings.Builder
-	for _, order := range orders {
-		if space := strings.LastIndexByte(order, ' '); space > 0 {
-			fmt.Fprintf(&lines, "%s\t%s\n", order[:space], order[space+1:])
-		}
-	}
-	check(c.t, os.WriteFile(c.file, []byte(lines.String()), 0o600))
-}
-
-func (c *trial) wasHit() bool {
-	_, err := os.Stat(c.file + ".hit")
-	return err == nil
-}
-
 // strike: the step fails, or the daemon dies there.
 func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
 	c.t.Helper()
-	c.arm(c.point+" "+fault, c.also)
-	err := call(limited(c.t), c)
-	if err == nil {
+	c.Arm(c.t, append([]string{c.point + " " + fault}, c.also...)...)
+	if err := call(limited(c.t), c); err == nil {
 		c.t.Error("the step failed, and the request succeeded")
 	}
-	if !c.wasHit() {
+	if !c.WasHit() {
 		c.t.Error("the point was not reached")
 	}
 	if fault == killed {
@@ -167,12 +142,12 @@ func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
 // cancel: the caller goes away at the point (P61).
 func (c *trial) cancel(call func(context.Context, *trial) error) {
 	c.t.Helper()
-	c.arm(c.point + " hang")
+	c.Arm(c.t, c.point+" hang")
 	ctx, cancel := context.WithCancel(limited(c.t))
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- call(ctx, c) }()
-	eventually(c.t, "the point is reached", c.wasHit)
+	eventually(c.t, "the point is reached", c.WasHit)
 	cancel()
 	wantCode(c.t, <-done, codes.Canceled)
 }
@@ -197,11 +172,8 @@ func (c *trial) removeListed() {
 		if alive := listed.State != exited; alive != (len(inside) > 0) {
 			c.t.Errorf("%v with the processes %v", listed.State, inside)
 		}
-		if err := c.stop(listed.Id, 0); err != nil {
-			c.t.Errorf("stop what is listed: %v", err)
-		}
-		if err := c.remove(listed.Id); err != nil {
-			c.t.Errorf("remove what is listed: %v", err)
+		if err := errors.Join(c.stop(listed.Id, 0), c.remove(listed.Id)); err != nil {
+			c.t.Errorf("stop and remove what is listed: %v", err)
 		}
 	}
 }

@@ -42,9 +42,7 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 	p.Start()
 	started := time.Now()
 	for id, state := range map[string]runtimeapi.ContainerState{lives: running, waits: created, dies: exited, oom: exited, ended: exited} {
-		if now := p.status(id); now.State != state {
-			t.Errorf("want %v at once, got %v", state, now)
-		}
+		same(t, "state at once", p.status(id).State.String(), state.String())
 	}
 	p.wantExit(dies, 33, "Error")
 	p.wantExit(oom, 137, "OOMKilled")
@@ -63,69 +61,44 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 	p.wantExit(lives, 10, "Error")
 }
 
-func (p *pod) killShim() {
-	p.t.Helper()
-	pids := shims(p.Node)
-	if len(pids) != 1 {
-		p.t.Fatalf("shims: %v", pids)
-	}
-	check(p.t, unix.Kill(pids[0], unix.SIGKILL))
-}
-
-// cri: ContainerStatus.reason
-func TestKilledShim(t *testing.T) {
-	p := newPod(t)
-	lives, dies := p.run("lives", forever), p.run("dies", untilGo+"exit 3")
-	waits := p.create(shell("waits", "exit 5"))
-	pid := p.info(dies).PID
-	p.killShim()
-	release(t, pid)
-	eventually(t, "the daemon notices", func() bool { return strings.Contains(p.Log(), "a supervisor is gone") })
-	eventually(t, "the container is adopted, by itself", func() bool { return p.status(lives).State == running })
-	same(t, "exec", p.exec(lives, "echo hi"), "hi")
-	end := p.awaitExit(dies)
-	known := end.ExitCode == 3 && end.Reason == "Error"
-	if !known && (end.ExitCode != 255 || end.Reason != "Unknown") {
-		t.Errorf("want its exit code, or 255 and Unknown: %v", end)
-	}
-	check(t, p.start(waits))
-	p.awaitExit(waits)
-	check(t, p.stop(lives, 10))
-	for _, id := range []string{lives, dies, waits} {
-		check(t, p.remove(id))
-	}
-	p.wantExit(p.run("lives", "exit 6"), 6, "Error")
-}
-
-// cri: ContainerStatus.exit_code
-func TestKilledShimAndDaemon(t *testing.T) {
-	p := newPod(t)
-	lives, dies := p.run("lives", forever), p.run("dies", forever)
-	pid := p.info(dies).PID
-	p.Kill()
-	p.killShim()
-	check(t, unix.Kill(pid, unix.SIGKILL))
-	p.Start()
-	eventually(t, "the container is adopted", func() bool { return p.status(lives).State == running })
-	if end := p.awaitExit(dies); end.ExitCode != 255 && end.ExitCode != 137 {
-		t.Errorf("got %v", end)
-	}
-	same(t, "exec", p.exec(lives, "echo hi"), "hi")
-	check(t, p.remove(lives))
-}
-
-// What a shim has left of containers that were removed while it was gone does
-// not keep the pod from being removed.
+// A supervisor that dies, with the daemon or alone, is replaced by one that adopts its
+// containers, and that knows how one has ended meanwhile, or that it does not know. What the
+// dead one has left of containers that ended before keeps no one from removing them.
 //
-// cri: RemoveContainerRequest.container_id
-func TestRemovalWithoutAShim(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", "exit 1")
-	p.wantExit(id, 1, "Error")
-	p.Kill()
-	p.killShim()
-	p.Start()
-	check(t, p.remove(id))
-	p.wantExit(p.run("app", "exit 2"), 2, "Error")
-	p.RemovePod(p.id)
+// cri: ContainerStatus.reason ContainerStatus.exit_code RemoveContainerRequest.container_id
+func TestKilledShim(t *testing.T) {
+	for name, withDaemon := range map[string]bool{"alone": false, "with the daemon": true} {
+		t.Run(name, func(t *testing.T) {
+			p := newPod(t)
+			lives, dies, ended := p.run("lives", forever), p.run("dies", untilGo+"exit 3"), p.run("ended", "exit 1")
+			waits := p.create(shell("waits", "exit 5"))
+			p.wantExit(ended, 1, "Error")
+			pid := p.info(dies).PID
+			if withDaemon {
+				p.Kill()
+			}
+			p.killShim()
+			release(t, pid)
+			if withDaemon {
+				p.Start()
+				check(t, p.remove(ended))
+			} else {
+				eventually(t, "the daemon notices", func() bool { return strings.Contains(p.Log(), "a supervisor is gone") })
+			}
+			eventually(t, "the container is adopted, by itself", func() bool { return p.status(lives).State == running })
+			same(t, "exec", p.exec(lives, "echo hi"), "hi")
+			end := p.awaitExit(dies)
+			if known := end.ExitCode == 3 && end.Reason == "Error"; !known && (end.ExitCode != 255 || end.Reason != "Unknown") {
+				t.Errorf("want its exit code, or 255 and Unknown: %v", end)
+			}
+			check(t, p.start(waits))
+			p.awaitExit(waits)
+			check(t, p.stop(lives, 10))
+			for _, id := range []string{lives, dies, waits, ended} {
+				check(t, p.remove(id))
+			}
+			p.wantExit(p.run("lives", "exit 6"), 6, "Error")
+			p.RemovePod(p.id)
+		})
+	}
 }

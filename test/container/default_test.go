@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -60,17 +59,14 @@ func TestLimitsOfProcesses(t *testing.T) {
 // and containers that say otherwise have the last word.
 func TestNodeDefaults(t *testing.T) {
 	base := filepath.Join(t.TempDir(), "base.json")
-	spec := harness.Object{
-		"process": harness.Object{"env": []string{"BASE=of the base", "WHOSE=base"}, "rlimits": []harness.Object{{"type": "RLIMIT_CPU", "soft": 1000, "hard": 2000}}},
-		"mounts": []harness.Object{
-			{"destination": "/scratch", "type": "tmpfs", "source": "tmpfs", "options": []string{"size=1m"}},
-			{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"nosuid", "noexec", "nodev", "ro"}},
-		},
-		"linux": harness.Object{"resources": harness.Object{"memory": harness.Object{"limit": 64 << 20}, "cpu": harness.Object{"quota": 55000, "period": 100000}}},
-	}
-	data, err := json.Marshal(spec)
-	check(t, err)
-	check(t, os.WriteFile(base, data, 0o600))
+	const spec = `{
+		"process": {"env": ["BASE=of the base", "WHOSE=base"], "rlimits": [{"type": "RLIMIT_CPU", "soft": 1000, "hard": 2000}]},
+		"mounts": [
+			{"destination": "/scratch", "type": "tmpfs", "source": "tmpfs", "options": ["size=1m"]},
+			{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]}
+		],
+		"linux": {"resources": {"memory": {"limit": 67108864}, "cpu": {"quota": 55000, "period": 100000}}}}`
+	check(t, os.WriteFile(base, []byte(spec), 0o600))
 	cdi := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(cdi, "knob.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "vendor.example/knob", "devices": [{"name": "0", "containerEdits": {"env": ["CDI=of the vendor"]}}]}`), 0o644))
 	n := newNode(t, harness.Config(fmt.Sprintf(`
@@ -91,12 +87,11 @@ base_spec = %q
 		c.Linux.Sysctls = map[string]string{"net.core.somaxconn": "2222"}
 		c.Annotations = map[string]string{"hooks.example/pod": "p", "other.example/pod": "o"}
 	})
-	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Envs = []*runtimeapi.KeyValue{{Key: "WON", Value: []byte("container")}}
+	id := p.run("app", forever, env("WON", "container"), asUser(1234), func(c *runtimeapi.ContainerConfig) {
 		c.Annotations = map[string]string{"hooks.example/container": "c"}
 		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/null", ContainerPath: "/dev/given", Permissions: "rw"}}
 		c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "vendor.example/knob=0"}}
-		c.Linux.SecurityContext.RunAsUser, c.Linux.SecurityContext.RunAsGroup = &runtimeapi.Int64Value{Value: 1234}, &runtimeapi.Int64Value{Value: 567}
+		c.Linux.SecurityContext.RunAsGroup = &runtimeapi.Int64Value{Value: 567}
 	})
 	same(t, "variables", p.exec(id, "echo $BASE, $WHOSE, $GIVEN, $WON, $CDI"), "of the base, node, by the node, container, of the vendor")
 	same(t, "capabilities and filter", p.exec(id, "grep -E '^(CapBnd|Seccomp):' /proc/1/status | tr -s '\t\n' ' '"), "CapBnd: 0000000000000021 Seccomp: 2")
@@ -120,23 +115,19 @@ base_spec = %q
 	if annotations["hooks.example/pod"] != "p" || annotations["hooks.example/container"] != "c" || annotations["other.example/pod"] != "" {
 		t.Errorf("annotations of the spec: %v", annotations)
 	}
-	privileged := runPod(t, n, "privileged", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
-	id = privileged.run("app", forever, func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true })
-	same(t, "sysfs of a privileged container", privileged.exec(id, "grep -c '^sysfs /sys sysfs rw' /proc/mounts"), "1")
+	free := runPod(t, n, "privileged", privilegedPod)
+	id = free.run("app", forever, privileged)
+	same(t, "sysfs of a privileged container", free.exec(id, "grep -c '^sysfs /sys sysfs rw' /proc/mounts"), "1")
 	// A pod in the namespaces of the node leaves them as they are.
-	before := sysctl(t, "kernel.msgmax")
+	before, err := os.ReadFile("/proc/sys/kernel/msgmax")
+	check(t, err)
 	host := runPod(t, n, "host", harness.HostNetwork(), func(c *runtimeapi.PodSandboxConfig) {
 		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
 	})
 	host.run("app", forever)
-	same(t, "kernel.msgmax of the node", sysctl(t, "kernel.msgmax"), before)
-}
-
-func sysctl(t *testing.T, name string) string {
-	t.Helper()
-	output, err := exec.Command("cat", "/proc/sys/"+strings.ReplaceAll(name, ".", "/")).Output()
+	after, err := os.ReadFile("/proc/sys/kernel/msgmax")
 	check(t, err)
-	return strings.TrimSpace(string(output))
+	same(t, "kernel.msgmax of the node", string(after), string(before))
 }
 
 func (p *pod) spec(id string) (spec specs.Spec) {

@@ -1,7 +1,6 @@
 package container
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -84,7 +83,7 @@ func (p *pod) replaceShims(id string) {
 // held: its own log; its end is seen, and it is stopped and removed
 func TestEndOnALogDiskThatHangs(t *testing.T) {
 	n := newNode(t)
-	d := newDisk(t, "16M")
+	d := newDisk(t)
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = filepath.Join(d.dir, "logs") })
 	other := runPod(t, n, "other")
 	witness := other.run("witness", forever)
@@ -112,42 +111,6 @@ func TestEndOnALogDiskThatHangs(t *testing.T) {
 		check(t, p.remove(id))
 	}
 	n.RemovePod(p.id) // before its logs go
-}
-
-// An image may log by the names of its streams, as nginx's does: a link to
-// /dev/stdout. That works for every user of every pod, also in a command.
-func TestStreamsByTheirNames(t *testing.T) {
-	n := newNode(t)
-	users := usersOf(ids(0, 300000, 65536))
-	for name, userns := range map[string]*runtimeapi.UserNamespace{"node": nil, "own": users} {
-		p := runPod(t, n, name, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = userns })
-		for _, uid := range []int64{0, 1000} {
-			const script = "ln -s /dev/stdout /tmp/log; echo out >> /tmp/log; echo err > /dev/stderr"
-			dir := t.TempDir()
-			check(t, os.Chmod(dir, 0o777))
-			as := func(c *runtimeapi.ContainerConfig) {
-				c.Metadata.Attempt, c.LogPath = uint32(uid), fmt.Sprintf("app-%d.log", uid)
-				c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = userns
-				c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: uid}
-			}
-			id := p.run("app", script+" && sleep 1000000", as, mounted(dir, "/tmp"))
-			eventually(t, "it has written", func() bool {
-				stdout, stderr := p.logs(id)
-				return stdout == "out\n" && stderr == "err\n" || p.status(id).State == exited
-			})
-			if s := p.status(id); s.State == exited {
-				stdout, stderr := p.logs(id)
-				t.Errorf("user namespace %s, user %d: %v: %s%s", name, uid, s.ExitCode, stdout, stderr)
-				continue
-			}
-			answer, err := p.tryExec(id, 0, "/bin/sh", "-c", "rm /tmp/log; "+script)
-			check(t, err)
-			if string(answer.Stdout) != "out\n" || string(answer.Stderr) != "err\n" || answer.ExitCode != 0 {
-				t.Errorf("user namespace %s, user %d, a command: %v", name, uid, answer)
-			}
-		}
-		n.RemovePod(p.id)
-	}
 }
 
 // A log that the next shim cannot open is opened when the kubelet asks for it.

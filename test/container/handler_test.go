@@ -30,21 +30,11 @@ func runc(t *testing.T) string {
 // its own state of them, and libcontainer in the shim has none.
 func TestHandlerOfTypeOCI(t *testing.T) {
 	n := newNode(t, harness.Runtime("runc", runc(t)), harness.Config("default_runtime = 'runc'\n"))
-	nameless := &pod{Node: n, t: t, config: n.PodConfig("nameless")}
-	made, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: nameless.config})
-	check(t, err)
-	nameless.id = made.PodSandboxId
-	if states := statesOf(t, n, "oci/runc/states", nameless.run("app", forever)); states != 1 {
-		t.Errorf("runc has %d states of the container of a pod that names no handler, want 1", states)
-	}
+	wantStates(t, n, "oci/runc/states", runBuiltin(t, n, "nameless").run("app", forever), 1)
 	p := runPod(t, n, "web")
 	id := p.run("app", "trap 'exit 5' USR1; echo hello; while :; do sleep 0.05; done")
-	if states := statesOf(t, n, "oci/runc/states", id); states != 1 {
-		t.Errorf("runc has %d states of the container, want 1", states)
-	}
-	if states := statesOf(t, n, "containers", id); states != 0 {
-		t.Errorf("libcontainer has %d states of the container, want none", states)
-	}
+	wantStates(t, n, "oci/runc/states", id, 1)
+	wantStates(t, n, "containers", id, 0)
 	same(t, "exec", p.exec(id, "echo from exec"), "from exec")
 
 	n.Kill()
@@ -67,32 +57,23 @@ func TestHandlerOfTypeOCI(t *testing.T) {
 // its siblings, and listings still say that none was named.
 func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	n := newNode(t, harness.Runtime("runc", runc(t)))
-	nameless := func(name string) *pod {
-		p := &pod{Node: n, t: t, config: n.PodConfig(name)}
-		made, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: p.config})
-		check(t, err)
-		p.id = made.PodSandboxId
-		return p
-	}
 	wantRunc := func(p *pod, name string, want int) {
 		t.Helper()
-		if states := statesOf(t, n, "oci/runc/states", p.run(name, forever)); states != want {
-			t.Errorf("runc has %d states of container %s of pod %s, want %d", states, name, p.config.Metadata.Name, want)
-		}
+		wantStates(t, n, "oci/runc/states", p.run(name, forever), want)
 	}
 	byDefault := func(handler string) {
 		dropIns := filepath.Join(n.Dir, "config.toml.d")
 		check(t, os.MkdirAll(dropIns, 0o755))
 		check(t, os.WriteFile(filepath.Join(dropIns, "default.toml"), []byte("default_runtime = '"+handler+"'\n"), 0o600))
 	}
-	builtin := nameless("builtin")
+	builtin := runBuiltin(t, n, "builtin")
 	wantRunc(builtin, "first", 0)
 
 	byDefault("runc")
 	check(t, unix.Kill(n.PID(), unix.SIGHUP))
 	eventually(t, "it is reloaded", func() bool { return strings.Contains(n.Log(), "applied=[default_runtime]") })
 	wantRunc(builtin, "reloaded", 0)
-	byRunc := nameless("by-runc")
+	byRunc := runBuiltin(t, n, "by-runc")
 	wantRunc(byRunc, "first", 1)
 
 	n.Kill()
@@ -109,15 +90,26 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	}
 }
 
-// statesOf counts the directories named like the container below a directory
-// of any shim.
-func statesOf(t *testing.T, n *harness.Node, below, id string) int {
+// wantStates counts the directories named like the container below a directory of any shim.
+func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(n.State, "shim*", "*", below, id))
+	found, err := filepath.Glob(filepath.Join(n.State, "shims", "*", below, id))
 	check(t, err)
-	more, err := filepath.Glob(filepath.Join(n.State, "shim*", below, id))
+	if len(found) != want {
+		t.Errorf("%d states of the container in %s, want %d", len(found), below, want)
+	}
+}
+
+// condition is what Status says of a handler of this name.
+func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.RuntimeCondition {
+	t.Helper()
+	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
 	check(t, err)
-	return len(found) + len(more)
+	all := answer.Status.Conditions
+	if !all[0].Status {
+		t.Errorf("the node is not ready: %v", all)
+	}
+	return all[slices.IndexFunc(all, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == "RuntimeHandlerReady/"+handler })]
 }
 
 // A handler whose runtime is not there fails its own pods before anything is
@@ -131,27 +123,11 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 	}
 	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
-	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
-	check(t, err)
-	said := ""
-	for _, condition := range answer.Status.Conditions {
-		switch condition.Type {
-		case "RuntimeHandlerReady/gone":
-			said = condition.Message
-			if condition.Status {
-				t.Error("the handler is ready")
-			}
-		case runtimeapi.RuntimeReady:
-			if !condition.Status {
-				t.Error("the runtime is not ready for a handler's sake")
-			}
-		}
+	said, handlers := condition(t, n, "gone"), harness.Info[any](t, n, "handlers")
+	if said.Status || !strings.HasSuffix(said.Message, "no such file or directory") || !strings.Contains(said.Message, "gone") || !strings.Contains(fmt.Sprint(handlers), "/no/such/runtime") {
+		t.Errorf("Status says %v and %v", said, handlers)
 	}
-	if !strings.HasSuffix(said, "no such file or directory") || !strings.Contains(said, "gone") || !strings.Contains(answer.Info["handlers"], "/no/such/runtime") {
-		t.Errorf("Status says %q and %s", said, answer.Info["handlers"])
-	}
-	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("other")})
-	check(t, err)
+	runBuiltin(t, n, "other")
 }
 
 // What a runtime does not say that it can do it is not asked for: it would make the
@@ -162,11 +138,8 @@ func TestRuntimeThatCannot(t *testing.T) {
 	n := newNRINode(t, "", harness.Runtime("old", program))
 	n.connect("10", "adjuster")
 	p := runPod(t, n.Node, "web", annotated("adjuster.nri.test/moves", `{"linux": {"netDevices": {"lo": {"name": "data0"}}}}`))
-	rro := mounted(t.TempDir(), "/deep", func(m *runtimeapi.Mount) {
-		m.Readonly, m.RecursiveReadOnly, m.Propagation = true, true, runtimeapi.MountPropagation_PROPAGATION_PRIVATE
-	})
 	for says, config := range map[string]*runtimeapi.ContainerConfig{
-		"/deep read-only (recursive_read_only)": shell("deep", forever, rro),
+		"/deep read-only (recursive_read_only)": shell("deep", forever, mounted(t.TempDir(), "/deep", readonlyBelow)),
 		"network devices (linux.netDevices)":    shell("moves", forever),
 	} {
 		_, err := p.tryCreate(config)
@@ -192,22 +165,10 @@ func TestHandlerIsReadyOnceItHasMadeAContainer(t *testing.T) {
 	}
 	write(fmt.Sprintf(`case " $* " in *" create "*) exit 33; esac; exec %s "$@"`, runc(t)))
 	n := newNode(t, harness.Runtime("broken", program))
-	last := ""
-	wait := func(ready bool, says string) {
-		t.Helper()
-		eventually(t, fmt.Sprintf("the handler is ready: %v %s", ready, says), func() bool {
-			answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
-			check(t, err)
-			at := slices.IndexFunc(answer.Status.Conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == "RuntimeHandlerReady/broken" })
-			c := answer.Status.Conditions[at]
-			if c.Message != last {
-				last = c.Message
-				t.Log(last)
-			}
-			return c.Status == ready && strings.Contains(c.Message, says)
-		})
-	}
-	wait(false, "exit status 33")
+	eventually(t, "the handler is not ready", func() bool {
+		c := condition(t, n, "broken")
+		return !c.Status && strings.Contains(c.Message, "exit status 33")
+	})
 	write(fmt.Sprintf(`exec %s "$@"`, runc(t)))
-	wait(true, "")
+	eventually(t, "the handler is ready", func() bool { return condition(t, n, "broken").Status })
 }

@@ -16,23 +16,11 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// vendor writes a CDI file of one device with hooks, and returns the device's
-// name. Each hook is a shell script.
-func vendor(t *testing.T, hooks map[string]string, timeout int) string {
+// hooked asks for a device of a vendor's that has hooks.
+func hooked(t *testing.T, hooks ...harness.Hook) option {
 	t.Helper()
-	var list []harness.Hook
-	for kind, script := range hooks {
-		list = append(list, harness.Hook{Kind: kind, Script: script, Seconds: timeout})
-	}
-	return harness.CDIDevice(t, list...)
-}
-
-func byField(device string) option {
+	device := harness.CDIDevice(t, hooks...)
 	return func(c *runtimeapi.ContainerConfig) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}} }
-}
-
-func byAnnotation(device string) option {
-	return func(c *runtimeapi.ContainerConfig) { c.Annotations = map[string]string{"cdi.k8s.io/test": device} }
 }
 
 var hookKinds = []string{"createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
@@ -44,91 +32,77 @@ var hookKinds = []string{"createRuntime", "createContainer", "startContainer", "
 // cri: CDIDevice.name ContainerConfig.CDI_devices
 func TestHooks(t *testing.T) {
 	p := newPod(t)
-	for name, by := range map[string]func(string) option{"field": byField, "annotation": byAnnotation} {
-		for _, killed := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, killed %t", name, killed), func(t *testing.T) {
-				out := t.TempDir()
-				check(t, os.Chmod(out, 0o777))
-				hooks := make(map[string]string)
-				for _, kind := range hookKinds {
-					hooks[kind] = fmt.Sprintf("cat > %s/%s", out, kind)
+	for _, killed := range []bool{false, true} {
+		out := t.TempDir()
+		check(t, os.Chmod(out, 0o777))
+		var hooks []harness.Hook
+		for _, kind := range hookKinds {
+			dir := out
+			if kind == "startContainer" {
+				dir = "/out" // in the container
+			}
+			hooks = append(hooks, harness.Hook{Kind: kind, Script: fmt.Sprintf("cat > %s/%s", dir, kind)})
+		}
+		config := shell("app", forever, hooked(t, hooks...), mounted(out, "/out"))
+		if killed { // and by the older way to ask
+			config.Annotations, config.CDIDevices = map[string]string{"cdi.k8s.io/test": config.CDIDevices[0].Name}, nil
+		}
+		id := p.create(config)
+		wantHooks := func(kinds ...string) {
+			t.Helper()
+			for _, kind := range hookKinds {
+				var state specs.State
+				data, err := os.ReadFile(filepath.Join(out, kind))
+				if err == nil {
+					check(t, json.Unmarshal(data, &state))
 				}
-				hooks["startContainer"] = "cat > /out/startContainer" // in the container
-				p := *p
-				p.t = t
-				config := shell("app", forever, by(vendor(t, hooks, 0)), mounted(out, "/out"))
-				id := p.create(config)
-				bundle := filepath.Join(p.State, "containers", id)
-				wantStates(t, out, id, bundle, hookKinds[:2]...)
-				if killed {
-					p.Kill()
-					p.killShim()
-					p.Start()
-					eventually(t, "it is adopted", func() bool { return p.status(id).State == created })
+				if ran := err == nil; ran != slices.Contains(kinds, kind) || ran && (state.ID != id || state.Bundle != filepath.Join(p.State, "containers", id)) {
+					t.Errorf("%s has run: %t, when %v have to; it was told of %s in %s", kind, ran, kinds, state.ID, state.Bundle)
 				}
-				eventually(t, "it starts", func() bool { return p.start(id) == nil })
-				wantStates(t, out, id, bundle, hookKinds[:4]...)
-				check(t, p.stop(id, 0))
-				check(t, p.remove(id))
-				wantStates(t, out, id, bundle, hookKinds...)
-			})
+			}
 		}
-	}
-}
-
-// wantStates fails the test unless these hooks have run and no others.
-func wantStates(t *testing.T, out, id, bundle string, kinds ...string) {
-	t.Helper()
-	for _, kind := range hookKinds {
-		data, err := os.ReadFile(filepath.Join(out, kind))
-		if ran := err == nil; ran != slices.Contains(kinds, kind) {
-			t.Errorf("%s has run: %t, when %v have to", kind, ran, kinds)
-			continue
+		wantHooks(hookKinds[:2]...)
+		if killed {
+			p.Kill()
+			p.killShim()
+			p.Start()
+			eventually(t, "it is adopted", func() bool { return p.status(id).State == created })
 		}
-		if err != nil {
-			continue
-		}
-		var state specs.State
-		check(t, json.Unmarshal(data, &state))
-		if state.ID != id || state.Bundle != bundle {
-			t.Errorf("%s was told of %s in %s, want %s in %s", kind, state.ID, state.Bundle, id, bundle)
-		}
+		eventually(t, "it starts", func() bool { return p.start(id) == nil })
+		wantHooks(hookKinds[:4]...)
+		check(t, p.stop(id, 0))
+		check(t, p.remove(id))
+		wantHooks(hookKinds...)
 	}
 }
 
 // A hook that hangs ends at its limit, and one whose children hold its output at that of
 // the call, and leaves nothing; the supervisor continues.
 func TestHookThatHangs(t *testing.T) {
-	hangs := map[string]string{
-		"alone":    "exec sleep 7776",
-		"children": "sleep 7776 & sleep 7776",
-	}
 	n := newNode(t, harness.Config("[limits]\ncreate = '5s'"))
 	p := runPod(t, n, "web")
 	witness := p.run("witness", "", command("sleep", "1000000"))
 	pids := shims(n)
-	for how, script := range hangs {
+	for script, says := range map[string]string{"exec sleep 7776": "hook ran past specified timeout of 1.0s", "sleep 7776 & sleep 7776": ""} {
 		for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
-			t.Run(kind+" "+how, func(t *testing.T) {
-				before := p.Look()
-				device := vendor(t, map[string]string{kind: script}, 1)
-				err := p.inTime(30*time.Second, func() error {
-					id, err := p.tryCreate(shell("app", "true", byField(device), func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }))
-					if err == nil {
-						err = p.start(id)
-						check(t, p.remove(id))
-					}
-					return err
-				})
-				if err == nil || how == "alone" && !strings.Contains(err.Error(), "hook ran past specified timeout of 1.0s") {
-					t.Errorf("want an error that names the limit: %v", err)
+			before := p.Look()
+			config := shell("app", "true", noLog, hooked(t, harness.Hook{Kind: kind, Script: script, Seconds: 1}))
+			err := p.inTime(30*time.Second, func() error {
+				id, err := p.tryCreate(config)
+				if err == nil {
+					err = p.start(id)
+					check(t, p.remove(id))
 				}
-				same(t, "the supervisors", fmt.Sprint(shims(n)), fmt.Sprint(pids))
-				p.exec(witness, "true")
-				for _, left := range p.Differences(before) {
-					t.Error(left)
-				}
+				return err
 			})
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s, %q: want an error that names the limit: %v", kind, script, err)
+			}
+			same(t, "the supervisors", fmt.Sprint(shims(n)), fmt.Sprint(pids))
+			p.exec(witness, "true")
+			for _, left := range p.Differences(before) {
+				t.Errorf("%s, %q: %s", kind, script, left)
+			}
 		}
 	}
 }
@@ -147,16 +121,13 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			p.wantExit(p.run("first", "true"), 0, "Completed")
 			pids := shims(n)
 			began := filepath.Join(t.TempDir(), "began")
-			device := vendor(t, map[string]string{kind: "touch " + began + "; sleep 7775 & sleep 7775"}, 0)
+			config := shell("app", "true", hooked(t, harness.Hook{Kind: kind, Script: "touch " + began + "; sleep 7775 & sleep 7775"}))
 			made := make(chan error, 1)
 			go func() {
-				_, err := p.tryCreate(shell("app", "true", byField(device)))
+				_, err := p.tryCreate(config)
 				made <- err
 			}()
-			eventually(t, "the hook runs", func() bool {
-				_, err := os.Stat(began)
-				return err == nil
-			})
+			eventually(t, "the hook runs", func() bool { _, err := os.Stat(began); return err == nil })
 			check(t, p.inTime(20*time.Second, p.stopPod))
 			if err := <-made; err == nil {
 				t.Error("the container was made")

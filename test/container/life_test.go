@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -15,11 +14,12 @@ import (
 )
 
 // cri: ContainerConfig.annotations ContainerStatus ContainerStatus.annotations ContainerStatus.image
+// cri: ContainerConfig.envs ContainerStatus.finished_at KeyValue.key KeyValue.value
 // cri: ContainerStatus.image_id ContainerStatus.image_ref ContainerStatus.labels ContainerStatus.started_at
 // cri: ContainerStatusRequest.container_id CreateContainer RemoveContainer StartContainer
 func TestLife(t *testing.T) {
 	p := newPod(t)
-	config := shell("app", "echo hello; exit 3")
+	config := shell("app", "echo hello; until test -e /enough; do sleep 0.02; done; exit 3", env("SECRET", "x"))
 	config.Labels, config.Annotations = map[string]string{"a": "b"}, map[string]string{"c": "d"}
 	id := p.create(config)
 	s := p.status(id)
@@ -31,7 +31,19 @@ func TestLife(t *testing.T) {
 	}
 	same(t, "log path", s.LogPath, p.config.LogDirectory+"/app.log")
 	check(t, p.execErr(id)) // also before the start
+	_, err := p.tryCreate(config)
+	wantCode(t, err, codes.AlreadyExists)
+	check(t, p.stop(p.create(shell("app", "true", attempt(1))), 10)) // another of the name
 	check(t, p.start(id))
+	i := p.info(id)
+	if i.SandboxID != p.id || i.Snapshot == "" || i.RuntimeSpec.Process.Args[0] != "/bin/sh" || len(i.RuntimeSpec.Process.Env) != 0 {
+		t.Errorf("verbose: %+v", i)
+	}
+	p.awaitLine(id, "hello")
+	if len(p.inCgroup(i.CgroupsPath)) == 0 || harness.ProcStatus(t, i.PID, "Name") != "sh" {
+		t.Errorf("the program does not run, or not in %s", i.CgroupsPath)
+	}
+	_, _ = p.tryExec(id, 0, "touch", "/enough") // the end may take it along
 	p.wantExit(id, 3, "Error")
 	wantCode(t, p.start(id), codes.FailedPrecondition)
 	wantCode(t, p.execErr(id), codes.FailedPrecondition)
@@ -42,11 +54,14 @@ func TestLife(t *testing.T) {
 	check(t, p.remove(id))
 	check(t, p.remove(id))
 	check(t, p.stop(id, 0))
-	_, err := p.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
+	_, err = p.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	wantCode(t, err, codes.NotFound)
-	if left := p.list(nil); len(left) != 0 {
-		t.Errorf("listed: %v", left)
+	stopped := p.list(nil) // before its start
+	if len(stopped) != 1 || stopped[0].State != exited || p.status(stopped[0].Id).FinishedAt == 0 {
+		t.Errorf("listed: %v", stopped)
 	}
+	check(t, p.remove(stopped[0].Id))
+	p.create(config) // the name is free
 }
 
 func (p *pod) execErr(id string) error {
@@ -72,11 +87,12 @@ func TestExits(t *testing.T) {
 // A program that cannot be executed, for whatever reason, is an error of Start, as
 // with other runtimes: the kubelet shows what Create says as a fault of the node.
 //
-// cri: ContainerStatus.message
+// cri: ContainerStatus.message LinuxContainerResources.cpu_shares
 func TestStartError(t *testing.T) {
 	p := newPod(t)
 	wrong := filepath.Join(p.Dir, "wrong-architecture")
-	check(t, os.WriteFile(wrong, foreignProgram(), 0o755))
+	check(t, os.WriteFile(wrong, []byte("\x7fELF"+strings.Repeat("\x00", 60)), 0o755)) // elf(5)
+	mounts := all(command("/wrong"), mounted(wrong, "/wrong"))
 	for name, c := range map[string]struct {
 		says   string
 		change option
@@ -85,36 +101,25 @@ func TestStartError(t *testing.T) {
 		"in-no-path":         {"nosuch", command("nosuch")},
 		"directory":          {"/etc", command("/etc")},
 		"not-executable":     {`exec: "/etc/passwd": permission denied`, command("/etc/passwd")},
-		"wrong-architecture": {"/wrong: exec format error", all(command("/wrong"), mounted(wrong, "/wrong"))},
-		"on-a-terminal":      {"/wrong: exec format error", all(command("/wrong"), mounted(wrong, "/wrong"), func(c *runtimeapi.ContainerConfig) { c.Tty = true })},
+		"wrong-architecture": {"/wrong: exec format error", mounts},
+		"on-a-terminal":      {"/wrong: exec format error", all(mounts, func(c *runtimeapi.ContainerConfig) { c.Tty = true })},
 		"no-directory":       {"/etc/passwd", func(c *runtimeapi.ContainerConfig) { c.WorkingDir = "/etc/passwd" }},
 	} {
-		t.Run(name, func(t *testing.T) {
-			p.t = t
-			id := p.create(shell(name, "true", c.change))
-			if s := p.status(id); s.State != created || s.Reason != "" || s.ExitCode != 0 {
-				t.Errorf("before its start: %v", s)
-			}
-			if err := p.start(id); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("the error does not say %q: %v", c.says, err)
-			}
-			p.wantExit(id, 128, "StartError")
-			// The code and the reason say of what kind it is.
-			if message := p.status(id).Message; !strings.Contains(message, c.says) || strings.Contains(message, "precondition") {
-				t.Errorf("message %q", message)
-			}
-			check(t, p.remove(id))
-		})
+		id := p.create(shell(name, "true", c.change))
+		if s := p.status(id); s.State != created || s.Reason != "" || s.ExitCode != 0 {
+			t.Errorf("%s: before its start: %v", name, s)
+		}
+		if err := p.start(id); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: the error does not say %q: %v", name, c.says, err)
+		}
+		p.wantExit(id, 128, "StartError")
+		// The code and the reason say of what kind it is.
+		if message := p.status(id).Message; !strings.Contains(message, c.says) || strings.Contains(message, "precondition") {
+			t.Errorf("%s: message %q", name, message)
+		}
+		check(t, p.remove(id))
 	}
-	p.t = t
-}
-
-// The failure is known when the container is made, and survives the daemon and
-// the shim until someone starts the container, or stops it.
-//
-// cri: LinuxContainerResources.cpu_shares
-func TestStartErrorOutlivesDaemonAndShim(t *testing.T) {
-	p := newPod(t)
+	// It survives the daemon and the shim until someone starts the container, or stops it.
 	witness := p.run("witness", forever)
 	started, stopped := p.create(shell("started", "", command("/no/such"))), p.create(shell("stopped", "", command("/no/such")))
 	p.Kill()
@@ -139,26 +144,12 @@ func TestStartErrorOutlivesDaemonAndShim(t *testing.T) {
 	eventually(t, "the other container is there", func() bool { return p.status(witness).State == running })
 }
 
-func command(words ...string) option {
-	return func(c *runtimeapi.ContainerConfig) { c.Command = words }
-}
-
 func all(options ...option) option {
 	return func(c *runtimeapi.ContainerConfig) {
 		for _, each := range options {
 			each(c)
 		}
 	}
-}
-
-// foreignProgram is a static program of another architecture: nothing but the
-// header that says so (elf(5)).
-func foreignProgram() []byte {
-	const arm64, executable = 183, 2
-	header := make([]byte, 64)
-	copy(header, "\x7fELF\x02\x01\x01")
-	header[16], header[18], header[20] = executable, arm64, 1
-	return header
 }
 
 // cri: Container.created_at Container.image_id Container.labels Container.pod_sandbox_id
@@ -170,8 +161,8 @@ func TestListFilters(t *testing.T) {
 	label := func(c *runtimeapi.ContainerConfig) { c.Labels = map[string]string{"tier": "web", "x": "y"} }
 	first, second, third := a.run("one", forever, label), a.create(shell("two", "true")), b.run("one", "true", label)
 	a.awaitExit(third)
-	state := func(s runtimeapi.ContainerState) *runtimeapi.ContainerStateValue {
-		return &runtimeapi.ContainerStateValue{State: s}
+	inState := func(s runtimeapi.ContainerState) *runtimeapi.ContainerFilter {
+		return &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: s}}
 	}
 	for name, c := range map[string]struct {
 		filter *runtimeapi.ContainerFilter
@@ -182,8 +173,8 @@ func TestListFilters(t *testing.T) {
 		"id":         {&runtimeapi.ContainerFilter{Id: second}, []string{second}},
 		"short id":   {&runtimeapi.ContainerFilter{Id: second[:12]}, []string{second}},
 		"pod":        {&runtimeapi.ContainerFilter{PodSandboxId: a.id}, []string{second, first}},
-		"state":      {&runtimeapi.ContainerFilter{State: state(exited)}, []string{third}},
-		"created":    {&runtimeapi.ContainerFilter{State: state(created)}, []string{second}},
+		"state":      {inState(exited), []string{third}},
+		"created":    {inState(created), []string{second}},
 		"label":      {&runtimeapi.ContainerFilter{LabelSelector: map[string]string{"tier": "web"}}, []string{third, first}},
 		"two":        {&runtimeapi.ContainerFilter{PodSandboxId: b.id, LabelSelector: map[string]string{"tier": "web", "x": "y"}}, []string{third}},
 		"no such":    {&runtimeapi.ContainerFilter{Id: "nosuch"}, nil},
@@ -208,72 +199,40 @@ func TestListFilters(t *testing.T) {
 	}
 }
 
-// cri: ContainerConfig.envs KeyValue.key KeyValue.value
-func TestVerboseStatus(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Envs = []*runtimeapi.KeyValue{{Key: "SECRET", Value: []byte("x")}}
-	})
-	i := p.info(id)
-	if i.SandboxID != p.id || i.Snapshot == "" || i.RuntimeSpec.Process.Args[0] != "/bin/sh" || len(i.RuntimeSpec.Process.Env) != 0 {
-		t.Errorf("verbose: %+v", i)
-	}
-	eventually(t, "the program runs", func() bool { return procStatus(t, i.PID, "Name") == "sh" })
-	if len(p.inCgroup(i.CgroupsPath)) == 0 {
-		t.Errorf("no process is in %s", i.CgroupsPath)
-	}
-}
-
-func TestNames(t *testing.T) {
-	p := newPod(t)
-	first := p.create(shell("app", "true"))
-	_, err := p.tryCreate(shell("app", "true"))
-	wantCode(t, err, codes.AlreadyExists)
-	p.create(shell("app", "true", attempt(1)))
-	check(t, p.remove(first))
-	p.create(shell("app", "true"))
-}
-
 // cri: ReopenContainerLog ReopenContainerLogRequest.container_id UpdateContainerResources
 // cri: UpdateContainerResourcesRequest.container_id
 func TestCodes(t *testing.T) {
 	p := newPod(t)
-	_, err := p.tryCreate(nil)
-	wantCode(t, err, codes.InvalidArgument)
-	_, err = p.tryCreate(shell("", "true"))
-	wantCode(t, err, codes.InvalidArgument)
-	_, err = p.tryCreate(shell("app", "true", func(c *runtimeapi.ContainerConfig) { c.Image.Image = "no.such/image:1" }))
-	wantCode(t, err, codes.NotFound)
-	_, err = p.tryCreate(shell("app", "true", func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }))
-	wantCode(t, err, codes.InvalidArgument)
-	nowhere := &pod{Node: p.Node, t: t, id: "nosuch"}
-	_, err = nowhere.tryCreate(shell("app", "true"))
-	wantCode(t, err, codes.NotFound)
-	wantCode(t, p.start("nosuch"), codes.NotFound)
-	wantCode(t, p.start(""), codes.InvalidArgument)
-	wantCode(t, p.execErr("nosuch"), codes.NotFound)
-	_, err = p.Runtime.ReopenContainerLog(limited(t), &runtimeapi.ReopenContainerLogRequest{ContainerId: "nosuch"})
-	wantCode(t, err, codes.NotFound)
-	_, err = p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: "nosuch"})
-	wantCode(t, err, codes.NotFound)
 	id := p.run("app", forever)
-	_, err = p.tryExec(id, 0)
-	wantCode(t, err, codes.InvalidArgument)
-	check(t, p.stop("nosuch", 1))
-	check(t, p.remove("nosuch"))
-	check(t, p.stopPod())
-	_, err = p.tryCreate(shell("late", "true"))
-	wantCode(t, err, codes.FailedPrecondition)
-}
-
-// cri: RemoveImage RemoveImageRequest.image
-func TestImageRemovedWhileInUse(t *testing.T) {
-	p := newPod(t)
-	id, waits := p.run("app", forever), p.create(shell("waits", "ls /bin/busybox"))
-	_, err := p.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}})
-	check(t, err)
-	time.Sleep(100 * time.Millisecond) // for the collector of what is not used
-	same(t, "exec", p.exec(id, "cat /etc/passwd | head -n 1"), "root:x:0:0::/root:/bin/sh")
-	check(t, p.start(waits))
-	p.wantExit(waits, 0, "Completed")
+	create := func(p *pod, name string, changes ...option) error {
+		_, err := p.tryCreate(shell(name, "true", changes...))
+		return err
+	}
+	exec := func(id string, command ...string) error {
+		_, err := p.tryExec(id, 0, command...)
+		return err
+	}
+	_, nothing := p.tryCreate(nil)
+	for _, c := range []struct {
+		err  error
+		want codes.Code
+	}{
+		{nothing, codes.InvalidArgument},
+		{create(p, ""), codes.InvalidArgument},
+		{create(p, "image", func(c *runtimeapi.ContainerConfig) { c.Image.Image = "no.such/image:1" }), codes.NotFound},
+		{create(p, "privileged", privileged), codes.InvalidArgument},
+		{create(&pod{Node: p.Node, t: t, id: "nosuch"}, "app"), codes.NotFound},
+		{p.start("nosuch"), codes.NotFound},
+		{p.start(""), codes.InvalidArgument},
+		{exec("nosuch", "true"), codes.NotFound},
+		{exec(id), codes.InvalidArgument},
+		{p.reopen("nosuch"), codes.NotFound},
+		{p.update("nosuch", nil), codes.NotFound},
+		{p.stop("nosuch", 1), codes.OK},
+		{p.remove("nosuch"), codes.OK},
+		{p.stopPod(), codes.OK},
+		{create(p, "late"), codes.FailedPrecondition},
+	} {
+		wantCode(t, c.err, c.want)
+	}
 }

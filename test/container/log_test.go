@@ -1,7 +1,6 @@
 package container
 
 import (
-	"bytes"
 	"fmt"
 	"iter"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/cri-client/pkg/logs"
 )
 
 func (p *pod) reopen(id string) error {
@@ -39,31 +37,30 @@ func TestLogFormat(t *testing.T) {
 			t.Errorf("a line of %d bytes, time: %v", len(line), err)
 		}
 	}
+	id = p.run("none", "echo x", noLog)
+	p.wantExit(id, 0, "Completed")
+	if path := p.status(id).LogPath; path == "" {
+		t.Error("an empty log path: the kubelet would remove whatever begins with it")
+	} else if _, err := os.Stat(path); err == nil {
+		t.Errorf("%s exists", path)
+	}
 }
 
 // numbered makes a file of numbered lines, each longest of them so long, and
 // returns its content.
-func numbered(t *testing.T, file string, size, longest int) []byte {
+func numbered(t *testing.T, file string, size, longest int) string {
 	t.Helper()
 	filler := strings.Repeat("x", longest)
-	text := bytes.NewBuffer(make([]byte, 0, size+2*longest))
+	var text strings.Builder
 	for line := 0; text.Len() < size; line++ {
 		length := min(150+line%100, longest)
 		if line%2000 == 0 {
 			length = longest
 		}
-		fmt.Fprintf(text, "%d %s\n", line, filler[:length])
+		fmt.Fprintf(&text, "%d %s\n", line, filler[:length])
 	}
-	check(t, os.WriteFile(file, text.Bytes(), 0o644))
-	return text.Bytes()
-}
-
-// readLog reads a file of a log with the kubelet's reader.
-func (p *pod) readLog(path string) (stdout, stderr []byte) {
-	p.t.Helper()
-	var out, err bytes.Buffer
-	check(p.t, logs.ReadLogs(limited(p.t), path, "", &logs.LogOptions{}, nil, &out, &err))
-	return out.Bytes(), err.Bytes()
+	check(t, os.WriteFile(file, []byte(text.String()), 0o644))
+	return text.String()
 }
 
 // The container writes as fast as it can, which is more than 100 MiB/s on a
@@ -73,46 +70,26 @@ func TestP39_RotationLosesNothing(t *testing.T) {
 	p := newPod(t)
 	exchange := t.TempDir()
 	want := numbered(t, filepath.Join(exchange, "lines"), 8<<20, 40000)
-	began := time.Now()
 	id := p.run("app", "until test -e /x/enough; do cat /x/lines; done", mounted(exchange, "/x"))
 	path := p.status(id).LogPath
-	files := p.rotate(id, path, 8)
+	var files []string
+	for i := range 8 { // as the kubelet rotates
+		time.Sleep(5 * time.Millisecond)
+		files = append(files, fmt.Sprintf("%s.%d", path, i))
+		check(t, os.Rename(path, files[i]))
+		check(t, p.reopen(id))
+	}
 	check(t, os.WriteFile(filepath.Join(exchange, "enough"), nil, 0o644))
 	p.wantExit(id, 0, "Completed")
-	took := time.Since(began)
-	var got []byte
+	var got strings.Builder
 	for _, file := range append(files, path) {
 		stdout, _ := p.readLog(file)
-		got = append(got, stdout...)
+		got.WriteString(stdout)
 	}
-	times := len(got) / len(want)
-	if all := bytes.Repeat(want, times); times == 0 || !bytes.Equal(got, all) {
-		t.Errorf("%d bytes in %d files, want %d; the first that differs is at %d", len(got), len(files)+1, len(all), firstDifference(got, all))
+	times := got.Len() / len(want)
+	if all := strings.Repeat(want, times); times == 0 || got.String() != all {
+		t.Errorf("%d bytes in %d files, want %d", got.Len(), len(files)+1, len(all))
 	}
-	t.Logf("%.0f MiB/s, %d rotations", float64(len(got)>>20)/took.Seconds(), len(files))
-}
-
-// rotate renames the log some times and has it reopened, as the kubelet does.
-// It returns the names of the old files.
-func (p *pod) rotate(id, path string, times int) (files []string) {
-	p.t.Helper()
-	for i := range times {
-		time.Sleep(5 * time.Millisecond)
-		old := fmt.Sprintf("%s.%d", path, i)
-		check(p.t, os.Rename(path, old))
-		check(p.t, p.reopen(id))
-		files = append(files, old)
-	}
-	return files
-}
-
-func firstDifference(a, b []byte) int {
-	for i := range min(len(a), len(b)) {
-		if a[i] != b[i] {
-			return i
-		}
-	}
-	return min(len(a), len(b))
 }
 
 // A log that the disk has no room for: the container continues, what is in the log
@@ -137,16 +114,16 @@ func TestP39_FullDisk(t *testing.T) {
 	check(t, unix.Mount("small", small, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d", 2*size)))
 	check(t, os.WriteFile(filepath.Join(exchange, "room"), nil, 0o644))
 	p.wantExit(id, 7, "Error")
-	stdout, stderr := p.readLog(p.status(id).LogPath)
-	logged, after := strings.CutSuffix(string(stdout), "after\n")
+	stdout, stderr := p.logs(id)
+	logged, after := strings.CutSuffix(stdout, "after\n")
 	if !after {
 		t.Error("what was written when there was room again is not in the log")
 	}
-	missing := missingLines(t, string(want), logged)
+	missing := missingLines(t, want, logged)
 	if missing == 0 {
 		t.Error("no line is missing: the disk was not full")
 	}
-	if lost := lostLines(t, string(stderr)); lost != missing {
+	if lost := lostLines(t, stderr); lost != missing {
 		t.Errorf("the log says that %d lines are lost, but %d are: %q", lost, missing, stderr)
 	}
 }
@@ -193,26 +170,11 @@ func TestReopenWhileStopping(t *testing.T) {
 	go func() { stopped <- p.stop(id, 15) }()
 	p.awaitLine(id, "told")
 	check(t, os.Rename(p.status(id).LogPath, p.status(id).LogPath+".old"))
-	began := time.Now()
-	check(t, p.reopen(id))
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("reopening waited %v for the stop", took)
-	}
+	check(t, p.inTime(10*time.Second, func() error { return p.reopen(id) }))
 	_, err := os.Stat(p.status(id).LogPath)
 	check(t, err)
 	check(t, p.stop(id, 0))
 	check(t, <-stopped)
-}
-
-func TestNoLog(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", "echo x", func(c *runtimeapi.ContainerConfig) { c.LogPath = "" })
-	p.wantExit(id, 0, "Completed")
-	if path := p.status(id).LogPath; path == "" {
-		t.Error("an empty log path: the kubelet would remove whatever begins with it")
-	} else if _, err := os.Stat(path); err == nil {
-		t.Errorf("%s exists", path)
-	}
 }
 
 // Who can write to the directory of logs, as log agents can, leads the node to no

@@ -41,7 +41,7 @@ func TestMissingSources(t *testing.T) {
 	}
 }
 
-// options are those of the mount on top at a place, as the container sees it.
+// mountOptions are those of the mount on top at a place, as the container sees it.
 func (p *pod) mountOptions(id, place string) []string {
 	p.t.Helper()
 	lines := strings.Split(p.exec(id, "grep ' "+place+" ' /proc/self/mountinfo"), "\n")
@@ -59,29 +59,29 @@ func wantOptions(t *testing.T, what string, got []string, want ...string) {
 
 func mountTmpfs(t *testing.T, dir string, flags uintptr) {
 	t.Helper()
+	check(t, os.MkdirAll(dir, 0o755))
 	check(t, unix.Mount("tmpfs", dir, "tmpfs", flags, ""))
 	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 }
 
-// Options of a mount hold for the mounts below its source, too; and a source
-// keeps the ones that it has.
+// Options of a mount hold for the mounts below its source, too, but a mount that is only
+// read-only is not so below; and a source keeps the ones that it has.
 //
-// cri: Mount.mount_options
+// cri: Mount.mount_options Mount.readonly Mount.recursive_read_only
 func TestMountOptions(t *testing.T) {
 	p := newPod(t)
 	dir := filepath.Join(p.Dir, "volume")
-	check(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
 	mountTmpfs(t, filepath.Join(dir, "sub"), 0)
 	strict := filepath.Join(p.Dir, "strict")
-	check(t, os.MkdirAll(strict, 0o755))
 	mountTmpfs(t, strict, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
-	id := p.run("app", forever, mounted(strict, "/strict"), mounted(dir, "/v", func(m *runtimeapi.Mount) {
-		m.MountOptions = []string{"noexec", "nosuid", "nodev"}
-	}))
+	id := p.run("app", forever, mounted(strict, "/strict"), mounted(dir, "/plain", readonly), mounted(dir, "/deep", readonlyBelow),
+		mounted(dir, "/v", func(m *runtimeapi.Mount) { m.MountOptions = []string{"noexec", "nosuid", "nodev"} }))
 	for _, place := range []string{"/v", "/v/sub", "/strict", "/dev/shm"} {
 		wantOptions(t, place, p.mountOptions(id, place), "nosuid", "nodev", "noexec", "rw")
 	}
 	p.exec(id, "cp /bin/busybox /v/sub/sh && ! /v/sub/sh true 2>/dev/null; cp /bin/busybox /dev/shm/sh && ! /dev/shm/sh true 2>/dev/null")
+	p.exec(id, "! touch /plain/x 2>/dev/null && touch /plain/sub/x")
+	p.exec(id, "! touch /deep/x 2>/dev/null && ! touch /deep/sub/y 2>/dev/null && test -e /deep/sub/x")
 	host := runPod(t, p.Node, "host", func(c *runtimeapi.PodSandboxConfig) {
 		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
 	})
@@ -101,7 +101,7 @@ func TestMaskedByDefault(t *testing.T) {
 		c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_CONTAINER
 	})
 	same(t, "masks", unmasked.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
-	privileged := runPod(t, p.Node, "privileged", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
-	id = privileged.run("app", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
-	same(t, "masks of a privileged container", privileged.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
+	free := runPod(t, p.Node, "privileged", privilegedPod)
+	id = free.run("app", forever, privileged)
+	same(t, "masks of a privileged container", free.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
 }

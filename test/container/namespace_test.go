@@ -1,9 +1,7 @@
 package container
 
 import (
-	"fmt"
 	"os"
-	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -31,14 +29,6 @@ func wantNamespaces(t *testing.T, one, other int, shared bool, kinds ...string) 
 	}
 }
 
-func TestNamespacesOfThePod(t *testing.T) {
-	p := newPod(t)
-	one, other := p.info(p.run("one", forever)).PID, p.info(p.run("other", forever)).PID
-	wantNamespaces(t, one, other, true, "net", "ipc", "uts")
-	wantNamespaces(t, one, other, false, "pid", "mnt")
-	wantNamespaces(t, one, os.Getpid(), false, "net", "ipc", "uts", "pid", "mnt")
-}
-
 // cri: ExecSyncRequest.timeout NamespaceOption.target_id
 func TestPIDModes(t *testing.T) {
 	n := newNode(t)
@@ -59,30 +49,12 @@ func TestPIDModes(t *testing.T) {
 
 func TestP35_ExecJoinsTheContainer(t *testing.T) {
 	p := newPod(t)
-	id := p.run("app", forever)
-	pid := p.info(id).PID
+	id := p.run("one", forever)
+	one, other := p.info(id).PID, p.info(p.run("other", forever)).PID
+	wantNamespaces(t, one, other, true, "net", "ipc", "uts")
+	wantNamespaces(t, one, other, false, "pid", "mnt")
+	wantNamespaces(t, one, os.Getpid(), false, "net", "ipc", "uts", "pid", "mnt")
 	for _, kind := range []string{"net", "ipc", "uts", "pid", "mnt", "user", "cgroup"} {
-		same(t, kind, p.exec(id, "readlink /proc/self/ns/"+kind), namespace(t, pid, kind))
-	}
-}
-
-// cri: IDMapping.container_id IDMapping.length LinuxContainerSecurityContext.namespace_options
-// cri: UserNamespace.gids UserNamespace.mode
-func TestUserNamespace(t *testing.T) {
-	users := usersOf(ids(0, 300000, 65536))
-	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
-	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users
-	})
-	same(t, "who it is", p.exec(id, "id -u"), "0")
-	same(t, "owners of files", strings.Join(strings.Fields(p.exec(id, "stat -c %u:%g /bin/busybox /home")), " "), "0:0 1000:1000")
-	pid := p.info(id).PID
-	same(t, "uid on the node", strings.Fields(procStatus(t, pid, "Uid"))[0], "300000")
-	wantNamespaces(t, pid, os.Getpid(), false, "user")
-	p.exec(id, "echo x > /bin/new && test $(stat -c %u /bin/new) = 0")
-	info, err := os.Stat(fmt.Sprintf("/proc/%d/root/bin/new", pid))
-	check(t, err)
-	if info.Mode().Perm()&0o400 == 0 {
-		t.Error("the new file cannot be read")
+		same(t, kind, p.exec(id, "readlink /proc/self/ns/"+kind), namespace(t, one, kind))
 	}
 }

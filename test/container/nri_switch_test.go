@@ -9,7 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // reload puts other keys of [nri] into force, and waits until they are.
@@ -24,12 +25,10 @@ func (n *nriNode) reload(keys string) {
 	eventually(n.t, "it is reloaded: "+keys, func() bool { return strings.Count(n.Log(), done) > before })
 }
 
-// isOn reports whether Status shows plugins.
+// isOn reports whether Status shows plugins, be there none.
 func (n *nriNode) isOn() bool {
 	n.t.Helper()
-	answer, err := n.Runtime.Status(limited(n.t), &runtimeapi.StatusRequest{Verbose: true})
-	check(n.t, err)
-	return answer.Info["nriPlugins"] != ""
+	return harness.Info[any](n.t, n.Node, "nriPlugins") != nil
 }
 
 // withoutPlugins switches NRI off and on, and leaves it without those that the daemon
@@ -64,17 +63,10 @@ func TestNRIIsSwitchedByAReload(t *testing.T) {
 	during := runPod(t, n.Node, "during")
 	during.run("app", forever)
 	n.RemovePod(before.id)
-	wanted := map[[2]string][]string{
-		{"before", ""}:    {"StopPodSandbox", "RemovePodSandbox"},
-		{"before", "app"}: {"StopContainer", "RemoveContainer"},
-		{"during", ""}:    {"RunPodSandbox"},
-		{"during", "app"}: {"CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer"},
-	}
-	for of, want := range wanted {
-		if got := n.events(of[0], of[1]); !slices.Equal(got, want) {
-			t.Errorf("events of %v: %v, want %v", of, got, want)
-		}
-	}
+	n.wantEvents("before", "", "StopPodSandbox", "RemovePodSandbox")
+	n.wantEvents("before", "app", "StopContainer", "RemoveContainer")
+	n.wantEvents("during", "", "RunPodSandbox")
+	n.wantEvents("during", "app", "CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer")
 
 	// The socket of another runtime is not taken, and NRI stays as it is.
 	other := filepath.Join(n.dir, "other.sock")

@@ -7,27 +7,22 @@ import (
 	"strings"
 	"testing"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"github.com/minicri/minicri/test/harness"
 )
 
-// What a process has written is not there for it to read: neither for a
-// container's nor for a command's, as every user, also in a user namespace.
-func TestAProcessCannotReadWhatItWrote(t *testing.T) {
+// What a process has written is not there for it to read, and its streams can be opened
+// by their names, as an image does that logs to a link to /dev/stdout: a container's and
+// a command's, as every user, also in a user namespace.
+func TestStreamsOfEveryUser(t *testing.T) {
 	n := newNode(t)
-	users := usersOf(ids(0, 300000, 65536))
 	// Descriptors 5 and 6 are as 1 and 2, which head writes to.
-	const tries = "for fd in 5 6; do timeout 5 head -c 1 0<&$fd && echo read from $fd || echo not read from $fd; done"
-	const script = "exec 5>&1 6>&2; echo out; echo err >&2; " + tries
+	const script = "exec 5>&1 6>&2; rm -f /tmp/log; ln -s /dev/stdout /tmp/log; echo out >> /tmp/log; echo err > /dev/stderr; " +
+		"for fd in 5 6; do timeout 5 head -c 1 0<&$fd && echo read from $fd || echo not read from $fd; done"
 	const want = "out\nnot read from 5\nnot read from 6\n"
-	for name, userns := range map[string]*runtimeapi.UserNamespace{"node": nil, "own": users} {
-		p := runPod(t, n, name, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = userns })
+	for name, users := range map[string][]harness.PodOption{"node": nil, "own": {harness.UserNamespace}} {
+		p := runPod(t, n, name, users...)
 		for _, uid := range []int64{0, 1000} {
-			as := func(c *runtimeapi.ContainerConfig) {
-				c.Metadata.Attempt, c.LogPath = uint32(uid), fmt.Sprintf("app-%d.log", uid)
-				c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = userns
-				c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: uid}
-			}
-			id := p.run("app", script+"; echo done; exec sleep 1000000", as)
+			id := p.run(fmt.Sprint("app-", uid), script+"; echo done; exec sleep 1000000", asUser(uid))
 			eventually(t, "it has tried", func() bool {
 				stdout, _ := p.logs(id)
 				return strings.HasSuffix(stdout, "done\n")
@@ -38,7 +33,7 @@ func TestAProcessCannotReadWhatItWrote(t *testing.T) {
 			}
 			answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
 			check(t, err)
-			if string(answer.Stdout) != want {
+			if string(answer.Stdout) != want || !strings.HasPrefix(string(answer.Stderr), "err\n") {
 				t.Errorf("user namespace %s, user %d, a command: %v", name, uid, answer)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,20 +23,10 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// programs is where tests build programs; TestMain makes it.
-var programs string
-
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
-
-func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "programs")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	programs = dir
-	return harness.Main(m)
+func TestMain(m *testing.M) {
+	code := harness.Main(m)
+	_ = os.Remove(nriProgram) // which may never have been built
+	os.Exit(code)
 }
 
 // patience is the longest that a test waits for what has no limit of its own.
@@ -89,6 +80,22 @@ func shell(name, script string, opts ...option) *runtimeapi.ContainerConfig {
 
 func attempt(number uint32) option {
 	return func(c *runtimeapi.ContainerConfig) { c.Metadata.Attempt = number }
+}
+
+func noLog(c *runtimeapi.ContainerConfig) { c.LogPath = "" }
+
+func privileged(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }
+
+func privilegedPod(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true }
+
+func asUser(uid int64) option {
+	return func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: uid}
+	}
+}
+
+func command(words ...string) option {
+	return func(c *runtimeapi.ContainerConfig) { c.Command = words }
 }
 
 // forever is a script that says when it is ready, and ends at SIGTERM and
@@ -220,10 +227,13 @@ func (p *pod) exec(id, script string) string {
 // logs reads the container's log with the kubelet's reader.
 func (p *pod) logs(id string) (stdout, stderr string) {
 	p.t.Helper()
+	return p.readLog(p.status(id).LogPath)
+}
+
+func (p *pod) readLog(path string) (stdout, stderr string) {
+	p.t.Helper()
 	var out, err bytes.Buffer
-	options := &logs.LogOptions{}
-	readErr := logs.ReadLogs(limited(p.t), p.status(id).LogPath, id, options, nil, &out, &err)
-	check(p.t, readErr)
+	check(p.t, logs.ReadLogs(limited(p.t), path, "", &logs.LogOptions{}, nil, &out, &err))
 	return out.String(), err.String()
 }
 
@@ -251,6 +261,11 @@ func (p *pod) stopPod() error {
 	return err
 }
 
+func (p *pod) removePod() error {
+	_, err := p.Runtime.RemovePodSandbox(limited(p.t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
+	return err
+}
+
 // address is the pod's.
 func (p *pod) address() string {
 	p.t.Helper()
@@ -262,46 +277,44 @@ func (p *pod) address() string {
 // shims are the processes of the node's supervisors.
 func shims(n *harness.Node) []int { return n.Supervisors() }
 
+// killShim kills the node's supervisor.
+func (p *pod) killShim() {
+	p.t.Helper()
+	pids := shims(p.Node)
+	if len(pids) != 1 {
+		p.t.Fatalf("shims: %v", pids)
+	}
+	check(p.t, unix.Kill(pids[0], unix.SIGKILL))
+}
+
 // inCgroup are the commands of the processes in a container's cgroups.
 func (p *pod) inCgroup(path string) (commands []string) {
 	p.t.Helper()
 	for _, pid := range p.pidsInCgroup(path) {
-		command, _ := os.ReadFile("/proc/" + pid + "/comm")
+		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may have ended
 		commands = append(commands, strings.TrimSpace(string(command)))
 	}
 	return commands
 }
 
-func (p *pod) pidsInCgroup(path string) (pids []string) {
+func (p *pod) pidsInCgroup(path string) (pids []int) {
 	p.t.Helper()
 	files, err := filepath.Glob("/sys/fs/cgroup/*" + path + "/cgroup.procs")
 	check(p.t, err)
 	unified, err := filepath.Glob("/sys/fs/cgroup" + path + "/cgroup.procs")
 	check(p.t, err)
 	for _, file := range append(files, unified...) {
-		if !isCgroup(file) {
-			continue
+		// hack/test-runtimes hides version 2 from crun, which makes files all the same.
+		var system unix.Statfs_t
+		if unix.Statfs(file, &system) == nil && (system.Type == unix.CGROUP_SUPER_MAGIC || system.Type == unix.CGROUP2_SUPER_MAGIC) {
+			data, _ := os.ReadFile(file) // it may be gone by now
+			for field := range strings.FieldsSeq(string(data)) {
+				pid, _ := strconv.Atoi(field)
+				pids = append(pids, pid)
+			}
 		}
-		data, _ := os.ReadFile(file)
-		pids = append(pids, strings.Fields(string(data))...)
 	}
 	return pids
-}
-
-// isCgroup reports whether the file is in a hierarchy of cgroups, and is still there:
-// hack/test-runtimes hides that of version 2 from crun, which makes files all the same.
-func isCgroup(file string) bool {
-	var system unix.Statfs_t
-	if unix.Statfs(file, &system) != nil {
-		return false
-	}
-	return system.Type == unix.CGROUP_SUPER_MAGIC || system.Type == unix.CGROUP2_SUPER_MAGIC
-}
-
-// procStatus is a field of /proc/PID/status.
-func procStatus(t testing.TB, pid int, field string) string {
-	t.Helper()
-	return harness.ProcStatus(t, pid, field)
 }
 
 func namespace(t testing.TB, pid int, kind string) string {
@@ -332,6 +345,15 @@ func wantCode(t testing.TB, err error, code codes.Code) {
 	t.Helper()
 	if status.Code(err) != code {
 		t.Errorf("want code %v, got: %v", code, err)
+	}
+}
+
+// wantRefused fails the test unless the error is InvalidArgument and names the field.
+func wantRefused(t testing.TB, err error, field string) {
+	t.Helper()
+	wantCode(t, err, codes.InvalidArgument)
+	if !strings.Contains(status.Convert(err).Message(), field) {
+		t.Errorf("the error does not name %s: %.1000v", field, err)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 func TestP59_NothingRunsAfterRemove(t *testing.T) {
 	p := newPod(t)
 	for _, script := range []string{deaf, forever, "(while true; do (sleep 1000 &) ; sleep 0.001; done) & sleep 1000"} {
-		id := p.run("app", script, func(c *runtimeapi.ContainerConfig) { c.LogPath = "" })
+		id := p.run("app", script, noLog)
 		cgroup := p.info(id).CgroupsPath
 		eventually(t, "it has a child", func() bool { return len(p.pidsInCgroup(cgroup)) > 1 })
 		check(t, p.remove(id))
@@ -36,7 +36,7 @@ func TestP59_NothingRunsAfterRemove(t *testing.T) {
 func TestEndedPodsCostNothing(t *testing.T) {
 	p := newPod(t)
 	p.wantExit(p.run("warm", "true"), 0, "Completed")
-	before := descriptors(t, p.Node)
+	before := entries(p.Node, "fd")
 	pods := 10
 	if whole() {
 		pods = 200
@@ -47,31 +47,15 @@ func TestEndedPodsCostNothing(t *testing.T) {
 		check(t, ended.stopPod())
 	}
 	eventually(t, "descriptors, threads and shims are as before", func() bool {
-		return descriptors(t, p.Node) <= before && len(shims(p.Node)) == 1 && threads(t, p.Node) <= mostThreads
+		return entries(p.Node, "fd") <= before && len(shims(p.Node)) == 1 && entries(p.Node, "task") <= 24
 	})
 }
 
-// mostThreads is what a supervisor has at most, whatever it has done.
-const mostThreads = 24
-
-// threads is how many the supervisors have.
-func threads(t *testing.T, n *harness.Node) (count int) {
-	t.Helper()
+// entries counts those that the supervisors have in a directory of /proc/PID.
+func entries(n *harness.Node, dir string) (count int) {
 	for _, pid := range shims(n) {
-		entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-		count += len(entries)
-	}
-	return count
-}
-
-// descriptors is how many the supervisors have.
-func descriptors(t *testing.T, n *harness.Node) (count int) {
-	t.Helper()
-	for _, pid := range shims(n) {
-		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-		if err == nil {
-			count += len(entries)
-		}
+		found, _ := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir)) // it may have ended
+		count += len(found)
 	}
 	return count
 }
@@ -80,11 +64,7 @@ func descriptors(t *testing.T, n *harness.Node) (count int) {
 func TestPodStopsItsContainers(t *testing.T) {
 	p := newPod(t)
 	ids := []string{p.run("deaf", deaf), p.run("app", forever), p.create(shell("waits", "true")), p.run("ended", "true")}
-	began := time.Now()
-	check(t, p.stopPod())
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("it took %v", took)
-	}
+	check(t, p.inTime(20*time.Second, p.stopPod))
 	for _, id := range ids {
 		if s := p.status(id); s.State != exited || s.FinishedAt == 0 {
 			t.Errorf("in a pod that was stopped: %v", s)
@@ -93,8 +73,7 @@ func TestPodStopsItsContainers(t *testing.T) {
 			t.Errorf("left: %v", left)
 		}
 	}
-	_, err := p.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
-	check(t, err)
+	check(t, p.removePod())
 	if left := p.list(nil); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
@@ -106,7 +85,7 @@ func TestPodStopsItsContainers(t *testing.T) {
 func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 	n := newNode(t)
 	for round := range 5 {
-		p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Attempt = uint32(round) })
+		p := runPod(t, n, "web", harness.Attempt(uint32(round)))
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -134,9 +113,9 @@ func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 func TestP61_ClientThatGoesAway(t *testing.T) {
 	p := newPod(t)
 	other := p.run("other", quiet)
-	eventually(t, "the other one runs", func() bool { return procStatus(t, p.info(other).PID, "Name") == "sleep" })
+	eventually(t, "the other one runs", func() bool { return harness.ProcStatus(t, p.info(other).PID, "Name") == "sleep" })
 	before := p.Look()
-	config := shell("app", forever, func(c *runtimeapi.ContainerConfig) { c.LogPath = "" })
+	config := shell("app", forever, noLog)
 	for i := range 25 {
 		ctx, cancel := context.WithTimeout(limited(t), time.Duration(i)*4*time.Millisecond)
 		answer, err := p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})

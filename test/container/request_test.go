@@ -1,16 +1,17 @@
 package container
 
 import (
-	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -36,10 +37,7 @@ func TestConfigOfAnotherPod(t *testing.T) {
 		"namespace": func(m *runtimeapi.PodSandboxMetadata) { m.Namespace = "another" },
 	} {
 		_, err := create(func(c *runtimeapi.PodSandboxConfig) { change(c.Metadata) })
-		wantCode(t, err, codes.InvalidArgument)
-		if !strings.Contains(status.Convert(err).Message(), "sandbox_config.metadata."+field+":") {
-			t.Errorf("the error does not name %s: %v", field, err)
-		}
+		wantRefused(t, err, "sandbox_config.metadata."+field+":")
 	}
 	if left := p.list(nil); len(left) > 0 {
 		t.Errorf("left: %v", left)
@@ -82,7 +80,11 @@ func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
 	p.wantExit(old, 1, "Error")
 	p.Kill()
 	ahead := time.Now().Add(24 * time.Hour).UnixNano()
-	setCreatedAt(t, filepath.Join(p.Root, "containers", old+".json"), ahead)
+	record := filepath.Join(p.Root, "containers", old+".json")
+	data, err := os.ReadFile(record)
+	check(t, err)
+	later := regexp.MustCompile(`"created_at": ?\d+`).ReplaceAll(data, fmt.Appendf(nil, `"created_at": %d`, ahead))
+	check(t, os.WriteFile(record, later, 0o600))
 	p.Start()
 	last := p.status(old).CreatedAt
 	if last != ahead {
@@ -98,116 +100,74 @@ func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
 	}
 }
 
-// setCreatedAt changes a record as if it had been written at another time.
-func setCreatedAt(t *testing.T, path string, at int64) {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	check(t, err)
-	file, record := map[string]json.RawMessage{}, map[string]json.RawMessage{}
-	check(t, json.Unmarshal(data, &file))
-	check(t, json.Unmarshal(file["record"], &record))
-	record["created_at"] = encoded(t, at)
-	file["record"] = encoded(t, record)
-	check(t, os.WriteFile(path, encoded(t, file), 0o600))
-}
-
-func encoded(t *testing.T, value any) json.RawMessage {
-	t.Helper()
-	data, err := json.Marshal(value)
-	check(t, err)
-	return data
-}
-
 // What is meant for Windows would have no effect, and is refused by its name.
 //
 // cri: ContainerConfig.windows PodSandboxConfig.windows UpdateContainerResourcesRequest.windows
 func TestFieldsOfWindows(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever, memory(64<<20))
-	for field, call := range map[string]func() error{
-		"windows": func() error {
-			_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
-				ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}, Windows: &runtimeapi.WindowsContainerResources{},
-			})
-			return err
-		},
-		"sandbox_config.windows": func() error {
-			config := proto.CloneOf(p.config)
-			config.Windows = &runtimeapi.WindowsPodSandboxConfig{}
-			_, err := p.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("windows", forever), SandboxConfig: config})
-			return err
-		},
-		"sandbox_config.windows:": func() error {
-			config := proto.CloneOf(p.config)
-			config.Windows = &runtimeapi.WindowsPodSandboxConfig{}
-			_, err := p.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: config})
-			return err
-		},
-		"config.windows": func() error {
-			_, err := p.tryCreate(shell("windows", forever, func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }))
-			return err
-		},
-		"config.windows:": func() error {
-			config := p.PodConfig("windows", func(c *runtimeapi.PodSandboxConfig) { c.Windows = &runtimeapi.WindowsPodSandboxConfig{} })
-			_, err := p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
-			return err
-		},
-	} {
-		err := call()
-		wantCode(t, err, codes.InvalidArgument)
-		if !strings.Contains(status.Convert(err).Message(), field) {
-			t.Errorf("the error does not name %s: %v", field, err)
-		}
-	}
+	sandbox := proto.CloneOf(p.config)
+	sandbox.Windows = &runtimeapi.WindowsPodSandboxConfig{}
+	_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
+		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}, Windows: &runtimeapi.WindowsContainerResources{},
+	})
+	wantRefused(t, err, "windows")
 	if limit := p.status(id).Resources.GetLinux().GetMemoryLimitInBytes(); limit != 64<<20 {
 		t.Errorf("a refused update has set %d", limit)
 	}
-}
-
-// An update of annotations alone changes nothing, and is no error: they are for
-// plugins.
-//
-// cri: UpdateContainerResourcesRequest.annotations
-func TestUpdateOfAnnotationsAlone(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", forever, memory(64<<20))
-	before := p.status(id)
-	_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
-		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{}, Annotations: map[string]string{"of.a/plugin": "x"},
-	})
-	check(t, err)
-	if after := p.status(id); !proto.Equal(before, after) {
-		t.Errorf("it was\n%v, and is\n%v", before, after)
-	}
+	_, err = p.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("windows", forever), SandboxConfig: sandbox})
+	wantRefused(t, err, "sandbox_config.windows")
+	_, err = p.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: sandbox})
+	wantRefused(t, err, "sandbox_config.windows:")
+	_, err = p.tryCreate(shell("windows", forever, func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }))
+	wantRefused(t, err, "config.windows")
+	_, err = p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: sandbox})
+	wantRefused(t, err, "config.windows:")
 }
 
 // What can be seen to be wrong before anything is made is refused by its name: an
 // image for a runtime handler that there is not, a limit of memory and swap
-// together without one of memory, a word that no program can get.
+// together without one of memory, a word that no program can get, an environment
+// that no program can be executed with. The largest one that is none is passed on.
 //
 // cri: ImageSpec.runtime_handler LinuxContainerResources.memory_swap_limit_in_bytes ExecSyncRequest.cmd
 func TestRefusedBeforeAnythingIsMade(t *testing.T) {
 	p := newPod(t)
-	for field, change := range map[string]option{
-		"config.image.runtime_handler": func(c *runtimeapi.ContainerConfig) { c.Image.RuntimeHandler = "no-such" },
-		"config.mounts[0].image.runtime_handler": func(c *runtimeapi.ContainerConfig) {
-			image := &runtimeapi.ImageSpec{Image: harness.BusyboxImage, RuntimeHandler: "no-such"}
-			c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/data", Image: image, Readonly: true}}
-		},
-		"config.linux.resources.memory_swap_limit_in_bytes": func(c *runtimeapi.ContainerConfig) {
-			c.Linux.Resources.MemorySwapLimitInBytes = 100 << 20
-		},
-	} {
-		_, err := p.tryCreate(shell("app", forever, change))
-		wantCode(t, err, codes.InvalidArgument)
-		if !strings.Contains(status.Convert(err).Message(), field) {
-			t.Errorf("the error does not name %s: %v", field, err)
+	before := p.Look()
+	many := func(count, size int) option {
+		return func(c *runtimeapi.ContainerConfig) {
+			for i := range count {
+				env(fmt.Sprint("A", i), strings.Repeat("x", size))(c)
+			}
 		}
 	}
-	if left := p.list(nil); len(left) > 0 {
-		t.Errorf("left: %v", left)
+	for _, c := range []struct {
+		names  string
+		change option
+	}{
+		{"config.image.runtime_handler", func(c *runtimeapi.ContainerConfig) { c.Image.RuntimeHandler = "no-such" }},
+		{"config.mounts[0].image.runtime_handler", imageMount("/data", func(m *runtimeapi.Mount) { m.Image.RuntimeHandler = "no-such" })},
+		{"config.linux.resources.memory_swap_limit_in_bytes", func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.MemorySwapLimitInBytes = 100 << 20 }},
+		{"LARGE", env("LARGE", strings.Repeat("x", 128<<10))},
+		{"", many(64, 100<<10)},
+		{"", func(c *runtimeapi.ContainerConfig) {
+			c.Args = slices.Repeat([]string{strings.Repeat("x", 100<<10)}, 100)
+		}},
+	} {
+		_, err := p.tryCreate(shell("app", forever, noLog, c.change))
+		wantRefused(t, err, c.names)
+		if len(fmt.Sprint(err)) > 1000 {
+			t.Errorf("an error of %d bytes", len(fmt.Sprint(err)))
+		}
 	}
-	id := p.run("app", forever)
+	for _, left := range p.Differences(before) {
+		t.Error(left)
+	}
+	id := p.run("app", "echo ${#LARGE}; "+forever, many(10, 100<<10), env("LARGE", strings.Repeat("x", 128<<10-100)))
+	p.awaitLine(id, "130972")
+	if got := p.info(id).RuntimeSpec.Process.Args; len(got) != 3 {
+		t.Errorf("arguments in the verbose status: %q", got)
+	}
 	_, err := p.tryExec(id, 0, "echo", "a\x00b")
 	wantCode(t, err, codes.InvalidArgument)
 	_, err = p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"echo", "a\x00b"}, Stdout: true})

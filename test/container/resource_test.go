@@ -12,6 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func memory(limit int64) option {
@@ -25,24 +26,23 @@ var cgroupFiles = map[string][]string{
 	"shares": {"cpu/cpu.shares", "cpu.weight"},
 	"cpus":   {"cpuset/cpuset.cpus", "cpuset.cpus"},
 	"pids":   {"pids/pids.max", "pids.max"},
+	"huge":   {"hugetlb/hugetlb.2MB.limit_in_bytes", "hugetlb.2MB.max"},
 }
 
-// limit reads what the kernel has of a container's limit.
+// limit reads what the kernel has of a container's limit, "" where it has none.
 func (p *pod) limit(id, name string) string {
 	p.t.Helper()
 	path := p.info(id).CgroupsPath
 	for _, file := range cgroupFiles[name] {
-		if controller, rest, found := strings.Cut(file, "/"); found {
-			file = filepath.Join("/sys/fs/cgroup", controller, path, rest)
-		} else {
-			file = filepath.Join("/sys/fs/cgroup", path, file)
+		controller, rest, found := strings.Cut(file, "/")
+		if !found {
+			controller, rest = "", file
 		}
-		if data, err := os.ReadFile(file); err == nil {
+		if data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", controller, path, rest)); err == nil {
 			value, _, _ := strings.Cut(strings.TrimSpace(string(data)), " ") // cpu.max has the period too
 			return value
 		}
 	}
-	p.t.Fatalf("no cgroup has the limit %s", name)
 	return ""
 }
 
@@ -51,7 +51,7 @@ func (p *pod) update(id string, r *runtimeapi.LinuxContainerResources) error {
 	return err
 }
 
-// cri: LinuxContainerResources.cpu_period
+// cri: LinuxContainerResources.cpu_period LinuxContainerResources.cpuset_mems
 func TestP42_Resources(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever, memory(64<<20), func(c *runtimeapi.ContainerConfig) {
@@ -101,6 +101,19 @@ func TestP42_Resources(t *testing.T) {
 	}
 	check(t, p.stop(id, 0))
 	wantCode(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
+	mems := func(nodes string) option {
+		return func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpusetMems = nodes }
+	}
+	id = p.run("mems", forever, mems("0"))
+	same(t, "memory nodes of the process", harness.ProcStatus(t, p.info(id).PID, "Mems_allowed_list"), "0")
+	same(t, "memory nodes by the status", p.status(id).Resources.GetLinux().GetCpusetMems(), "0")
+	none, err := p.tryCreate(shell("none", forever, mems("1000")))
+	if err == nil {
+		err = p.start(none)
+	}
+	if err == nil {
+		t.Error("a container runs on a memory node that the machine does not have")
+	}
 }
 
 // A refused update leaves nothing in force, also of what had no value before,
@@ -173,18 +186,24 @@ func (p *pod) onlyTheKernelRefuses(id string) *runtimeapi.LinuxContainerResource
 }
 
 // What an update gives a value is in force for all processes, those of later
-// commands too, and the status shows it, once; what this machine has no
-// controller for is not shown as if it were in force.
+// commands too, and the status shows it, once, and before the start; what this machine has
+// no controller for is not shown as if it were in force. An update of annotations alone
+// changes nothing, and is no error: they are for plugins.
 //
 // cri: ContainerResources.linux ContainerResources.windows ContainerStatus.resources HugepageLimit.limit HugepageLimit.page_size
 // cri: LinuxContainerConfig.resources LinuxContainerResources.hugepage_limits
-// cri: LinuxContainerResources.oom_score_adj
+// cri: LinuxContainerResources.oom_score_adj LinuxContainerResources.memory_limit_in_bytes
+// cri: UpdateContainerResourcesRequest.linux UpdateContainerResourcesRequest.annotations
 func TestStatusIsWhatIsInForce(t *testing.T) {
 	p := newPod(t)
-	id := p.run("app", "sleep 1000000 & "+forever, memory(64<<20), func(c *runtimeapi.ContainerConfig) {
+	id := p.create(shell("app", "sleep 1000000 & "+forever, func(c *runtimeapi.ContainerConfig) {
 		c.Linux.Resources.OomScoreAdj = 300
 		c.Linux.Resources.HugepageLimits = []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 4 << 20}}
-	})
+	}))
+	check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 32 << 20}))
+	same(t, "memory", p.limit(id, "memory"), "33554432")
+	check(t, p.start(id))
+	same(t, "memory", p.limit(id, "memory"), "33554432")
 	p.awaitLine(id, "ready")
 	for range 3 {
 		check(t, p.update(id, &runtimeapi.LinuxContainerResources{
@@ -200,36 +219,20 @@ func TestStatusIsWhatIsInForce(t *testing.T) {
 	if now.OomScoreAdj != 600 || now.MemoryLimitInBytes != 96<<20 {
 		t.Errorf("status: %v", now)
 	}
-	kernel := p.hugepages(id)
+	kernel := p.limit(id, "huge")
 	switch {
 	case kernel == "" && len(now.HugepageLimits) > 0:
 		t.Errorf("this machine has no hugetlb controller, and the status shows %v", now.HugepageLimits)
 	case kernel != "" && (len(now.HugepageLimits) != 1 || now.HugepageLimits[0].Limit != 8<<20 || kernel != "8388608"):
 		t.Errorf("the kernel has %s, the status %v", kernel, now.HugepageLimits)
 	}
+	before := p.status(id)
+	_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
+		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{}, Annotations: map[string]string{"of.a/plugin": "x"},
+	})
+	check(t, err)
+	same(t, "status after an update of annotations", p.status(id).String(), before.String())
 	if unlimited := p.status(p.create(shell("other", forever))).Resources.Linux; unlimited.MemoryLimitInBytes != 0 || len(unlimited.HugepageLimits) > 0 {
 		t.Errorf("status of a container without limits: %v", unlimited)
 	}
-}
-
-// hugepages is the limit of 2 MB pages, "" where the kernel keeps none.
-func (p *pod) hugepages(id string) string {
-	p.t.Helper()
-	path := p.info(id).CgroupsPath
-	for _, file := range []string{"/sys/fs/cgroup/hugetlb" + path + "/hugetlb.2MB.limit_in_bytes", "/sys/fs/cgroup" + path + "/hugetlb.2MB.max"} {
-		if data, err := os.ReadFile(file); err == nil {
-			return strings.TrimSpace(string(data))
-		}
-	}
-	return ""
-}
-
-// cri: LinuxContainerResources.memory_limit_in_bytes UpdateContainerResourcesRequest.linux
-func TestUpdateBeforeStart(t *testing.T) {
-	p := newPod(t)
-	id := p.create(shell("app", forever))
-	check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 32 << 20}))
-	same(t, "memory", p.limit(id, "memory"), "33554432")
-	check(t, p.start(id))
-	same(t, "memory", p.limit(id, "memory"), "33554432")
 }

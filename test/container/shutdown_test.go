@@ -63,7 +63,7 @@ func TestShutdownCancelsWaits(t *testing.T) {
 func TestShutdownDuringCreate(t *testing.T) {
 	p := newPod(t)
 	out := t.TempDir()
-	config := shell("app", forever, byField(vendor(t, map[string]string{"createRuntime": "touch " + out + "/began; exec sleep 1000"}, 0)))
+	config := shell("app", forever, hooked(t, harness.Hook{Kind: "createRuntime", Script: "touch " + out + "/began; exec sleep 1000"}))
 	answer := make(chan error, 1)
 	go func() {
 		_, err := p.tryCreate(config)

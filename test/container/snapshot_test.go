@@ -15,8 +15,13 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", "echo kept > /kept; "+forever)
 	p.Stop()
+	store, err := image.Open(t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
+	check(t, err)
 	orphan := strings.Repeat("ab", 32)
-	p.makeSnapshots(orphan, orphan+"-image-0")
+	for _, key := range []string{orphan, orphan + "-image-0"} {
+		check(t, store.Prepare(t.Context(), key, harness.BusyboxImage, image.PrepareOptions{}))
+	}
+	check(t, store.Close())
 	p.Start()
 	eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
 	if left := harness.Info[[]string](t, p.Node, "orphanSnapshots"); len(left) != 0 {
@@ -26,15 +31,4 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 		t.Errorf("check: %v\n%s", err, output)
 	}
 	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
-}
-
-// makeSnapshots makes layers that no container explains, where no daemon runs.
-func (p *pod) makeSnapshots(keys ...string) {
-	p.t.Helper()
-	store, err := image.Open(p.t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
-	check(p.t, err)
-	for _, key := range keys {
-		check(p.t, store.Prepare(p.t.Context(), key, harness.BusyboxImage, image.PrepareOptions{}))
-	}
-	check(p.t, store.Close())
 }

@@ -11,33 +11,48 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
 )
 
-// cgroupValue is a number that the kernel has of a container: a file of version
-// 1, below its controller, or of version 2; with a key a line of it.
-func (p *pod) cgroupValue(path, v1, v2, key string) uint64 {
+// kernelNumbers are where the kernel has the numbers of a container: files of version 1,
+// below their controller, and of version 2, some with the key of a line.
+var kernelNumbers = map[string][2]string{
+	"cpu":    {"cpuacct/cpuacct.usage", "cpu.stat usage_usec"},
+	"usage":  {"memory/memory.usage_in_bytes", "memory.current"},
+	"anon":   {"memory/memory.stat total_rss", "memory.stat anon"},
+	"faults": {"memory/memory.stat total_pgfault", "memory.stat pgfault"},
+	"major":  {"memory/memory.stat total_pgmajfault", "memory.stat pgmajfault"},
+}
+
+// kernels are the numbers of a container as the kernel has them.
+func (p *pod) kernels(path string) map[string]uint64 {
 	p.t.Helper()
-	file := filepath.Join("/sys/fs/cgroup", path, v2)
-	if !cgroup.Unified() {
-		controller, name, _ := strings.Cut(v1, "/")
-		file = filepath.Join("/sys/fs/cgroup", controller, path, name)
-	}
-	data, err := os.ReadFile(file)
-	check(p.t, err)
-	for line := range strings.Lines(string(data)) {
-		words := strings.Fields(line)
-		if key == "" || words[0] == key {
-			value, err := strconv.ParseUint(words[len(words)-1], 10, 64)
-			check(p.t, err)
-			return value
+	numbers := make(map[string]uint64)
+	for name, of := range kernelNumbers {
+		file, key, _ := strings.Cut(of[1], " ")
+		file = filepath.Join("/sys/fs/cgroup", path, file)
+		if !cgroup.Unified() {
+			file, key, _ = strings.Cut(of[0], " ")
+			file = filepath.Join("/sys/fs/cgroup", filepath.Dir(file), path, filepath.Base(file))
+		}
+		data, err := os.ReadFile(file)
+		check(p.t, err)
+		for line := range strings.Lines(string(data)) {
+			words := strings.Fields(line)
+			if key == "" || words[0] == key {
+				numbers[name], err = strconv.ParseUint(words[len(words)-1], 10, 64)
+				check(p.t, err)
+			}
 		}
 	}
-	p.t.Fatalf("%s has no %q", file, key)
-	return 0
+	if cgroup.Unified() {
+		numbers["cpu"] *= 1000
+	}
+	return numbers
 }
 
 // within fails unless a number is between what the kernel said before and after,
@@ -49,49 +64,40 @@ func within(t *testing.T, what string, before, got, after, slack uint64) {
 	}
 }
 
-// kernels are the numbers of a container as the kernel has them.
-type kernels struct{ cpu, usage, anon, faults uint64 }
-
-func (p *pod) kernels(path string) (k kernels) {
-	p.t.Helper()
-	if cgroup.Unified() {
-		k.cpu = 1000 * p.cgroupValue(path, "", "cpu.stat", "usage_usec")
-		k.anon = p.cgroupValue(path, "", "memory.stat", "anon")
-	} else {
-		k.cpu = p.cgroupValue(path, "cpuacct/cpuacct.usage", "", "")
-		k.anon = p.cgroupValue(path, "memory/memory.stat", "", "total_rss")
-	}
-	k.usage = p.cgroupValue(path, "memory/memory.usage_in_bytes", "memory.current", "")
-	k.faults = p.cgroupValue(path, "memory/memory.stat", "memory.stat", map[bool]string{true: "pgfault", false: "total_pgfault"}[cgroup.Unified()])
-	return k
-}
-
 // The numbers of a container are those of its cgroup at that moment; pressure and
-// swap are there exactly where the kernel counts them.
+// swap are there exactly where the kernel counts them. A page that has to come from the
+// disk is a major fault.
 //
 // cri: ContainerStats.cpu ContainerStats.io ContainerStats.memory ContainerStats.swap CpuUsage.psi CpuUsage.timestamp
 // cri: CpuUsage.usage_core_nano_seconds CpuUsage.usage_nano_cores IoUsage.psi IoUsage.timestamp MemoryUsage.available_bytes
 // cri: MemoryUsage.page_faults MemoryUsage.psi MemoryUsage.rss_bytes MemoryUsage.timestamp MemoryUsage.usage_bytes
 // cri: MemoryUsage.working_set_bytes PsiData.Avg10 PsiData.Avg300 PsiData.Avg60 PsiData.Total PsiStats.Full PsiStats.Some
-// cri: SwapUsage.swap_available_bytes SwapUsage.swap_usage_bytes SwapUsage.timestamp
+// cri: SwapUsage.swap_available_bytes SwapUsage.swap_usage_bytes SwapUsage.timestamp MemoryUsage.major_page_faults
 func TestStatsAreTheKernels(t *testing.T) {
 	p := newPod(t)
 	const limit = 256 << 20
-	id := p.run("app", "x=$(head -c 8000000 /dev/zero | tr '\\0' a); echo ready; while true; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.05; done", memory(limit))
+	id := p.run("app", "mkdir /disk; cp /bin/busybox /disk/; sync; x=$(head -c 8000000 /dev/zero | tr '\\0' a); echo ready; while true; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.05; done", memory(limit))
 	p.awaitLine(id, "ready")
 	path := p.info(id).CgroupsPath
 	p.containerStats(id) // the rate of CPU is that since the last time
 	time.Sleep(time.Second)
+	start := p.kernels(path)
+	file, err := os.Open(fmt.Sprintf("/proc/%d/root/disk/busybox", p.info(id).PID))
+	check(t, err)
+	check(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
+	check(t, file.Close())
+	p.exec(id, "/disk/busybox true")
 	before := p.kernels(path)
 	s := p.containerStats(id)
 	after := p.kernels(path)
 	const slack = 4 << 20 // per-CPU counts of pages are added up late
-	within(t, "cpu", before.cpu, s.Cpu.GetUsageCoreNanoSeconds().GetValue(), after.cpu, 0)
-	within(t, "memory usage", before.usage, s.Memory.GetUsageBytes().GetValue(), after.usage, slack)
-	within(t, "rss", before.anon, s.Memory.GetRssBytes().GetValue(), after.anon, slack)
-	within(t, "page faults", before.faults, s.Memory.GetPageFaults().GetValue(), after.faults, 2000)
-	if after.anon < 8_000_000 {
-		t.Errorf("the container holds %d bytes", after.anon)
+	within(t, "cpu", before["cpu"], s.Cpu.GetUsageCoreNanoSeconds().GetValue(), after["cpu"], 0)
+	within(t, "memory usage", before["usage"], s.Memory.GetUsageBytes().GetValue(), after["usage"], slack)
+	within(t, "rss", before["anon"], s.Memory.GetRssBytes().GetValue(), after["anon"], slack)
+	within(t, "page faults", before["faults"], s.Memory.GetPageFaults().GetValue(), after["faults"], 2000)
+	within(t, "major faults", before["major"], s.Memory.GetMajorPageFaults().GetValue(), after["major"], 0)
+	if after["anon"] < 8_000_000 || before["major"] == start["major"] {
+		t.Errorf("the container holds %d bytes; it had %d major faults", after["anon"], before["major"]-start["major"])
 	}
 	if cores := s.Cpu.GetUsageNanoCores().GetValue(); cores == 0 || cores > 4e9 {
 		t.Errorf("a rate of %d nanocores", cores)
@@ -107,28 +113,6 @@ func TestStatsAreTheKernels(t *testing.T) {
 	p.pressure(path, "memory", s.Memory.GetPsi())
 	p.pressure(path, "io", s.GetIo().GetPsi())
 	p.swap(path, s)
-}
-
-// A page that has to come from the disk is a major fault.
-//
-// cri: MemoryUsage.major_page_faults
-func TestMajorFaults(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", "mkdir /disk; cp /bin/busybox /disk/; sync; "+forever)
-	p.awaitLine(id, "ready")
-	path := p.info(id).CgroupsPath
-	stat := map[bool]string{true: "pgmajfault", false: "total_pgmajfault"}[cgroup.Unified()]
-	before := p.cgroupValue(path, "memory/memory.stat", "memory.stat", stat)
-	file, err := os.Open(fmt.Sprintf("/proc/%d/root/disk/busybox", p.info(id).PID))
-	check(t, err)
-	check(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
-	check(t, file.Close())
-	p.exec(id, "/disk/busybox true")
-	got := p.containerStats(id).Memory.GetMajorPageFaults().GetValue()
-	after := p.cgroupValue(path, "memory/memory.stat", "memory.stat", stat)
-	if after == before || got <= before || got > after {
-		t.Errorf("%d major faults, by the kernel %d before and %d after", got, before, after)
-	}
 }
 
 func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
@@ -194,7 +178,13 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	// of CNI plugins, too.
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = n.MakeCgroup("pod1") })
 	id := p.run("app", "httpd -f -p 80")
-	p.addLink("second")
+	// A second interface, as a chain of plugins makes it.
+	namespace, err := netns.GetFromPid(p.info(id).PID)
+	check(t, err)
+	defer namespace.Close()
+	inside, err := netlink.NewHandleAt(namespace)
+	check(t, err)
+	check(t, inside.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "second"}}))
 	address := net.JoinHostPort(p.address(), "80")
 	eventually(t, "the pod answers", func() bool {
 		conn, err := p.Dial(address)
@@ -236,26 +226,4 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	if count := s.GetProcess().GetProcessCount().GetValue(); count != 2 || s.GetProcess().GetTimestamp() == 0 {
 		t.Errorf("%d processes, want pause and httpd", count)
 	}
-}
-
-// addLink gives the pod a second interface, as a chain of plugins does.
-func (p *pod) addLink(name string) {
-	p.t.Helper()
-	paths, err := filepath.Glob(filepath.Join(p.Netns, "*"+p.id))
-	check(p.t, err)
-	if len(paths) != 1 {
-		p.t.Fatalf("network namespaces of the pod: %q", paths)
-	}
-	path := paths[0]
-	p.RunInNetns(func() error {
-		netns, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer netns.Close()
-		if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}})
-	})
 }

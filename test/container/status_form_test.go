@@ -20,7 +20,6 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 	pods := []*pod{runPod(t, n, "own"), runPod(t, n, "host", harness.HostNetwork()), runPod(t, n, "no-logs", noLogs)}
 	var containers []string
 	for _, p := range pods {
-		noLog := func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }
 		deep := func(c *runtimeapi.ContainerConfig) { c.LogPath = "deep/app.log" }
 		containers = append(containers, p.run("lives", forever), p.run("ended", "exit 1"), p.create(shell("waits", "true")), p.create(shell("none", "true", noLog)), p.create(shell("deep", "true", deep)))
 		p.awaitExit(containers[len(containers)-4])

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -10,17 +11,18 @@ import (
 // cri: ContainerConfig.stop_signal ContainerStatus.stop_signal
 func TestStopSignal(t *testing.T) {
 	p := newPod(t)
-	id := p.run("image", forever)
-	p.awaitLine(id, "ready")
-	if s := p.status(id).StopSignal; s != runtimeapi.Signal_SIGNAL_SIGUSR1 {
-		t.Errorf("stop signal of the image: %v", s)
+	// That of the image, or what the request says.
+	for signal, code := range map[runtimeapi.Signal]int32{runtimeapi.Signal_SIGNAL_SIGUSR1: 10, runtimeapi.Signal_SIGNAL_SIGTERM: 15} {
+		id := p.run(fmt.Sprint("exits-", code), forever, func(c *runtimeapi.ContainerConfig) {
+			if code == 15 {
+				c.StopSignal = signal
+			}
+		})
+		p.awaitLine(id, "ready")
+		same(t, "stop signal", p.status(id).StopSignal.String(), signal.String())
+		check(t, p.stop(id, 10))
+		p.wantExit(id, code, "Error")
 	}
-	check(t, p.stop(id, 10))
-	p.wantExit(id, 10, "Error")
-	id = p.run("request", forever, func(c *runtimeapi.ContainerConfig) { c.StopSignal = runtimeapi.Signal_SIGNAL_SIGTERM })
-	p.awaitLine(id, "ready")
-	check(t, p.stop(id, 10))
-	p.wantExit(id, 15, "Error")
 }
 
 // deaf is a script that no signal but SIGKILL ends, with a child of its own.
@@ -59,15 +61,4 @@ func TestP40_ShorterGraceWins(t *testing.T) {
 		t.Errorf("stopped after %v", took)
 	}
 	p.wantExit(id, 137, "Error")
-}
-
-// cri: ContainerStatus.finished_at
-func TestStopOfACreatedContainer(t *testing.T) {
-	p := newPod(t)
-	id := p.create(shell("app", "true"))
-	check(t, p.stop(id, 10))
-	if s := p.status(id); s.State != exited || s.FinishedAt == 0 {
-		t.Errorf("stopped before its start: %v", s)
-	}
-	check(t, p.remove(id))
 }

@@ -17,28 +17,20 @@ import (
 func TestContainerThatNoSupervisorKnows(t *testing.T) {
 	p := newPod(t)
 	stopped, known := p.run("stopped", forever), p.run("known", forever)
-	pids := map[string]int{stopped: p.info(stopped).PID}
+	pid := p.info(stopped).PID
 	dir := supervisorDirs(t, p.Node)[0]
 	p.Kill()
 	p.killShim()
-	for id := range pids {
-		check(t, os.Truncate(filepath.Join(dir, "records", id+".json"), 1))
-	}
+	check(t, os.Truncate(filepath.Join(dir, "records", stopped+".json"), 1))
 	p.Start()
 	eventually(t, "the other one is adopted", func() bool { return p.status(known).State == running })
-	for id, pid := range pids {
-		if state := p.status(id).State; state != runtimeapi.ContainerState_CONTAINER_UNKNOWN || unix.Kill(pid, 0) != nil {
-			t.Errorf("it is %v, and its process: %v", state, unix.Kill(pid, 0))
-		}
+	if state := p.status(stopped).State; state != runtimeapi.ContainerState_CONTAINER_UNKNOWN || unix.Kill(pid, 0) != nil {
+		t.Errorf("it is %v, and its process: %v", state, unix.Kill(pid, 0))
 	}
 	check(t, p.stop(stopped, 1))
-	if state := p.status(stopped).State; state != exited {
-		t.Errorf("stopped: it is %v", state)
-	}
-	eventually(t, "its process is gone", func() bool { return errors.Is(unix.Kill(pids[stopped], 0), unix.ESRCH) })
-	for id := range pids {
-		check(t, p.remove(id))
-	}
+	same(t, "state when it is stopped", p.status(stopped).State.String(), exited.String())
+	eventually(t, "its process is gone", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	check(t, p.remove(stopped))
 	same(t, "exec in the other one", p.exec(known, "echo hi"), "hi")
 }
 

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,19 +36,24 @@ func users(mappings []*runtimeapi.IDMapping) harness.PodOption {
 // All mappings of a pod hold for the root of its containers, for volumes and for
 // images that are mounted.
 //
-// cri: Mount.gidMappings Mount.uidMappings
+// cri: IDMapping.container_id IDMapping.length LinuxContainerSecurityContext.namespace_options
+// cri: Mount.gidMappings Mount.uidMappings UserNamespace.gids UserNamespace.mode
 func TestSeveralMappings(t *testing.T) {
 	n := newNode(t)
 	importData(n)
 	mappings := ids(0, 300000, 1000, 1000, 500000, 1000, 60000, 700000, 10)
 	p := runPod(t, n, "web", users(mappings))
 	volume := filepath.Join(p.Dir, "volume")
-	check(t, os.MkdirAll(volume, 0o777))
+	check(t, os.Mkdir(volume, 0o777))
 	check(t, os.Chmod(volume, 0o777))
 	check(t, os.WriteFile(filepath.Join(volume, "file"), nil, 0o644))
 	check(t, os.Chown(filepath.Join(volume, "file"), 1000, 60001))
 	mapped := func(m *runtimeapi.Mount) { m.UidMappings, m.GidMappings = mappings, mappings }
-	id := p.run("app", forever, imageMount("/data", mapped), mounted(volume, "/v", mapped))
+	id := p.run("app", forever, imageMount("/data", mapped), mounted(volume, "/v", mapped), func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = usersOf(mappings)
+	})
+	wantNamespaces(t, p.info(id).PID, os.Getpid(), false, "user")
+	same(t, "who it is", p.exec(id, "id -u; echo x > /bin/new; stat -c %u /bin/new"), "0\n0")
 	owners := func(paths string) string {
 		return strings.Join(strings.Fields(p.exec(id, "stat -c %u:%g "+paths)), " ")
 	}
@@ -58,10 +64,9 @@ func TestSeveralMappings(t *testing.T) {
 	p.exec(id, "touch /v/new && chown 60005:1500 /v/new")
 	info, err := os.Stat(filepath.Join(volume, "new"))
 	check(t, err)
-	if uid, gid := owner(info); uid != 60005 || gid != 1500 {
-		t.Errorf("on the node the new file belongs to %d:%d, want 60005:1500", uid, gid)
-	}
-	same(t, "uid of root on the node", strings.Fields(procStatus(t, p.info(id).PID, "Uid"))[0], "300000")
+	stat := info.Sys().(*syscall.Stat_t)
+	same(t, "owner of the new file on the node", fmt.Sprint(stat.Uid, ":", stat.Gid), "60005:1500")
+	same(t, "uid of root on the node", strings.Fields(harness.ProcStatus(t, p.info(id).PID, "Uid"))[0], "300000")
 	same(t, "who can be", p.exec(id, "cat /proc/self/uid_map | awk '{print $1\" \"$2\" \"$3}'"), "0 300000 1000\n1000 500000 1000\n60000 700000 10")
 }
 
@@ -73,17 +78,15 @@ func TestVolumesThatTheImageLacks(t *testing.T) {
 	n.BuildImage(image, harness.Object{
 		"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/bin"}, "Volumes": harness.Object{"/var/lib/absent": harness.Object{}},
 	}, n.AddBusybox)
-	asUser := func(uid int64) option {
-		return all(func(c *runtimeapi.ContainerConfig) { c.Image.Image = image }, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
-			s.RunAsUser, s.RunAsGroup = &runtimeapi.Int64Value{Value: uid}, &runtimeapi.Int64Value{Value: uid + 1}
-		}))
+	as := func(uid int64) option {
+		return all(asUser(uid), attempt(uint32(uid)), func(c *runtimeapi.ContainerConfig) {
+			c.Image.Image, c.Linux.SecurityContext.RunAsGroup = image, &runtimeapi.Int64Value{Value: uid + 1}
+		})
 	}
 	for name, p := range map[string]*pod{"plain": runPod(t, n, "plain"), "userns": runPod(t, n, "userns", users(ids(0, 300000, 65536)))} {
 		for _, uid := range []int64{0, 1000} {
-			id := p.run("app", forever, asUser(uid), attempt(uint32(uid)))
-			p.exec(id, "echo x > /var/lib/absent/file")
-			want := map[int64]string{0: "0:1", 1000: "1000:1001"}[uid]
-			same(t, name, p.exec(id, "stat -c %u:%g /var/lib/absent"), want)
+			owner := p.exec(p.run("app", forever, as(uid)), "echo x > /var/lib/absent/file && stat -c %u:%g /var/lib/absent")
+			same(t, name, owner, fmt.Sprint(uid, ":", uid+1))
 		}
 	}
 }
@@ -104,16 +107,11 @@ func TestUserNamespaceInTheNetworkOfTheNode(t *testing.T) {
 	pid := p.info(id).PID
 	wantNamespaces(t, pid, p.PID(), true, "net", "uts")
 	wantNamespaces(t, pid, p.PID(), false, "user", "mnt", "ipc", "pid")
-	same(t, "uid on the node", strings.Fields(procStatus(t, pid, "Uid"))[0], "300000")
+	same(t, "uid on the node", strings.Fields(harness.ProcStatus(t, pid, "Uid"))[0], "300000")
 	p.exec(id, "test -e /sys/kernel && test -e /sys/class/net/lo && ! touch /sys/fs/cgroup/x 2>/dev/null")
 	wantOptions(t, "/sys", p.mountOptions(id, "/sys"), "ro", "nosuid", "nodev", "noexec")
 	// Of several mounts in one place the last is on top.
 	writable := p.exec(id, `awk '$5 ~ "^/sys" {top[$5] = $6} END {for (place in top) if (top[place] !~ "^ro") print place}' /proc/self/mountinfo`)
 	same(t, "what of /sys can be written to", writable, "")
 	check(t, p.remove(id))
-}
-
-func owner(info os.FileInfo) (uid, gid uint32) {
-	stat := info.Sys().(*syscall.Stat_t)
-	return stat.Uid, stat.Gid
 }

@@ -31,20 +31,27 @@ func importData(n *harness.Node) {
 }
 
 func imageMount(at string, change ...func(*runtimeapi.Mount)) option {
-	return mounted("", at, append(change, func(m *runtimeapi.Mount) {
-		m.Image, m.Readonly = &runtimeapi.ImageSpec{Image: dataImage}, true
-	})...)
+	image := func(m *runtimeapi.Mount) { m.Image, m.Readonly = &runtimeapi.ImageSpec{Image: dataImage}, true }
+	return mounted("", at, append([]func(*runtimeapi.Mount){image}, change...)...)
 }
 
 func subPath(path string) func(*runtimeapi.Mount) {
 	return func(m *runtimeapi.Mount) { m.ImageSubPath = path }
 }
 
-// cri: ImageSpec.image_ref Mount.host_path Mount.image Mount.image_sub_path
+// cri: ImageSpec.image_ref Mount.host_path Mount.image Mount.image_sub_path RemoveImage RemoveImageRequest.image
 func TestImageAsAVolume(t *testing.T) {
 	n := newNode(t)
 	importData(n)
 	p := runPod(t, n, "web")
+	before := p.Look()
+	for _, path := range []string{"no/such", "readme/below", "outside"} {
+		_, err := p.tryCreate(shell("app", "true", imageMount("/data", subPath(path)), noLog))
+		wantImageVolumeError(t, err, path)
+	}
+	for _, left := range p.Differences(before) {
+		t.Error(left)
+	}
 	id := p.run("app", forever, imageMount("/data"), imageMount("/models", subPath("models")), imageMount("/latest", subPath("latest")), imageMount("/file", subPath("models/small")))
 	same(t, "content", p.exec(id, "cat /data/readme /models/small /models/large /latest/large /file"), "read me\nsmall\nlarge\nlarge\nsmall")
 	same(t, "owners", strings.Join(strings.Fields(p.exec(id, "stat -c %u:%a /models /models/small /models/large")), " "), "1000:755 1000:640 0:644")
@@ -58,14 +65,21 @@ func TestImageAsAVolume(t *testing.T) {
 			t.Errorf("image in the status: %v", m.Image)
 		}
 	}
-	// The image can go while it is in use, and the daemon too.
-	_, err := n.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: dataImage}})
-	check(t, err)
+	// The images can go while they are in use, and the daemon too.
+	waits := p.create(shell("waits", "ls /bin/busybox"))
+	remove := func(image string) {
+		_, err := n.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}})
+		check(t, err)
+	}
+	remove(dataImage)
+	_, err := p.tryCreate(shell("late", "true", imageMount("/data")))
+	wantImageVolumeError(t, err, dataImage)
+	remove(harness.BusyboxImage)
 	n.Kill()
 	n.Start()
-	same(t, "content of an image that is gone", p.exec(id, "cat /data/models/large"), "large")
-	_, err = p.tryCreate(shell("late", "true", imageMount("/data")))
-	wantImageVolumeError(t, err, dataImage)
+	same(t, "content of images that are gone", p.exec(id, "cat /data/models/large; head -n 1 /etc/passwd"), "large\nroot:x:0:0::/root:/bin/sh")
+	check(t, p.start(waits))
+	p.wantExit(waits, 0, "Completed")
 	check(t, p.remove(id))
 }
 
@@ -76,20 +90,6 @@ func wantImageVolumeError(t *testing.T, err error, says string) {
 	wantCode(t, err, codes.Unknown)
 	if message := status.Convert(err).Message(); !strings.HasPrefix(message, crierrors.ErrImageVolumeMountFailed.Error()+": ") || !strings.Contains(message, says) {
 		t.Errorf("the message is %q", message)
-	}
-}
-
-func TestImageSubPaths(t *testing.T) {
-	n := newNode(t)
-	importData(n)
-	p := runPod(t, n, "web")
-	before := p.Look()
-	for _, path := range []string{"no/such", "readme/below", "outside"} {
-		_, err := p.tryCreate(shell("app", "true", imageMount("/data", subPath(path)), func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }))
-		wantImageVolumeError(t, err, path)
-	}
-	for _, left := range p.Differences(before) {
-		t.Error(left)
 	}
 }
 

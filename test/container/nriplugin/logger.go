@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -37,16 +38,11 @@ type logger struct {
 func (l *logger) write(r record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	line, err := json.Marshal(r)
-	if err != nil {
-		panic(err)
-	}
 	file, err := os.OpenFile(l.file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		panic(err)
+	if err == nil {
+		err = errors.Join(json.NewEncoder(file).Encode(r), file.Close())
 	}
-	defer file.Close()
-	if _, err := file.Write(append(line, '\n')); err != nil {
+	if err != nil {
 		panic(err)
 	}
 }
@@ -124,7 +120,7 @@ func (l *logger) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *ap
 	if err := l.note(ctx, "CreateContainer", pod, c); err != nil {
 		return nil, nil, err
 	}
-	others, err := others(pod)
+	others, err := update(pod, "others.nri.test")
 	return nil, others, err
 }
 
@@ -140,31 +136,30 @@ func (l *logger) PostStartContainer(ctx context.Context, pod *api.PodSandbox, c 
 	return l.note(ctx, "PostStartContainer", pod, c)
 }
 
-// others is the update of another container that the annotation others.nri.test has.
-func others(pod *api.PodSandbox) ([]*api.ContainerUpdate, error) {
-	wanted := pod.GetAnnotations()["others.nri.test"]
+// update is the one that an annotation of the pod has, if there is one.
+func update(pod *api.PodSandbox, annotation string) ([]*api.ContainerUpdate, error) {
+	wanted := pod.GetAnnotations()[annotation]
 	if wanted == "" {
 		return nil, nil
 	}
-	update := &api.ContainerUpdate{}
-	err := protojson.Unmarshal([]byte(wanted), update)
-	return []*api.ContainerUpdate{update}, err
+	one := &api.ContainerUpdate{}
+	err := protojson.Unmarshal([]byte(wanted), one)
+	return []*api.ContainerUpdate{one}, err
 }
 
-// UpdateContainer answers with the annotation update.nri.test of the pod.
+// UpdateContainer answers with the annotation update.nri.test of the pod, or with
+// others.nri.test, of another container.
 func (l *logger) UpdateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container, asked *api.LinuxResources) ([]*api.ContainerUpdate, error) {
 	l.write(record{Event: "asked for the container", Memory: asked.GetMemory().GetLimit().GetValue(), Shares: asked.GetCpu().GetShares().GetValue()})
 	if err := l.note(ctx, "UpdateContainer", pod, c); err != nil {
 		return nil, err
 	}
-	wanted := pod.GetAnnotations()["update.nri.test"]
-	if wanted == "" {
-		return others(pod)
+	own, err := update(pod, "update.nri.test")
+	if err != nil || own == nil {
+		return update(pod, "others.nri.test")
 	}
-	update := &api.ContainerUpdate{}
-	err := protojson.Unmarshal([]byte(wanted), update)
-	update.ContainerId = c.GetId()
-	return []*api.ContainerUpdate{update}, err
+	own[0].ContainerId = c.GetId()
+	return own, nil
 }
 
 func (l *logger) PostUpdateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container) error {
