@@ -184,7 +184,7 @@ func (p *pod) create(id, script string, changes ...change) *api.CreateResponse {
 
 func (p *pod) bundle(id, script string, changes ...change) *api.CreateRequest {
 	p.t.Helper()
-	request := &api.CreateRequest{Id: id, Bundle: p.t.TempDir(), LogPath: p.logPath(id), Runtime: strings.Fields(os.Getenv("SHIM_TEST_RUNTIME"))}
+	request := &api.CreateRequest{Id: id, Bundle: p.t.TempDir(), LogPath: p.logPath(id)}
 	spec := containerSpec(p.t, id, script)
 	for _, c := range changes {
 		c(spec, request)

@@ -8,67 +8,45 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
-	"github.com/minicri/minicri/supervisor/stdio"
+	"github.com/minicri/minicri/test/harness"
 )
-
-// newSupervisor returns one that serves nobody; its life ends with stop.
-func newSupervisor(t *testing.T) *Supervisor {
-	t.Helper()
-	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), containers: map[string]*container{}, oomClaims: map[string]int{}}
-	s.life, s.stop = context.WithCancel(t.Context())
-	for _, dir := range []string{api.RecordDir, api.StreamDir, api.ExitDir} {
-		must(t, os.Mkdir(filepath.Join(s.dir, dir), 0o700))
-	}
-	return s
-}
-
-// A supervisor with too few descriptors for the output of a container does not serve: the
-// next one may have enough.
-func TestOutputWithoutDescriptors(t *testing.T) {
-	s := newSupervisor(t)
-	must(t, writeJSON(s.recordPath("c"), record{Container: starter.Container{ID: "c"}, PID: os.Getpid()}))
-	must(t, s.adoptAll()) // its fifos are not there, which is no shortage
-	s.forget("c")
-	var limit unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: limit.Max}))
-	err := s.adopt("c")
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
-	if !stdio.IsShortage(err) {
-		t.Errorf("it serves without the output: %v", err)
-	}
-}
 
 // An adopted container whose cgroup is gone has the kill that its parent has counted since
 // then, whatever was killed in others below that before they were adopted.
 func TestOOMKillAfterAdoption(t *testing.T) {
-	s := newSupervisor(t)
+	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), containers: map[string]*container{}, oomClaims: map[string]int{}}
+	s.life, s.stop = context.WithCancel(t.Context())
+	for _, dir := range []string{api.RecordDir, api.StreamDir, api.ExitDir} {
+		harness.Check(t, os.Mkdir(filepath.Join(s.dir, dir), 0o700))
+	}
 	stat, err := process.ReadStat(os.Getpid())
-	must(t, err)
+	harness.Check(t, err)
 	parent := t.TempDir()
 	writeKills(t, parent, 5)
 	for id, kills := range map[string]int{"first": 0, "second": 5} {
 		dir := filepath.Join(parent, id)
-		must(t, os.Mkdir(dir, 0o700))
+		harness.Check(t, os.Mkdir(dir, 0o700))
 		writeKills(t, dir, kills)
 		r := record{Container: starter.Container{ID: id, Cgroups: map[string]string{"": dir}}, Version: api.RecordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
-		must(t, writeJSON(s.recordPath(id), r))
+		harness.Check(t, writeJSON(s.recordPath(id), r))
 		for _, stream := range []string{api.Stdout, api.Stderr} {
-			must(t, unix.Mkfifo(filepath.Join(s.dir, api.StreamDir, id+"."+stream), 0o600))
+			harness.Check(t, unix.Mkfifo(filepath.Join(s.dir, api.StreamDir, id+"."+stream), 0o600))
 		}
-		must(t, s.adopt(id))
+		harness.Check(t, s.adopt(id))
 	}
 	first, second := s.get("first"), s.get("second")
 	first.noteOOM()
 	second.noteOOM()
 	writeKills(t, parent, 6)
-	must(t, os.RemoveAll(filepath.Join(parent, "first")))
+	harness.Check(t, os.RemoveAll(filepath.Join(parent, "first")))
 	if !first.killedByOOM(syscall.WaitStatus(syscall.SIGKILL)) {
 		t.Error("it was killed for want of memory, and is taken for ended by others")
 	}
@@ -79,12 +57,38 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 
 func writeKills(t *testing.T, cgroup string, kills int) {
 	t.Helper()
-	must(t, os.WriteFile(filepath.Join(cgroup, "memory.events"), fmt.Appendf(nil, "oom 0\noom_kill %d\n", kills), 0o600))
+	harness.Check(t, os.WriteFile(filepath.Join(cgroup, "memory.events"), fmt.Appendf(nil, "oom 0\noom_kill %d\n", kills), 0o600))
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+// A program that was let through, and whose end was seen before its byte was read, has
+// been started.
+func TestBarrierOfAProgramThatEndsAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), launch.FIFOFile)
+	harness.Check(t, unix.Mkfifo(path, 0o600))
+	fifo, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
+	harness.Check(t, err)
+	defer fifo.Close()
+	harness.Check(t, fifo.SetReadDeadline(time.Now())) // what its end does
+	if err := readBarrier(fifo); err == nil {
+		t.Error("nobody has come, and the barrier is passed")
+	}
+	_, err = fifo.WriteString("0")
+	harness.Check(t, err)
+	if err := readBarrier(fifo); err != nil {
+		t.Errorf("it has gone on, and the barrier says %v", err)
+	}
+}
+
+// The history is bounded: who missed more sees a gap.
+func TestHistoryOfEventsIsBounded(t *testing.T) {
+	b := newBroker()
+	for i := range eventHistory + 10 {
+		b.publish(api.EventKind_EVENT_CREATED, &api.Container{Id: fmt.Sprint(i)})
+	}
+	if events, _ := b.since(0); len(events) != eventHistory || events[0].Seq != 11 {
+		t.Errorf("kept: %d events from number %d on", len(events), events[0].Seq)
+	}
+	if events, _ := b.since(eventHistory + 9); len(events) != 1 {
+		t.Errorf("after the last but one: %v", events)
 	}
 }

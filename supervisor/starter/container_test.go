@@ -1,16 +1,23 @@
 package starter
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A version 2 cgroup lists processes of another pid namespace as 0
@@ -31,23 +38,14 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 		root = "/sys/fs/cgroup"
 	}
 	path := filepath.Join(root, fmt.Sprintf("minicri-unit-cgroup-%d", os.Getpid()))
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, os.Mkdir(path, 0o755))
 	sleeper := exec.Command("sleep", "1000")
-	if err := sleeper.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, sleeper.Start())
 	defer func() {
-		_ = sleeper.Process.Kill()
-		_ = sleeper.Wait()
-		if err := os.Remove(path); err != nil {
-			t.Error(err)
-		}
+		_, _ = sleeper.Process.Kill(), sleeper.Wait()
+		harness.Check(t, os.Remove(path))
 	}()
-	if err := os.WriteFile(filepath.Join(path, "cgroup.procs"), []byte(strconv.Itoa(sleeper.Process.Pid)), 0); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, os.WriteFile(path+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0))
 	inside := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	inside.Env = append(os.Environ(), "MINICRI_TEST_CGROUP="+path)
 	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setpgid: true}
@@ -64,9 +62,7 @@ func TestRemoveOfContainersAtOnce(t *testing.T) {
 		var removals sync.WaitGroup
 		ids := []string{"one", "two", "three"}
 		for _, id := range ids {
-			if err := errors.Join(os.MkdirAll(filepath.Join(root, id), 0o700), os.MkdirAll(filepath.Join(root, ProgramStates, id), 0o700)); err != nil {
-				t.Fatal(err)
-			}
+			harness.Check(t, errors.Join(os.MkdirAll(filepath.Join(root, id), 0o700), os.MkdirAll(filepath.Join(root, ProgramStates, id), 0o700)))
 		}
 		for _, id := range ids {
 			removals.Go(func() {
@@ -80,4 +76,47 @@ func TestRemoveOfContainersAtOnce(t *testing.T) {
 			t.Fatalf("the program's directory is left: %v", err)
 		}
 	}
+}
+
+// A supervisor that is killed while it ends a starter leaves that stopped: the kernel ends it.
+func TestStarterStoppedByADeadSupervisor(t *testing.T) {
+	const as = "MINICRI_TEST_AS"
+	switch {
+	case len(os.Args) > 1 && os.Args[1] == Command: // the starter
+		time.Sleep(time.Hour)
+	case os.Getenv(as) == "supervisor":
+		supervise(t)
+	}
+	harness.Check(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	supervisor := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
+	supervisor.Env = append(os.Environ(), as+"=supervisor")
+	supervisor.SysProcAttr = &unix.SysProcAttr{Setsid: true}
+	said, err := supervisor.Output()
+	if err == nil || !strings.HasSuffix(err.Error(), "signal: killed") {
+		t.Fatalf("%v: %s", err, said)
+	}
+	var pid int
+	_, err = fmt.Sscan(string(said), &pid)
+	harness.Check(t, err)
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || status.Signal() != unix.SIGHUP {
+		t.Errorf("it ended with %v, %v", status, err)
+	}
+}
+
+// supervise starts and stops a starter, names it, and dies.
+func supervise(t *testing.T) {
+	family, err := process.NewParent()
+	harness.Check(t, err)
+	go family.Run(context.Background())
+	starters, err := New(family, slog.Default())
+	harness.Check(t, err)
+	one, err := starters.get()
+	harness.Check(t, err)
+	for !process.HasStopped(one.child.PID) {
+		_ = unix.Kill(one.child.PID, unix.SIGSTOP)
+	}
+	fmt.Println(one.child.PID)
+	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	time.Sleep(time.Hour)
 }

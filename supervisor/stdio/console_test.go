@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // The master of a pseudo-terminal is taken. Nothing else is, not two of them either, and
@@ -16,14 +17,10 @@ import (
 func TestReceiveMaster(t *testing.T) {
 	master, slave := openTerminal(t)
 	regular, err := os.Create(filepath.Join(t.TempDir(), "regular"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	defer regular.Close()
 	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	defer reader.Close()
 	defer writer.Close()
 	for _, c := range []struct {
@@ -60,22 +57,18 @@ func TestReceiveMaster(t *testing.T) {
 func receiveSent(t *testing.T, files []*os.File) (*os.File, error) {
 	t.Helper()
 	ours, theirs, err := socket.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	defer ours.Close()
 	defer theirs.Close()
 	var rights []byte
 	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, file := range files {
-			fds[i] = int(file.Fd())
+		var fds []int
+		for _, file := range files {
+			fds = append(fds, int(file.Fd()))
 		}
 		rights = unix.UnixRights(fds...)
 	}
-	if err := unix.Sendmsg(int(theirs.Fd()), []byte("/dev/ptmx"), rights, nil, 0); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, unix.Sendmsg(int(theirs.Fd()), []byte("/dev/ptmx"), rights, nil, 0))
 	return ReceiveMaster(ours)
 }
 
@@ -83,21 +76,13 @@ func receiveSent(t *testing.T, files []*os.File) (*os.File, error) {
 func openTerminal(t *testing.T) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	t.Cleanup(func() { _ = master.Close() })
 	number, err := unix.IoctlGetUint32(int(master.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
+	harness.Check(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
 	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	t.Cleanup(func() { _ = slave.Close() })
 	return master, slave
 }
@@ -105,8 +90,6 @@ func openTerminal(t *testing.T) (master, slave *os.File) {
 func openFiles(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	return len(files)
 }

@@ -1,14 +1,18 @@
 package stdio
 
 import (
+	"encoding/binary"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // What a container writes after it has read its own output is moved: another reader takes
@@ -46,11 +50,11 @@ func TestPumpBesideAnotherReader(t *testing.T) {
 func pumpOf(t *testing.T) (container *os.File, p *Pump, got chan string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fifo")
-	must(t, unix.Mkfifo(path, 0o600))
+	harness.Check(t, unix.Mkfifo(path, 0o600))
 	source, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	must(t, err)
+	harness.Check(t, err)
 	container, err = os.OpenFile(path, os.O_RDWR, 0)
-	must(t, err)
+	harness.Check(t, err)
 	got = make(chan string, 10)
 	p = newPump(source, func(b []byte) { got <- string(b) })
 	t.Cleanup(func() {
@@ -65,12 +69,12 @@ func pumpOf(t *testing.T) (container *os.File, p *Pump, got chan string) {
 // a line that never ends.
 func TestSpool(t *testing.T) {
 	dir := t.TempDir()
-	must(t, unix.Mount("none", dir, "tmpfs", 0, "size=256k"))
-	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	harness.Check(t, unix.Mount("none", dir, "tmpfs", 0, "size=256k"))
+	t.Cleanup(func() { harness.Check(t, unix.Unmount(dir, 0)) })
 	log, err := crilog.Open(filepath.Join(t.TempDir(), "log"))
-	must(t, err)
+	harness.Check(t, err)
 	s, err := openSpool(filepath.Join(dir, "spool"))
-	must(t, err)
+	harness.Check(t, err)
 	s.entries = log.Stream("stdout")
 	s.entries.Progress = s.logging
 	container, p, got := pumpOf(t)
@@ -104,15 +108,82 @@ func TestSpool(t *testing.T) {
 			t.Fatal("a line without an end fills the disk")
 		}
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "full"), make([]byte, 200<<10), 0o600))
+	harness.Check(t, os.WriteFile(filepath.Join(dir, "full"), make([]byte, 200<<10), 0o600))
 	send(string(make([]byte, 60000)))
 	if !s.broken {
 		t.Error("it is said to be kept on a full disk")
 	}
-	must(t, os.Remove(filepath.Join(dir, "full")))
+	harness.Check(t, os.Remove(filepath.Join(dir, "full")))
 	send("end\n")
 	send("more")
 	if s.broken || s.end-s.start != 4 {
 		t.Errorf("there is space again: broken %t, %d bytes are kept", s.broken, s.end-s.start)
+	}
+}
+
+// FuzzSpool: whatever a predecessor has left in the spool and in the log, what a
+// container wrote before that stays in the log, and all that comes are whole lines.
+func FuzzSpool(f *testing.F) {
+	const written = "2026-11-23T00:00:00Z stdout F before\n"
+	f.Add(int64(spoolData), int64(len(written)), true, []byte("data\n"), []byte("2026-11-23T00:00:01Z stdout F lin"))
+	f.Add(int64(spoolData+2), int64(len(written)), false, []byte("data\nline"), []byte("2026-11-23T00:00:01Z stdout F ta\n"))
+	f.Add(int64(-1), int64(-1), true, []byte{0xc0, 0xff}, []byte("2026-11-23T00:00:01Z stdout P \n \n"))
+	f.Add(int64(1)<<62, int64(1)<<62, true, []byte("\n"), []byte("\n"))
+	f.Add(int64(0), int64(0), true, make([]byte, crilog.MaxLine-1), []byte("")) // leaves a line that is nearly full
+	f.Fuzz(func(t *testing.T, start, offset int64, same bool, data, after []byte) {
+		dir := t.TempDir()
+		logPath, path := filepath.Join(dir, "log"), filepath.Join(dir, "spool")
+		harness.Check(t, os.WriteFile(logPath, append([]byte(written), after...), 0o600))
+		if offset >= 0 && offset < int64(len(written)) {
+			offset += int64(len(written)) // no supervisor has begun behind what another wrote
+		}
+		var info unix.Stat_t
+		harness.Check(t, unix.Stat(logPath, &info))
+		if !same {
+			info.Ino++
+		}
+		header := make([]byte, spoolData)
+		binary.NativeEndian.PutUint64(header, uint64(start))
+		binary.NativeEndian.PutUint64(header[8:], info.Ino)
+		binary.NativeEndian.PutUint64(header[16:], uint64(offset))
+		harness.Check(t, os.WriteFile(path, append(header, data...), 0o600))
+		log, err := crilog.Open(logPath)
+		harness.Check(t, err)
+		s, err := openSpool(path)
+		harness.Check(t, err)
+		defer s.close()
+		s.entries = log.Stream("stdout")
+		_ = s.resume(log, "stdout")
+		_, _ = s.entries.Write([]byte("\nlater\n")) // behind the line that was left, which may be full in the middle of a word
+		harness.Check(t, log.Close())
+		content, err := os.ReadFile(logPath)
+		if err != nil || !strings.HasPrefix(string(content), written) || !strings.HasSuffix(string(content), "later\n") {
+			t.Errorf("%v: the log has %q", err, content)
+		}
+	})
+}
+
+// The fifo that takes a pipe's place is a pipe: bytes go through, the end of one side
+// is the end of the other, no descriptor of the container's is non-blocking, and
+// nothing is left of it.
+func TestLabelledPipe(t *testing.T) {
+	dir := t.TempDir()
+	r, w, err := openPipe(dir, "system_u:object_r:container_file_t:s0:c1,c2")
+	harness.Check(t, err)
+	for name, end := range map[string]*os.File{"reader": r, "writer": w} {
+		if flags, err := unix.FcntlInt(end.Fd(), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
+			t.Errorf("%s: flags %#x, %v", name, flags, err)
+		}
+	}
+	go func() {
+		_, _ = io.WriteString(w, "text")
+		w.Close()
+	}()
+	if content, err := io.ReadAll(r); err != nil || string(content) != "text" {
+		t.Errorf("read %q, %v", content, err)
+	}
+	r.Close()
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }

@@ -1,3 +1,9 @@
+// Package cluster asks minicri for what users of Kubernetes ask: each test is a
+// case on two nodes that hack/cluster made, through the API server and kubectl.
+//
+// `make test-cluster` makes the cluster, runs the tests and takes it down, which
+// looks for leaks. Each test has a namespace of its own. Those that end a runtime,
+// a kubelet or a node are marked serial and come after the others.
 package cluster
 
 import (
@@ -9,79 +15,51 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const (
-	image     = "cluster.minicri.test/tools:minicri"
-	node1     = "node1"
-	node2     = "node2"
-	nodeRoot  = "/var/lib/minicri-cluster"
-	proxyName = "api.sock"
+	image    = "cluster.minicri.test/tools:minicri"
+	node2    = "node2"
+	nodeRoot = "/var/lib/minicri-cluster"
+	tool     = "../../bin/cluster"
 )
 
 // The cluster of this run.
 var (
 	clusterName = os.Getenv("CLUSTER")
-	clusterTool string
 	apiSocket   string
 )
 
 func TestMain(m *testing.M) {
-	code, err := run(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
+	if clusterName == "" {
+		fmt.Fprintln(os.Stderr, "CLUSTER names no cluster: run make test-cluster, or set it to one that runs")
+		os.Exit(1)
 	}
+	dir, err := os.MkdirTemp("", "mc")
+	apiSocket = filepath.Join(dir, "api.sock")
+	proxy := kubectl(context.Background(), "proxy", "--unix-socket", apiSocket)
+	if err = errors.Join(err, proxy.Start()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	_, _, _ = proxy.Process.Kill(), proxy.Wait(), os.RemoveAll(dir)
 	os.Exit(code)
 }
 
-func run(m *testing.M) (code int, err error) {
-	if clusterName == "" {
-		return 0, errors.New("CLUSTER names no cluster: run make test-cluster, or set it to one that runs")
-	}
-	if clusterTool, err = filepath.Abs("../../bin/cluster"); err != nil {
-		return 0, err
-	}
-	dir, err := os.MkdirTemp("", "mc")
-	if err != nil {
-		return 0, err
-	}
-	defer os.RemoveAll(dir)
-	apiSocket = filepath.Join(dir, proxyName)
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	proxy := exec.CommandContext(ctx, kubectlPath(), "proxy", "--unix-socket", apiSocket)
-	proxy.Env = environment()
-	if err := proxy.Start(); err != nil {
-		return 0, err
-	}
-	code = m.Run()
-	stop()
-	proxy.Wait() // killed by stop
-	return code, nil
-}
-
-// kubectlPath is kubectl itself: bin/cluster kubectl would be its parent, and
-// take a signal for it.
-func kubectlPath() string {
-	return filepath.Join(nodeRoot, clusterName, "nodes", node1, "bin/kubectl")
-}
-
-func environment() []string {
-	return append(os.Environ(), "KUBECONFIG="+filepath.Join(nodeRoot, clusterName, "kubeconfig"))
+// kubectl is kubectl itself: bin/cluster kubectl would be its parent, and take a signal for it.
+func kubectl(ctx context.Context, arguments ...string) *exec.Cmd {
+	command := exec.CommandContext(ctx, filepath.Join(nodeRoot, clusterName, "nodes/node1/bin/kubectl"), arguments...)
+	command.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(nodeRoot, clusterName, "kubeconfig"))
+	return command
 }
 
 // onCluster runs bin/cluster.
 func onCluster(t testing.TB, arguments ...string) string {
 	t.Helper()
-	return onClusterIn(t, "", arguments...)
-}
-
-func onClusterIn(t testing.TB, input string, arguments ...string) string {
-	t.Helper()
-	command := exec.CommandContext(limited(t), clusterTool, append([]string{"--name", clusterName}, arguments...)...)
-	command.Stdin = strings.NewReader(input)
-	out, err := command.CombinedOutput()
+	out, err := exec.CommandContext(harness.Limited(t, limit), tool, append([]string{"--name", clusterName}, arguments...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("cluster %s: %v\n%s", strings.Join(arguments, " "), err, out)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // many is a Deployment of N pods on node2 that log a line each 100 ms.
@@ -38,7 +40,7 @@ func (s *space) lives(app string) map[string]life {
 	s.t.Helper()
 	lives := make(map[string]life)
 	for _, pod := range s.pods(app) {
-		c := status(&pod, "main")
+		c := status(&pod)
 		l := life{uid: string(pod.UID), address: pod.Status.PodIP, container: c.ContainerID, restarts: c.RestartCount}
 		if c.State.Running != nil {
 			l.started = c.State.Running.StartedAt.String()
@@ -81,7 +83,7 @@ func (s *space) checkLives(before map[string]life) {
 // checkNodeMakesPods waits until the node is Ready and makes a pod.
 func (s *space) checkNodeMakesPods(name string) {
 	s.t.Helper()
-	s.run(name, "sleep 1000", "nodeName: "+node2+"\n")
+	s.run(name, "sleep 1000", "nodeName: node2,")
 	s.ready(name)
 	s.kubectl("delete", "pod", name)
 }
@@ -103,57 +105,31 @@ func TestKilledRuntimeUnder60Pods(t *testing.T) {
 	}
 	s.checkLives(before)
 	// The end of a container while no daemon runs is not lost.
-	s.run("ends", "sleep 3; exit 9", "nodeName: "+node2+"\nrestartPolicy: Never\n")
+	s.run("ends", "sleep 3; exit 9", "nodeName: node2, restartPolicy: Never,")
 	s.ready("ends")
 	onNode(t, node2, "touch /run/services/minicri.stop; kill -9 $(cat /run/services/minicri.pid); sleep 4; rm /run/services/minicri.stop")
-	pod := s.ended("ends", corev1.PodFailed)
-	if end := status(pod, "main").State.Terminated; end == nil || end.ExitCode != 9 {
-		t.Errorf("a container that ended while the daemon was down: %v", end)
-	}
+	s.ended("ends", 9)
 	s.checkLives(before)
-}
-
-// startEnding makes n pods on node2, the k-th of which ends after k seconds with
-// the exit code k.
-func (s *space) startEnding(n int) map[string]int32 {
-	s.t.Helper()
-	codes := make(map[string]int32, n)
-	for k := range n {
-		name := fmt.Sprintf("ends-%d", k)
-		s.run(name, fmt.Sprintf("sleep %d; exit %d", k, k), "nodeName: "+node2+"\nrestartPolicy: Never\n")
-		codes[name] = int32(k)
-	}
-	return codes
-}
-
-// checkEnds waits for the ends of such pods: none is lost, each has its code.
-func (s *space) checkEnds(codes map[string]int32) {
-	s.t.Helper()
-	for name, code := range codes {
-		phase := corev1.PodFailed
-		if code == 0 {
-			phase = corev1.PodSucceeded
-		}
-		pod := s.ended(name, phase)
-		if end := status(pod, "main").State.Terminated; end == nil || end.ExitCode != code {
-			s.t.Errorf("pod %s: %v, want exit code %d", name, end, code)
-		}
-	}
 }
 
 func TestUpgradeUnderPods(t *testing.T) {
 	s := serialSpace(t)
 	before := s.startMany(60)
-	ends := s.startEnding(12)
+	const ends = 12 // pods, the k-th after k seconds with the exit code k
+	for k := range ends {
+		s.run(fmt.Sprint("ends-", k), fmt.Sprintf("sleep %d; exit %d", k, k), "nodeName: node2, restartPolicy: Never,")
+	}
 	// Another file with the same program: what runs keeps the old one.
 	directory := t.TempDir()
 	for _, name := range []string{"minicri", "minicri-shim"} {
 		data, err := os.ReadFile(filepath.Join("../../bin", name))
-		check(t, err)
-		check(t, os.WriteFile(filepath.Join(directory, name), data, 0o755))
+		harness.Check(t, err)
+		harness.Check(t, os.WriteFile(filepath.Join(directory, name), data, 0o755))
 	}
 	onCluster(t, "upgrade-runtime", directory)
-	s.checkEnds(ends)
+	for k := range ends {
+		s.ended(fmt.Sprint("ends-", k), int32(k))
+	}
 	s.checkNodeMakesPods("new")
 	s.checkLives(before)
 	for name := range before {
@@ -167,7 +143,7 @@ func TestNodeReboot(t *testing.T) {
 	before := s.startMany(10)
 	begun := time.Now()
 	onCluster(t, "node", "reboot", node2)
-	eventually(t, "every pod runs again, restarted once", func() bool {
+	s.eventually("every pod runs again, restarted once", func() bool {
 		after := s.lives("many")
 		if len(after) != len(before) {
 			return false
@@ -201,8 +177,8 @@ func TestNodeJoinsAndLeaves(t *testing.T) {
 			onCluster(t, "node", "remove", "node9")
 		}
 	})
-	s.run("far", "exec agnhost netexec --http-port=8080", "nodeName: node9\n---\nreadinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}\n")
-	s.run("near", "sleep 1000", "nodeName: node2\n")
+	s.run("far", "exec agnhost netexec --http-port=8080", "nodeName: node9,---\nreadinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}")
+	s.run("near", "sleep 1000", "nodeName: node2,")
 	s.ready("near")
 	address := s.ready("far").Status.PodIP
 	same(t, "a pod of the new node, asked from another", s.sh("near", "wget -qO- http://"+address+":8080/hostname"), "far")
@@ -264,5 +240,5 @@ func TestDeploymentOverBothNodes(t *testing.T) {
 	s.kubectl("set", "env", "deployment/web", "VERSION=2")
 	s.kubectl("rollout", "status", "deployment/web", "--timeout=3m")
 	s.kubectl("scale", "deployment/web", "--replicas=1")
-	eventually(t, "one pod is left", func() bool { return len(s.pods("web")) == 1 })
+	s.eventually("one pod is left", func() bool { return len(s.pods("web")) == 1 })
 }

@@ -9,11 +9,14 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // limit is for one wait. It is long, because a loaded machine is slow.
@@ -38,11 +41,19 @@ func serialSpace(t *testing.T) *space {
 	s := &space{t, strings.ToLower(strings.ReplaceAll(t.Name(), "_", "-"))}
 	s.kubectl("create", "namespace", s.name)
 	t.Cleanup(s.remove)
-	eventually(t, "the namespace has its service account", func() bool {
+	s.eventually("the namespace has its service account", func() bool {
 		_, err := s.try("get", "serviceaccount", "default")
 		return err == nil
 	})
 	return s
+}
+
+func (s *space) eventually(what string, is func() bool) {
+	s.t.Helper()
+	harness.Eventually(s.t, what, limit, func() bool {
+		time.Sleep(200 * time.Millisecond) // kubectl is dear
+		return is()
+	})
 }
 
 func (s *space) remove() {
@@ -57,17 +68,9 @@ func (s *space) remove() {
 	}
 }
 
-func limited(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // command is kubectl in the namespace.
 func (s *space) command(ctx context.Context, arguments ...string) *exec.Cmd {
-	command := exec.CommandContext(ctx, kubectlPath(), append([]string{"-n", s.name}, arguments...)...)
-	command.Env = environment()
-	return command
+	return kubectl(ctx, append([]string{"-n", s.name}, arguments...)...)
 }
 
 func (s *space) try(arguments ...string) (string, error) {
@@ -89,44 +92,26 @@ func (s *space) kubectl(arguments ...string) string {
 // apply applies a manifest, in which IMAGE stands for the image of the tests.
 func (s *space) apply(manifest string) {
 	s.t.Helper()
-	command := s.command(limited(s.t), "apply", "-f", "-")
+	command := s.command(harness.Limited(s.t, limit), "apply", "-f", "-")
 	command.Stdin = strings.NewReader(strings.ReplaceAll(manifest, "IMAGE", image))
 	if out, err := command.CombinedOutput(); err != nil {
 		s.t.Fatalf("apply: %v\n%s\n%s", err, out, manifest)
 	}
 }
 
-// run makes a pod of one container, named main, that runs a shell script. More is
-// YAML of the pod's spec, and after "---" of the container.
+// run makes a pod of one container, named main, that runs a shell script. More is lines of
+// its spec, and after "---" such of its container, in the flow style of YAML.
 func (s *space) run(name, script, more string) {
 	s.t.Helper()
 	pod, container, _ := strings.Cut(more, "---\n")
 	s.apply(fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
-metadata: {name: %s, labels: {app: %s}}
-spec:
-  terminationGracePeriodSeconds: 0
-%s
-  containers:
-  - name: main
-    image: IMAGE
-    command: [sh, -c, %s]
-%s
-`, name, name, indent(pod, 2), quote(script), indent(container, 4)))
-}
-
-func quote(text string) string {
-	data, _ := json.Marshal(text) // a string always can be
-	return string(data)
-}
-
-func indent(text string, by int) string {
-	var lines []string
-	for line := range strings.Lines(text) {
-		lines = append(lines, strings.Repeat(" ", by)+line)
-	}
-	return strings.Join(lines, "")
+metadata: {name: %[1]s, labels: {app: %[1]s}}
+spec: {
+  terminationGracePeriodSeconds: 0, %[2]s
+  containers: [{name: main, image: "IMAGE", command: [sh, -c, %[3]q], %[4]s}]}
+`, name, pod, script, container))
 }
 
 // sh runs a script in the main container of a pod.
@@ -170,15 +155,11 @@ func (s *space) pod(name string) *corev1.Pod {
 	return &pod
 }
 
-// pods are those with a label app, all with "".
+// pods are those with a label app.
 func (s *space) pods(app string) []corev1.Pod {
 	s.t.Helper()
-	query := ""
-	if app != "" {
-		query = "?labelSelector=app%3D" + app
-	}
-	list, err := read[corev1.PodList]("/api/v1/namespaces/" + s.name + "/pods" + query)
-	check(s.t, err)
+	list, err := read[corev1.PodList]("/api/v1/namespaces/" + s.name + "/pods?labelSelector=app%3D" + app)
+	harness.Check(s.t, err)
 	return list.Items
 }
 
@@ -186,7 +167,7 @@ func (s *space) pods(app string) []corev1.Pod {
 func (s *space) await(name, what string, is func(*corev1.Pod) bool) *corev1.Pod {
 	s.t.Helper()
 	var pod *corev1.Pod
-	eventually(s.t, "pod "+name+": "+what, func() bool {
+	s.eventually("pod "+name+": "+what, func() bool {
 		pod = s.pod(name)
 		return is(pod)
 	})
@@ -198,34 +179,21 @@ func (s *space) ready(name string) *corev1.Pod {
 	return s.await(name, "is ready", isReady)
 }
 
-// ended waits until a pod has ended, in a phase.
-func (s *space) ended(name string, phase corev1.PodPhase) *corev1.Pod {
+// ended waits until a pod has ended, with a code.
+func (s *space) ended(name string, code int32) {
 	s.t.Helper()
 	pod := s.await(name, "has ended", func(pod *corev1.Pod) bool {
 		return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	})
-	if pod.Status.Phase != phase {
-		s.t.Errorf("pod %s ended %s, want %s", name, pod.Status.Phase, phase)
+	if end := status(pod).State.Terminated; end == nil || end.ExitCode != code || (pod.Status.Phase == corev1.PodSucceeded) != (code == 0) {
+		s.t.Errorf("pod %s ended %s, want exit code %d: %v", name, pod.Status.Phase, code, end)
 	}
-	return pod
 }
 
 func isReady(pod *corev1.Pod) bool {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !is(); time.Sleep(200 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s", limit, what)
-		}
-	}
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 func same[T comparable](t testing.TB, what string, got, want T) {
@@ -242,12 +210,10 @@ func contains(t testing.TB, what, got, want string) {
 	}
 }
 
-// status is that of a container, empty before there is one.
-func status(pod *corev1.Pod, name string) corev1.ContainerStatus {
-	for _, c := range pod.Status.ContainerStatuses {
-		if c.Name == name {
-			return c
-		}
+// status is that of the container, empty before there is one.
+func status(pod *corev1.Pod) (s corev1.ContainerStatus) {
+	if all := pod.Status.ContainerStatuses; len(all) > 0 {
+		s = all[0]
 	}
-	return corev1.ContainerStatus{}
+	return s
 }

@@ -13,17 +13,17 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // kubectl's exec, cp, attach and port-forward, through API server and kubelet.
 func TestStreams(t *testing.T) {
 	s := newSpace(t)
-	s.run("pod", "exec agnhost netexec --http-port=8080", "---\nreadinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}\n")
-	s.run("reader", "while read line; do echo got $line; done; echo end", "restartPolicy: Never\n---\nstdin: true\nstdinOnce: true\n")
+	s.run("pod", "exec agnhost netexec --http-port=8080", "---\nreadinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}")
+	s.run("reader", "while read line; do echo got $line; done; echo end", "restartPolicy: Never,---\nstdin: true, stdinOnce: true")
 	s.ready("pod")
 	s.ready("reader")
-	command := s.command(limited(t), "exec", "-i", "pod", "--", "sh", "-c", "cat; echo error >&2; exit 42")
+	command := s.command(harness.Limited(t, limit), "exec", "-i", "pod", "--", "sh", "-c", "cat; echo error >&2; exit 42")
 	var stdout, stderr bytes.Buffer
 	command.Stdin, command.Stdout, command.Stderr = strings.NewReader("input\n"), &stdout, &stderr
 	err := command.Run()
@@ -36,7 +36,7 @@ func TestStreams(t *testing.T) {
 
 	file, back := filepath.Join(t.TempDir(), "file"), filepath.Join(t.TempDir(), "back")
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<19)
-	check(t, os.WriteFile(file, content, 0o600))
+	harness.Check(t, os.WriteFile(file, content, 0o600))
 	s.kubectl("cp", file, "pod:/tmp/file")
 	s.kubectl("cp", "pod:/tmp/file", back)
 	copied, err := os.ReadFile(back)
@@ -44,37 +44,30 @@ func TestStreams(t *testing.T) {
 		t.Errorf("%d bytes came back, of %d, or others (%v)", len(copied), len(content), err)
 	}
 
-	command = s.command(limited(t), "attach", "-i", "reader")
+	command = s.command(harness.Limited(t, limit), "attach", "-i", "reader")
 	command.Stdin = strings.NewReader("one\ntwo\n")
 	out, err := command.Output()
-	check(t, err)
+	harness.Check(t, err)
 	contains(t, "attach", string(out), "got two\n")
-	s.ended("reader", corev1.PodSucceeded)
+	s.ended("reader", 0)
 	same(t, "log", s.kubectl("logs", "reader"), "got one\ngot two\nend\n")
 
-	command = s.command(limited(t), "port-forward", "pod/pod", ":8080")
+	command = s.command(harness.Limited(t, limit), "port-forward", "pod/pod", ":8080")
 	forwards, err := command.StdoutPipe()
-	check(t, err)
-	check(t, command.Start())
+	harness.Check(t, err)
+	harness.Check(t, command.Start())
 	defer command.Wait()
 	defer command.Process.Kill()
 	var port int
 	_, err = fmt.Fscanf(forwards, "Forwarding from 127.0.0.1:%d", &port)
-	check(t, err)
+	harness.Check(t, err)
 	for range 3 {
 		response, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/hostname", port))
-		check(t, err)
+		harness.Check(t, err)
 		body, err := io.ReadAll(response.Body)
 		response.Body.Close()
-		check(t, err)
+		harness.Check(t, err)
 		same(t, "page", string(body), "pod")
-	}
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -84,10 +77,10 @@ func TestLogRotation(t *testing.T) {
 	s.run("pod", "head -c 12000000 /dev/zero | tr '\\0' x | fold -w 999; sleep 15; echo; echo after; sleep 1000", "")
 	pod := s.ready("pod")
 	directory := "/var/log/pods/" + s.name + "_pod_" + string(pod.UID) + "/main"
-	eventually(t, "a rotated file is there", func() bool {
+	s.eventually("a rotated file is there", func() bool {
 		return strings.Contains(onNode(t, pod.Spec.NodeName, "ls "+directory), "0.log.")
 	})
-	eventually(t, "what is written later is in the new file", func() bool { return s.kubectl("logs", "--tail=1", "pod") == "after\n" })
+	s.eventually("what is written later is in the new file", func() bool { return s.kubectl("logs", "--tail=1", "pod") == "after\n" })
 	same(t, "size of the new file", onNode(t, pod.Spec.NodeName, "cat "+directory+"/0.log | wc -l"), "2\n")
 }
 
@@ -95,10 +88,10 @@ func TestLogRotation(t *testing.T) {
 // and these minicri.
 func TestTop(t *testing.T) {
 	s := newSpace(t)
-	s.run("pod", "while :; do :; done", "---\nresources: {limits: {cpu: 200m, memory: 50Mi}}\n")
+	s.run("pod", "while :; do :; done", "---\nresources: {limits: {cpu: 200m, memory: 50Mi}}")
 	s.ready("pod")
 	var top string
-	eventually(t, "kubectl top knows the pod", func() bool {
+	s.eventually("kubectl top knows the pod", func() bool {
 		var err error
 		top, err = s.try("top", "pod", "pod", "--containers", "--no-headers")
 		return err == nil
@@ -112,6 +105,6 @@ func TestTop(t *testing.T) {
 		t.Errorf("CPU of a busy loop with the limit of 200m: %s", fields[2])
 	}
 	nodes := s.kubectl("top", "nodes", "--no-headers")
-	contains(t, "kubectl top nodes", nodes, node1)
+	contains(t, "kubectl top nodes", nodes, "node1")
 	contains(t, "kubectl top nodes", nodes, node2)
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/cri-client/pkg/logs"
 
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // kubeletReads gives back what the kubelet's reader makes of a log.
@@ -31,9 +32,7 @@ func kubeletReads(t *testing.T, path string) (stdout, stderr string) {
 func TestKubeletReadsWhatWasWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	log, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	var text strings.Builder
 	for i := range 2000 {
 		fmt.Fprintf(&text, "%d %s\n", i, strings.Repeat("x", rand.IntN(5)*rand.IntN(9000)))
@@ -44,9 +43,7 @@ func TestKubeletReadsWhatWasWritten(t *testing.T) {
 	text.WriteString("no newline at the end")
 	writeInPieces(log.Stream("stdout"), text.String())
 	writeInPieces(log.Stream("stderr"), "oops\n")
-	if err := log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, log.Close())
 
 	stdout, stderr := kubeletReads(t, path)
 	if want := text.String(); stdout != want {
@@ -68,9 +65,7 @@ func TestReopenLosesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "0.log")
 	log, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	const lines = 400_000
 	done := make(chan struct{})
 	go func() {
@@ -83,21 +78,15 @@ func TestReopenLosesNothing(t *testing.T) {
 	}()
 	rotations := 0
 	for running := true; running; rotations++ {
-		if err := os.Rename(path, fmt.Sprintf("%s/%06d", dir, rotations)); err != nil {
-			t.Fatal(err)
-		}
-		if err := log.Reopen(); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, os.Rename(path, fmt.Sprintf("%s/%06d", dir, rotations)))
+		harness.Check(t, log.Reopen())
 		select {
 		case <-done:
 			running = false
 		case <-time.After(time.Millisecond):
 		}
 	}
-	if err := log.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, log.Close())
 	next := 0
 	for i := range rotations {
 		next = wantLines(t, fmt.Sprintf("%s/%06d", dir, i), next)
@@ -128,18 +117,12 @@ func TestGuardedPath(t *testing.T) {
 	dir := t.TempDir()
 	real, elsewhere := filepath.Join(dir, "real"), filepath.Join(dir, "elsewhere")
 	for _, path := range []string{filepath.Join(real, "pod", "app"), filepath.Join(elsewhere, "app")} {
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, os.MkdirAll(path, 0o755))
 	}
 	base := filepath.Join(dir, "logs")
-	if err := os.Symlink(real, base); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, os.Symlink(real, base))
 	log, err := Open(api.GuardedPath(base, "pod/app/0.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	defer log.Close()
 	fmt.Fprintln(log.Stream("stdout"), "here")
 	if lines := readLines(t, filepath.Join(real, "pod/app/0.log")); len(lines) != 1 {
@@ -147,21 +130,15 @@ func TestGuardedPath(t *testing.T) {
 	}
 	for _, link := range []string{"pod", "pod/app"} {
 		place := filepath.Join(real, link)
-		if err := os.Rename(place, place+".away"); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(filepath.Join(elsewhere, strings.TrimPrefix(link, "pod")), place); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, os.Rename(place, place+".away"))
+		harness.Check(t, os.Symlink(filepath.Join(elsewhere, strings.TrimPrefix(link, "pod")), place))
 		if _, err := Open(api.GuardedPath(base, "pod/app/0.log")); !errors.Is(err, syscall.ELOOP) || !strings.Contains(err.Error(), "symbolic link") {
 			t.Errorf("%s is a link: error %v", link, err)
 		}
 		if err := log.Reopen(); !errors.Is(err, syscall.ELOOP) {
 			t.Errorf("%s is a link: Reopen says %v", link, err)
 		}
-		if err := errors.Join(os.Remove(place), os.Rename(place+".away", place)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, errors.Join(os.Remove(place), os.Rename(place+".away", place)))
 	}
 	if _, err := os.Lstat(filepath.Join(elsewhere, "app", "0.log")); err == nil {
 		t.Error("a log was made behind a link")
@@ -183,11 +160,72 @@ func writeInPieces(s *Stream, text string) {
 func readLines(t *testing.T, path string) []string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	if len(content) == 0 {
 		return nil
 	}
 	return strings.Split(strings.TrimSuffix(string(content), "\n"), "\n")
+}
+
+// noted keeps where entries were about to be written.
+type noted struct {
+	inode  uint64
+	offset int64
+}
+
+// What a write that was cut off at any byte has brought to the log is told by
+// the log itself, and its successor writes the rest.
+func TestResume(t *testing.T) {
+	const before, data = "the begin", "ning\nwhole\nlast with no end"
+	reference := filepath.Join(t.TempDir(), "0.log")
+	written, at := logOnce(t, reference, before, data)
+	for cut := at.offset; cut <= int64(len(written)); cut++ {
+		path := filepath.Join(t.TempDir(), "0.log")
+		_, place := logOnce(t, path, before, data)
+		harness.Check(t, os.Truncate(path, place.offset+cut-at.offset))
+		log, err := Open(path)
+		harness.Check(t, err)
+		payload, known, err := log.Resume(place.inode, place.offset, "stdout")
+		if err != nil || !known {
+			t.Fatalf("cut at %d: %d, %t, %v", cut, payload, known, err)
+		}
+		stream := log.Stream("stdout")
+		_, _ = stream.Write([]byte((before + data)[payload:]))
+		stream.Flush()
+		harness.Check(t, log.Close())
+		if stdout, stderr := kubeletReads(t, path); stdout != "first\n"+before+data || stderr != "oops\n" {
+			t.Errorf("cut at %d: %q, %q", cut, stdout, stderr)
+		}
+	}
+}
+
+// logOnce logs a line, another stream's, and then data behind the beginning of a
+// line, and returns the log and where the entries of data begin.
+func logOnce(t *testing.T, path, before, data string) ([]byte, noted) {
+	t.Helper()
+	log, err := Open(path)
+	harness.Check(t, err)
+	var at noted
+	stream := log.Stream("stdout")
+	stream.Progress = func(inode uint64, offset int64) { at = noted{inode, offset} }
+	_, _ = stream.Write([]byte("first\n" + before))
+	_, _ = log.Stream("stderr").Write([]byte("oops\n"))
+	_, _ = stream.Write([]byte(data))
+	harness.Check(t, log.Close())
+	content, err := os.ReadFile(path)
+	harness.Check(t, err)
+	return content, at
+}
+
+// A log that is in another file by now tells nothing.
+func TestResumeAfterRotation(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	_, at := logOnce(t, path, "", "line\n")
+	harness.Check(t, os.Rename(path, path+".1"))
+	log, err := Open(path)
+	harness.Check(t, err)
+	defer log.Close()
+	if _, known, err := log.Resume(at.inode, at.offset, "stdout"); known || err != nil {
+		t.Errorf("known %t, %v", known, err)
+	}
 }
