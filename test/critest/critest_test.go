@@ -1,10 +1,20 @@
+// Package critest runs critest, the validation suite of the CRI
+// (sigs.k8s.io/cri-tools), against a daemon: make critest. The images that its
+// specs pull are built here and served by a registry in this process, which
+// stands in for registry.k8s.io, k8s.gcr.io and gcr.io by hosts.toml files; no
+// other host is asked.
+//
+// All specs run. None may fail, and those that skip themselves have to be
+// listed with their reason in skipped.txt. One constant of the suite is replaced
+// when it is built (hack/critest/build): the digest of an image that only its
+// owner can push.
 package critest
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -60,41 +70,23 @@ func TestCritest(t *testing.T) {
 // ask it for the images of all hosts.
 func serve(t *testing.T, n *harness.Node, r *registry, certs string) {
 	t.Helper()
-	var listener net.Listener
-	n.RunInNetns(func() (err error) {
-		listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	})
+	listener := n.Listen("127.0.0.1:0")
 	server := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = server.Serve(listener)
-	}()
-	t.Cleanup(func() {
-		_ = server.Close()
-		<-done
-	})
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
 	for _, host := range []string{"gcr.io", "k8s.gcr.io", "registry.k8s.io", strings.TrimSuffix(local, "/")} {
 		dir := filepath.Join(certs, host)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
 		url := fmt.Sprintf("http://%s/%s/v2", listener.Addr(), host)
 		text := fmt.Sprintf("server = %q\n[host.%q]\ncapabilities = ['pull', 'resolve']\noverride_path = true\n", url, url)
-		if err := os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(text), 0o644)))
 	}
 }
 
 // spec is a part of ginkgo's report.
 type spec struct {
-	ContainerHierarchyTexts []string
-	LeafNodeType            string
-	LeafNodeText            string
-	State                   string
-	Failure                 struct {
+	ContainerHierarchyTexts           []string
+	LeafNodeType, LeafNodeText, State string
+	Failure                           struct {
 		Message  string
 		Location json.RawMessage
 	}
@@ -110,9 +102,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 	t.Helper()
 	images := filepath.Join(n.Dir, "images.yaml")
 	text := "defaultTestContainerImage: " + local + "busybox:1\nwebServerTestImage: " + local + "nginx:1\n"
-	if err := os.WriteFile(images, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, os.WriteFile(images, []byte(text), 0o644))
 	report := filepath.Join(n.Dir, "report.json")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -120,9 +110,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 		"-runtime-endpoint", "unix://"+n.Socket, "-image-endpoint", "unix://"+n.Socket, "-test-images-file", images,
 		"-ginkgo.json-report", report, "-ginkgo.no-color", "-ginkgo.focus", os.Getenv("CRITEST_FOCUS"), "-test.timeout", patience.String())
 	log, err := os.Create("../../bin/critest/log")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	defer log.Close()
 	command.Stdout, command.Stderr = log, log
 	n.RunInNetns(func() error {
@@ -134,9 +122,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 		t.Fatalf("critest wrote no report, its log is in bin/critest/log: %v", err)
 	}
 	var suites []struct{ SpecReports []spec }
-	if err := json.Unmarshal(data, &suites); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, json.Unmarshal(data, &suites))
 	for _, suite := range suites {
 		for _, s := range suite.SpecReports {
 			// Specs that a focus or the suite's own filter (benchmarks) leaves out have no reason to skip.
@@ -155,9 +141,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 func removeImages(t *testing.T, n *harness.Node) {
 	t.Helper()
 	list, err := n.Image.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	for _, image := range list.GetImages() {
 		if _, err := n.Image.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image.GetId()}}); err != nil {
 			t.Error(err)

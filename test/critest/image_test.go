@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // The media types of OCI images.
@@ -28,8 +30,7 @@ const (
 	local   = "critest.example/"
 )
 
-// object is a JSON object.
-type object = map[string]any
+type object = harness.Object
 
 // addImages puts all images that the specs name into the registry.
 func addImages(t *testing.T, r *registry) {
@@ -38,10 +39,10 @@ func addImages(t *testing.T, r *registry) {
 	run := func(entry string, env ...string) object {
 		return object{"Entrypoint": []string{entry}, "Env": append([]string{"PATH=/bin"}, env...)}
 	}
-	shell := object{"Cmd": []string{"sh"}, "Env": []string{"PATH=/bin"}}
 	as := func(user string) object {
 		return object{"Cmd": []string{"sh"}, "Env": []string{"PATH=/bin"}, "User": user}
 	}
+	shell := as("")
 	server := tarOf(t, []file{
 		{"bin/nginx", 0o755, replica(t), ""},
 		{"bin/nginx: master process", 0, "", "nginx"},
@@ -75,15 +76,10 @@ func addImages(t *testing.T, r *registry) {
 	pause := r.image(run("/pause"), tarOf(t, []file{{"pause", 0o755, replica(t), ""}}))
 	r.add("registry.k8s.io/pause:3.9", pause)
 	r.add("k8s.gcr.io/pause:3.9", pause)
-	addDigestImage(t, r, note("digest"))
-}
-
-// addDigestImage adds the image that a spec pulls by its digest. It is the same
-// on every machine: an index for all architectures, and no program in it.
-func addDigestImage(t *testing.T, r *registry, layer []byte) {
-	t.Helper()
+	// What a spec pulls by its digest is the same on every machine: an index for all
+	// architectures, and no program in it.
 	want := strings.TrimSpace(readFile(t, "digest.txt"))
-	digest := r.index(object{"Cmd": []string{"none"}}, []string{"amd64", "arm64"}, layer)
+	digest := r.index(object{"Cmd": []string{"none"}}, []string{"amd64", "arm64"}, note("digest"))
 	if digest != want {
 		t.Fatalf("the image that is pulled by digest has %s: write it into digest.txt, and build critest again", digest)
 	}
@@ -113,16 +109,11 @@ func tarOf(t *testing.T, files []file) []byte {
 		case strings.HasSuffix(f.name, "/"):
 			header.Typeflag = tar.TypeDir
 		}
-		if err := w.WriteHeader(header); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write([]byte(f.content)); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, w.WriteHeader(header))
+		_, err := w.Write([]byte(f.content))
+		harness.Check(t, err)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, w.Close())
 	return buffer.Bytes()
 }
 
@@ -132,9 +123,7 @@ func busyboxFiles(t *testing.T) []file {
 	t.Helper()
 	const program = "/bin/busybox" // Debian's busybox-static
 	commands, err := exec.Command(program, "--list").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	files := []file{
 		{"bin/", 0o755, "", ""},
 		{"dev/", 0o755, "", ""},
@@ -181,9 +170,7 @@ func replica(t *testing.T) string {
 func readFile(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	return string(data)
 }
 

@@ -1,6 +1,7 @@
 package critest
 
 import (
+	"cmp"
 	"net/http"
 	"runtime"
 	"strings"
@@ -67,14 +68,9 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if path == "" {
 		return // the version check
 	}
-	parts := strings.Split(path, "/")
-	if len(parts) < 3 {
-		http.NotFound(w, request)
-		return
-	}
-	repository, kind, reference := strings.Join(parts[:len(parts)-2], "/"), parts[len(parts)-2], parts[len(parts)-1]
-	if tagged, ok := r.tags[host+"/"+repository+":"+reference]; ok && kind == "manifests" {
-		reference = tagged
+	reference := path[strings.LastIndex(path, "/")+1:]
+	if repository, isManifest := strings.CutSuffix(path, "/manifests/"+reference); isManifest {
+		reference = cmp.Or(r.tags[host+"/"+repository+":"+reference], reference)
 	}
 	data, ok := r.blobs[reference]
 	if !ok {

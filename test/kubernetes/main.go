@@ -40,45 +40,37 @@ func main() {
 		fmt.Fprintln(os.Stderr, "kubernetes: usage: kubernetes [-update | -beside OTHER] REPORT SPECS")
 		os.Exit(2)
 	}
-	var err error
-	if *beside != "" {
-		err = compareRuntimes(flag.Arg(0), *beside)
-	} else {
-		err = run(flag.Arg(0), flag.Arg(1), *update)
-	}
-	if err != nil {
+	if err := run(flag.Arg(0), flag.Arg(1), *update, *beside); err != nil {
 		fmt.Fprintln(os.Stderr, "kubernetes:", err)
 		os.Exit(1)
 	}
 }
 
-func run(report, specs string, update bool) error {
+func run(report, specs string, update bool, beside string) error {
 	got, err := readReport(report)
 	if err != nil {
 		return err
 	}
-	want, err := readSpecs(specs)
-	if err != nil {
+	want, err := readSpecs(cmp.Or(beside, specs))
+	switch {
+	case err != nil:
 		return err
+	case beside != "":
+		return compareRuntimes(got, want, beside)
+	case !update:
+		return compare(got, want)
 	}
-	if update {
-		maps.Copy(want, withReasons(got, want))
-		return writeSpecs(specs, want)
+	for name, r := range got {
+		if r.state == pass || want[name].state == pass || want[name].state == "" { // what failed before, too, keeps its reason
+			want[name] = r
+		}
 	}
-	return compare(got, want)
+	return writeSpecs(specs, want)
 }
 
 // compareRuntimes finds the specs that the list of another runtime has as failed
 // and that pass in the report.
-func compareRuntimes(report, other string) error {
-	got, err := readReport(report)
-	if err != nil {
-		return err
-	}
-	listed, err := readSpecs(other)
-	if err != nil {
-		return err
-	}
+func compareRuntimes(got, listed map[string]result, other string) error {
 	var worse []error
 	for _, name := range slices.Sorted(maps.Keys(got)) {
 		if got[name].state == pass && listed[name].state == fail {
@@ -146,16 +138,6 @@ func readSpecs(path string) (map[string]result, error) {
 		specs[fields[1]] = result{fields[0], strings.Join(fields[2:], "")}
 	}
 	return specs, nil
-}
-
-// withReasons gives a spec that failed before, too, the reason it had.
-func withReasons(got, before map[string]result) map[string]result {
-	for name, r := range got {
-		if r.state == fail && before[name].state == fail {
-			got[name] = before[name]
-		}
-	}
-	return got
 }
 
 func writeSpecs(path string, specs map[string]result) error {

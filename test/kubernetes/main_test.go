@@ -2,49 +2,38 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 type spec = map[string]any
 
 func writeReport(t *testing.T, specs ...spec) string {
 	t.Helper()
-	for _, s := range specs {
-		s["LeafNodeType"] = "It"
-	}
 	data, err := json.Marshal([]any{spec{"SpecReports": specs}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	path := filepath.Join(t.TempDir(), "report.json")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, errors.Join(err, os.WriteFile(path, data, 0o600)))
 	return path
 }
 
 func it(name, state, message string) spec {
-	return spec{"ContainerHierarchyTexts": []string{"[sig-node]"}, "LeafNodeText": name, "State": state, "Failure": spec{"Message": message}}
+	return spec{"LeafNodeType": "It", "ContainerHierarchyTexts": []string{"[sig-node]"}, "LeafNodeText": name, "State": state, "Failure": spec{"Message": message}}
 }
 
 // What a run of some specs says goes into the list; what it does not speak of stays.
 func TestUpdateKeepsWhatDidNotRun(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "specs.txt")
 	first := writeReport(t, it("passes", "passed", ""), it("fails", "failed", "no such device"), it("is mended", "failed", "a defect"))
-	if err := run(first, list, true); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, run(first, list, true, ""))
 	second := writeReport(t, it("is mended", "passed", ""), it("is new", "timedout", "waited\tlong\nand more"), it("did not run", "skipped", ""))
-	if err := run(second, list, true); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, run(second, list, true, ""))
 	got, err := readSpecs(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	want := map[string]result{
 		"[sig-node] passes": {pass, ""}, "[sig-node] fails": {fail, "no such device"},
 		"[sig-node] is mended": {pass, ""}, "[sig-node] is new": {fail, "waited\tlong"},
@@ -56,9 +45,7 @@ func TestUpdateKeepsWhatDidNotRun(t *testing.T) {
 
 func TestCompare(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "specs.txt")
-	if err := writeSpecs(list, map[string]result{"[sig-node] a": {pass, ""}, "[sig-node] b": {fail, "why"}}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, writeSpecs(list, map[string]result{"[sig-node] a": {pass, ""}, "[sig-node] b": {fail, "why"}}))
 	for name, c := range map[string]struct {
 		report []spec
 		wrong  bool
@@ -69,7 +56,7 @@ func TestCompare(t *testing.T) {
 		"fails and is unknown": {[]spec{it("c", "panicked", "")}, true},
 		"nothing ran":          {[]spec{it("a", "skipped", "")}, true},
 	} {
-		if err := run(writeReport(t, c.report...), list, false); (err != nil) != c.wrong {
+		if err := run(writeReport(t, c.report...), list, false, ""); (err != nil) != c.wrong {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -1,6 +1,10 @@
+// Package prometheus asks a real Prometheus (Debian's) each query of the
+// dashboard hack/grafana.json, over what a real daemon shows: a target of its
+// own, make test-prometheus.
 package prometheus
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,7 +14,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,11 +26,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	harness.Check(t, err)
-}
-
 const (
 	patience = 2 * time.Minute
 	target   = "127.0.0.1:19440"
@@ -38,14 +36,14 @@ const (
 func queries(t *testing.T) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile("../../hack/grafana.json")
-	check(t, err)
+	harness.Check(t, err)
 	var dashboard struct {
 		Panels []struct {
 			Title   string
 			Targets []struct{ Expr string }
 		}
 	}
-	check(t, json.Unmarshal(data, &dashboard))
+	harness.Check(t, json.Unmarshal(data, &dashboard))
 	found := make(map[string]string)
 	for _, panel := range dashboard.Panels {
 		for _, target := range panel.Targets {
@@ -92,8 +90,7 @@ func TestEveryQueryOfTheDashboard(t *testing.T) {
 	live(t, n)
 	shown := families(t, n)
 	startPrometheus(t, n)
-	live2 := n.RunPod(n.PodConfig("later")) // so that rates are not of nothing
-	n.RemovePod(live2)
+	n.RemovePod(n.RunPod(n.PodConfig("later"))) // so that rates are not of nothing
 	for title, query := range queries(t) {
 		for _, name := range metrics.Families() {
 			if strings.Contains(query, name.Name) && !shown[name.Name] {
@@ -118,7 +115,7 @@ func families(t *testing.T, n *harness.Node) map[string]bool {
 	shown := make(map[string]bool)
 	harness.Eventually(t, "both containers have ended", patience, func() bool {
 		text, err := get(n, "http://"+target+"/metrics")
-		check(t, err)
+		harness.Check(t, err)
 		for line := range strings.Lines(string(text)) {
 			if name, ok := strings.CutPrefix(line, "# TYPE "); ok {
 				shown[strings.Fields(name)[0]] = true
@@ -144,19 +141,16 @@ func families(t *testing.T, n *harness.Node) map[string]bool {
 func startPrometheus(t *testing.T, n *harness.Node) {
 	t.Helper()
 	dir := t.TempDir()
-	file := filepath.Join(dir, "prometheus.yml")
-	check(t, os.WriteFile(file, []byte(fmt.Sprintf("global: {scrape_interval: 1s}\nscrape_configs: [{job_name: minicri, static_configs: [{targets: ['%s']}]}]\n", target)), 0o600))
-	log, err := os.Create(filepath.Join(dir, "log"))
-	check(t, err)
-	command := exec.Command("prometheus", "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+server)
-	command.Stdout, command.Stderr = log, log
+	const config = "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: minicri, static_configs: [{targets: ['" + target + "']}]}]\n"
+	harness.Check(t, os.WriteFile(dir+"/prometheus.yml", []byte(config), 0o600))
+	command := exec.Command("prometheus", "--config.file="+dir+"/prometheus.yml", "--storage.tsdb.path="+dir+"/data", "--web.listen-address="+server)
+	var said bytes.Buffer
+	command.Stdout, command.Stderr = &said, &said
 	n.RunInNetns(command.Start)
 	t.Cleanup(func() {
-		_ = command.Process.Kill()
-		_ = command.Wait()
-		log.Close()
-		if data, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
-			t.Logf("prometheus:\n%s", data)
+		_, _ = command.Process.Kill(), command.Wait()
+		if t.Failed() {
+			t.Logf("prometheus:\n%s", &said)
 		}
 	})
 	harness.Eventually(t, "Prometheus has scraped twice", patience, func() bool {
