@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -92,4 +93,23 @@ func openFiles(t *testing.T) int {
 	files, err := os.ReadDir("/proc/self/fd")
 	harness.Check(t, err)
 	return len(files)
+}
+
+// The last words on a terminal are moved, also those that the kernel has not handed to its
+// master yet when the process has ended.
+func TestLastWordsOnATerminal(t *testing.T) {
+	for range 200 {
+		master, slave := openTerminal(t)
+		source, err := receiveSent(t, []*os.File{master})
+		harness.Check(t, err)
+		said := ""
+		p := newPump(source, func(b []byte) { said += string(b) })
+		harness.Check(t, source.SetReadDeadline(time.Unix(1, 0)))
+		_, _ = slave.WriteString("last")
+		p.Run()
+		_, _ = master.Close(), slave.Close()
+		if said != "last" {
+			t.Fatalf("moved %q", said)
+		}
+	}
 }

@@ -175,7 +175,7 @@ func (p *Pump) Run() {
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded) && waiting(p.source) > 0:
+		case errors.Is(err, os.ErrDeadlineExceeded) && p.unread():
 			p.Finish()
 		default:
 			return // the end, EIO from a terminal without users included
@@ -189,12 +189,7 @@ func readChunk(source *os.File) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = raw.Read(func(fd uintptr) bool {
-		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(poll, 0)
-		return n > 0 || err != nil
-	})
-	if err != nil {
+	if err = raw.Read(readable); err != nil {
 		return nil, err
 	}
 	chunk := make([]byte, min(max(waiting(source), 1), pumpBuffer))
@@ -205,6 +200,21 @@ func readChunk(source *os.File) ([]byte, error) {
 // Finish says that the process has ended: what is in the pipe still counts. A pipe that stays empty for 5
 // ms is at its end, because a background child may keep it open forever.
 func (p *Pump) Finish() { _ = p.source.SetReadDeadline(time.Now().Add(5 * time.Millisecond)) }
+
+// unread reports whether bytes wait, or the end. Of a terminal's last bytes TIOCINQ may not know yet: poll(2)
+// has the kernel hand them over first.
+func (p *Pump) unread() (is bool) {
+	if raw, err := p.source.SyscallConn(); err == nil { // else it is closed
+		_ = raw.Control(func(fd uintptr) { is = readable(fd) })
+	}
+	return is
+}
+
+func readable(fd uintptr) bool {
+	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll, 0)
+	return n > 0 || err != nil
+}
 
 func waiting(source *os.File) (bytes int) {
 	if raw, err := source.SyscallConn(); err == nil { // else it is closed
