@@ -235,7 +235,6 @@ func stateOf(life step.Life) string {
 
 // Glance looks at all pods of the node.
 func (n *Node) Glance(ctx context.Context) *timeline.Glance {
-	listed := n.Sandboxes.List()
 	g := &timeline.Glance{At: time.Now(), Pods: []timeline.Line{}, Daemon: memoryOf(os.Getpid()), Supervisors: supervisorMemory(n.State)}
 	measured := make(map[string]*runtimeapi.LinuxPodSandboxStats)
 	for _, stats := range n.Measure(ctx) {
@@ -248,6 +247,7 @@ func (n *Node) Glance(ctx context.Context) *timeline.Glance {
 	for _, d := range n.Networks.Drifted() {
 		problems[d.ID] = append(problems[d.ID], redact.Text(fmt.Sprintf("CNI CHECK of %s: %s", d.Network, d.Error)))
 	}
+	listed := n.Sandboxes.List() // last: a pod that is made meanwhile would be in neither list
 	for i, sb := range append(listed, n.Sandboxes.Building()...) {
 		p := podOf(sb.ID, sb.Config(), sb.Facts(), n.Sandboxes.LiveAddresses(sb), nil)
 		used := measured[sb.ID]
