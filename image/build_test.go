@@ -98,31 +98,29 @@ func plainLayer(plain []byte) v1.Layer { return static.NewLayer(plain, types.OCI
 // imageOf is an OCI image for the node's platform.
 func imageOf(t testing.TB, config v1.Config, layers ...v1.Layer) v1.Image {
 	t.Helper()
-	return imageFor(t, v1.Platform{OS: "linux", Architecture: nodePlatformArch()}, config, layers...)
+	return imageFor(t, nodePlatformArch(), config, layers...)
 }
 
-func imageFor(t testing.TB, platform v1.Platform, config v1.Config, layers ...v1.Layer) v1.Image {
+func imageFor(t testing.TB, architecture string, config v1.Config, layers ...v1.Layer) v1.Image {
 	t.Helper()
-	img := mutate.MediaType(empty.Image, types.OCIManifestSchema1)
-	img = mutate.ConfigMediaType(img, types.OCIConfigJSON)
-	return configured(t, img, platform, config, layers...)
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	return configured(t, img, architecture, config, layers...)
 }
 
 // dockerImageOf is a Docker schema 2 image.
 func dockerImageOf(t testing.TB, config v1.Config, layers ...v1.Layer) v1.Image {
 	t.Helper()
-	return configured(t, empty.Image, v1.Platform{OS: "linux", Architecture: nodePlatformArch()}, config, layers...)
+	return configured(t, empty.Image, nodePlatformArch(), config, layers...)
 }
 
-func configured(t testing.TB, img v1.Image, platform v1.Platform, config v1.Config, layers ...v1.Layer) v1.Image {
+func configured(t testing.TB, img v1.Image, architecture string, config v1.Config, layers ...v1.Layer) v1.Image {
 	t.Helper()
 	img, err := mutate.AppendLayers(img, layers...)
 	must(t, err)
 	spec, err := img.ConfigFile()
 	must(t, err)
 	spec = spec.DeepCopy()
-	spec.OS, spec.Architecture, spec.Variant = platform.OS, platform.Architecture, platform.Variant
-	spec.Config = config
+	spec.OS, spec.Architecture, spec.Config = "linux", architecture, config
 	img, err = mutate.ConfigFile(img, spec)
 	must(t, err)
 	return img

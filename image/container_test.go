@@ -28,11 +28,8 @@ func TestContainerKeepsItsFilesWhenItsImageGoes(t *testing.T) {
 }
 
 func TestSnapshotOfAContainer(t *testing.T) {
-	root, registry := t.TempDir(), newTestRegistry(t)
-	reference := registry.push(t, "snap:1", smallImage(t))
-	s, err := Open(t.Context(), Config{Root: root})
-	must(t, err)
-	image := pull(t, s, reference)
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "snap:1", smallImage(t)))
 	must(t, s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}))
 	if err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("prepared twice: %v", err)
@@ -40,8 +37,7 @@ func TestSnapshotOfAContainer(t *testing.T) {
 	if err := s.Prepare(t.Context(), "c2", "sha256:0123456789", PrepareOptions{}); !errdefs.IsNotFound(err) {
 		t.Errorf("prepared without an image: %v", err)
 	}
-	must(t, s.Close())
-	s = openStoreAt(t, root)
+	s = reopened(t, s)
 	if keys, err := s.Snapshots(t.Context()); err != nil || !slices.Equal(keys, []string{"c1"}) {
 		t.Errorf("snapshots after a restart: %v, %v", keys, err)
 	}
@@ -78,17 +74,6 @@ func checkUsage(t *testing.T, s *Store, target string) {
 	}
 }
 
-func TestReadOnlySnapshot(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	image := pull(t, s, registry.push(t, "volume:1", smallImage(t)))
-	target := mountAs(t, s, "volume", image, PrepareOptions{ReadOnly: true})
-	defer s.Unmount(target)
-	if err := os.WriteFile(filepath.Join(target, "a"), nil, 0o644); err == nil {
-		t.Error("a volume that is an image was written to")
-	}
-	checkFile(t, filepath.Join(target, "a"), "1")
-}
-
 func TestSnapshotForAUserNamespace(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "userns:1", smallImage(t)))
@@ -116,8 +101,7 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 	disk, registry := t.TempDir(), newTestRegistry(t)
 	must(t, unix.Mount("tmpfs", disk, "tmpfs", 0, ""))
 	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
-	s, err := Open(t.Context(), Config{Root: disk})
-	must(t, err)
+	s := openStoreAt(t, disk)
 	image := pull(t, s, registry.push(t, "gone:1", smallImage(t)))
 	for _, key := range []string{"c1", "c2", "c3", "c4"} {
 		target := mountAs(t, s, key, image, PrepareOptions{})

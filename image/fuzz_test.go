@@ -1,9 +1,6 @@
 package image
 
 import (
-	"encoding/json"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -38,57 +35,6 @@ func FuzzManifest(f *testing.F) {
 			if !strings.HasPrefix(blob.Digest.String(), "sha256:") || strings.ContainsAny(blob.Digest.String(), "/.") || blob.Size <= 0 {
 				t.Errorf("let in: %+v", blob)
 			}
-		}
-	})
-}
-
-// FuzzConfiguration: what is read can be written and read again.
-func FuzzConfiguration(f *testing.F) {
-	f.Add([]byte(`{"os":"linux","architecture":"amd64","config":{"User":"1:2","Env":["A=b"],"Volumes":{"/v":{}}},"rootfs":{"type":"layers","diff_ids":["` + someDigest + `"]},"history":[{},{}]}`))
-	f.Add([]byte(`{"rootfs":{"diff_ids":["sha256:../x"]}}`))
-	f.Add([]byte(`{"config":null}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		spec, err := parseConfiguration(data)
-		if err != nil {
-			return
-		}
-		for _, id := range spec.RootFS.DiffIDs {
-			if id.Validate() != nil {
-				t.Errorf("let in: %q", id)
-			}
-		}
-		uid, name := Image{UserText: spec.Config.User}.User()
-		if uid == nil && name == "" && !strings.HasPrefix(spec.Config.User, ":") {
-			t.Errorf("user %q is nothing", spec.Config.User)
-		}
-		if written, err := json.Marshal(spec); err != nil {
-			t.Error(err)
-		} else if _, err := parseConfiguration(written); err != nil {
-			t.Errorf("read again: %v", err)
-		}
-	})
-}
-
-// FuzzDockerConfig: credentials are found without a panic, and never for a host
-// that is not named.
-func FuzzDockerConfig(f *testing.F) {
-	f.Add([]byte(`{"auths":{"https://index.docker.io/v1/":{"auth":"dTpw"},"a.b:5000":{"username":"u","password":"p"}},"credsStore":"x"}`))
-	f.Add([]byte(`{"auths":{"://%zz":{}}}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		path := filepath.Join(t.TempDir(), "config.json")
-		must(t, os.WriteFile(path, data, 0o600))
-		config, err := readDockerConfig(path)
-		if err != nil {
-			return
-		}
-		for _, host := range []string{"docker.io", "a.b:5000"} {
-			if auth, found := config.lookup(host); found {
-				_, _, _ = auth.login()
-			}
-		}
-		shown := credentials{registry: "docker.io", config: config}
-		if auth, err := shown.forHost(t.Context(), "docker.io"); auth != (Auth{}) || err != nil {
-			t.Errorf("a host that the pull does not own was shown %#v: %v", auth, err)
 		}
 	})
 }

@@ -10,9 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/errdefs"
-	"github.com/pelletier/go-toml/v2"
 )
 
 // spoiltHosts are files that say less than their author thinks, each with what the
@@ -112,25 +110,4 @@ func TestDockerConfigThatNamesNothing(t *testing.T) {
 	if problems := CheckRegistries(nil, filepath.Join(t.TempDir(), "none")); len(problems) != 1 {
 		t.Errorf("a file that is not there: %v", problems)
 	}
-}
-
-// FuzzHosts: the library takes every host of a file that is accepted.
-func FuzzHosts(f *testing.F) {
-	for _, spoilt := range spoiltHosts {
-		f.Add([]byte(spoilt.text))
-	}
-	f.Add([]byte("server = \"a.example\"\nca = [\"x\"]\n[host.\"https://b.example\"]\nclient = [[\"x\", \"y\"]]\n[host.\"c.example\".header]\na = \"b\"\n"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		if checkHosts(data) != nil || len(data) == 0 {
-			return
-		}
-		var file hostsFile
-		must(t, toml.Unmarshal(data, &file))
-		certs := t.TempDir()
-		must(t, os.WriteFile(filepath.Join(certs, hostsFileName), data, 0o600))
-		hosts, err := config.ConfigureHosts(t.Context(), config.HostOptions{HostDir: func(string) (string, error) { return certs, nil }})("a.example")
-		if err == nil && len(hosts) < len(file.Hosts)+1 {
-			t.Errorf("%d of %d hosts were taken", len(hosts), len(file.Hosts)+1)
-		}
-	})
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/minicri/minicri/internal/tree"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -89,25 +91,21 @@ func TestKilledPulls(t *testing.T) {
 // TestCollectRemovesWhatTheDatabaseDoesNotKnow leaves on the disk what a daemon
 // does that is killed between the disk and the database.
 func TestCollectRemovesWhatTheDatabaseDoesNotKnow(t *testing.T) {
-	root := t.TempDir()
-	s := openStoreAt(t, root)
+	s := openStore(t)
 	ctx := s.scope(t.Context())
 	if _, err := s.overlay.Prepare(ctx, "minicri/1/unknown", ""); err != nil {
 		t.Fatal(err)
 	}
-	dir := s.dir
 	must(t, s.Close())
-	blobs, err := local.NewStore(filepath.Join(dir, "content"))
+	blobs, err := local.NewStore(filepath.Join(s.dir, "content"))
 	must(t, err)
-	desc := descriptorOf("unknown")
+	desc := ocispec.Descriptor{Digest: digest.FromString("unknown"), Size: int64(len("unknown"))}
 	must(t, content.WriteBlob(ctx, blobs, "whole", strings.NewReader("unknown"), desc))
-	if w, err := blobs.Writer(ctx, content.WithRef("half")); err != nil {
-		t.Fatal(err)
-	} else if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	must(t, os.Mkdir(filepath.Join(dir, "content", "ingest", "hardly-begun"), 0o755))
-	checkLeft(t, openStoreAt(t, root), leftovers{})
+	half, err := blobs.Writer(ctx, content.WithRef("half"))
+	must(t, err)
+	must(t, half.Close())
+	mkdir(t, filepath.Join(s.dir, "content", "ingest", "hardly-begun"))
+	checkLeft(t, reopened(t, s), leftovers{})
 }
 
 // TestPullAfterAKillBetweenASnapshotAndItsRecord leaves the directory that a
@@ -136,6 +134,35 @@ func TestPullAfterAKillBetweenASnapshotAndItsRecord(t *testing.T) {
 	}
 }
 
+// TestSnapshotWithTheNumberOfAFailedOne makes a snapshot while directories are deleted,
+// with the number that one had whose record a full disk did not take.
+func TestSnapshotWithTheNumberOfAFailedOne(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "failed:1", smallImage(t)))
+	collected(t, s)
+	must(t, s.Prepare(t.Context(), "newest", image.ID, PrepareOptions{}))
+	all := filepath.Join(s.dir, snapshotterKey, "snapshots")
+	there, err := os.ReadDir(all)
+	must(t, err)
+	newest, err := strconv.Atoi(there[len(there)-1].Name())
+	must(t, err)
+	failed := filepath.Join(all, strconv.Itoa(newest+1))
+	mkdir(t, filepath.Join(failed, "fs"))
+	paths, err := s.overlay.setAside(s.scope(t.Context()))
+	must(t, err)
+	must(t, s.Prepare(t.Context(), "next", image.ID, PrepareOptions{}))
+	if _, err := os.Stat(failed); err != nil || len(paths) != 1 {
+		t.Errorf("the snapshot has another number, nothing was shown: %v, %q", err, paths)
+	}
+	for _, path := range paths {
+		must(t, tree.Remove(path))
+	}
+	target := filepath.Join(t.TempDir(), "next")
+	must(t, s.Mount(t.Context(), "next", target, ""))
+	checkFile(t, filepath.Join(target, "a"), "1")
+	must(t, s.Unmount(target))
+}
+
 // pullAndPrepare is the life of a store that ends before its first collection.
 func pullAndPrepare(t *testing.T, root, reference, key string) {
 	t.Helper()
@@ -144,10 +171,6 @@ func pullAndPrepare(t *testing.T, root, reference, key string) {
 	defer s.Close()
 	image := pull(t, s, reference)
 	must(t, s.Prepare(t.Context(), key, image.ID, PrepareOptions{}))
-}
-
-func descriptorOf(data string) ocispec.Descriptor {
-	return ocispec.Descriptor{Digest: digest.FromString(data), Size: int64(len(data))}
 }
 
 func manyFiles(n int) (all []entry) {

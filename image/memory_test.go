@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // attack: images: a hundred images with the largest configuration that is accepted, all of it history, labels or environment
@@ -20,9 +19,7 @@ import (
 // quarter of the memory.
 func TestLargestConfigurationsCostLittle(t *testing.T) {
 	const images, limit = 25, 5 << 20
-	root, registry := inMemory(t), newTestRegistry(t)
-	s, err := Open(t.Context(), Config{Root: root})
-	must(t, err)
+	s, registry := openStoreAt(t, inMemory(t)), newTestRegistry(t)
 	layer := tarOf(t, file("a", "1"))
 	references := make([]string, images)
 	for i := range references {
@@ -38,7 +35,7 @@ func TestLargestConfigurationsCostLittle(t *testing.T) {
 	must(t, s.Close())
 	before = heap()
 	began := time.Now()
-	s = openStoreAt(t, root)
+	s = openStoreAt(t, filepath.Dir(s.dir))
 	took := time.Since(began)
 	grown := heap() - before
 	t.Logf("opened in %s, %d KiB of heap", took, grown>>10)
@@ -76,10 +73,7 @@ func (r *testRegistry) withLargeConfig(t *testing.T, repository string, i int, l
 	case 2:
 		config = base + fmt.Sprintf(`"config":{"Env":[%s"I=%d"]}}`, strings.Repeat(`"A=bcd",`, room/8), i)
 	}
-	manifest := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest}
-	manifest.SchemaVersion = 2
-	manifest.Config = r.putBlob(t, repository, ocispec.MediaTypeImageConfig, []byte(config))
-	manifest.Layers = []ocispec.Descriptor{r.putBlob(t, repository, ocispec.MediaTypeImageLayer, layer)}
+	manifest := r.manifestOf(t, repository, []byte(config), layer)
 	return r.putManifest(t, repository, manifest, manifest.MediaType)
 }
 

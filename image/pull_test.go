@@ -50,25 +50,29 @@ func TestPullUnpacksEveryKindOfLayerAndFile(t *testing.T) {
 		t.Errorf("id %s, want %s", image.ID, idOf(t, img))
 	}
 	root := mountImage(t, s, image)
+	checkEverything(t, root)
+	value := make([]byte, 16)
+	n, err := unix.Getxattr(filepath.Join(root, "xattr"), "user.colour", value)
+	if err != nil || string(value[:n]) != "blue" {
+		t.Errorf("xattr: %q, %v", value[:max(n, 0)], err)
+	}
+	checkConfig(t, image)
+}
+
+// checkEverything looks for the files of the image everything.
+func checkEverything(t *testing.T, root string) {
+	t.Helper()
 	for name, want := range map[string]string{
 		"etc/kept": "changed", "opaque/new": "new", "first": "linked", "second": "linked",
 		"odd \n näme/…": "odd", strings.Repeat("d/", 120) + "deep": "deep", "setuid": "x",
 	} {
-		if data, err := os.ReadFile(filepath.Join(root, name)); err != nil || string(data) != want {
-			t.Errorf("%q holds %q (%v), want %q", name, data, err, want)
-		}
+		checkFile(t, filepath.Join(root, name), want)
 	}
 	for _, name := range []string{"etc/gone", "opaque/old"} {
 		if _, err := os.Lstat(filepath.Join(root, name)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is there, though a whiteout removed it: %v", name, err)
 		}
 	}
-	checkSpecialFiles(t, root)
-	checkConfig(t, image)
-}
-
-func checkSpecialFiles(t *testing.T, root string) {
-	t.Helper()
 	stat := func(name string) *syscall.Stat_t {
 		info, err := os.Lstat(filepath.Join(root, name))
 		must(t, err)
@@ -85,11 +89,6 @@ func checkSpecialFiles(t *testing.T, root string) {
 	}
 	if a, b := stat("first"), stat("second"); a.Ino != b.Ino {
 		t.Errorf("first and second are not one file: %d, %d", a.Ino, b.Ino)
-	}
-	value := make([]byte, 16)
-	n, err := unix.Getxattr(filepath.Join(root, "xattr"), "user.colour", value)
-	if err != nil || string(value[:n]) != "blue" {
-		t.Errorf("xattr: %q, %v", value[:max(n, 0)], err)
 	}
 }
 
@@ -121,7 +120,7 @@ func TestPullOfDockerSchema2(t *testing.T) {
 // twoPlatforms is an index of an image for the node and one for s390x.
 func twoPlatforms(t *testing.T) (index v1.ImageIndex, own, foreign v1.Image) {
 	s390x := v1.Platform{OS: "linux", Architecture: "s390x"}
-	foreign = imageFor(t, s390x, v1.Config{}, layerOf(t, file("a", "foreign")))
+	foreign = imageFor(t, "s390x", v1.Config{}, layerOf(t, file("a", "foreign")))
 	own = imageOf(t, v1.Config{}, layerOf(t, file("a", "own")))
 	index = mutate.AppendManifests(empty.Index,
 		mutate.IndexAddendum{Add: foreign, Descriptor: v1.Descriptor{Platform: &s390x}},
@@ -148,9 +147,15 @@ func TestImageIsTheSameUnderEachOfItsNames(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	img := smallImage(t)
 	one, two := registry.push(t, "lib/name:one", img), registry.push(t, "lib/name:two", img)
+	pinned := registry.host() + "/lib/name@" + digestOf(t, img)
+	if image := pull(t, s, pinned); len(image.RepoTags) != 0 || !slices.Equal(image.RepoDigests, []string{pinned}) {
+		t.Errorf("names %v %v", image.RepoTags, image.RepoDigests)
+	}
 	pull(t, s, one)
 	image := pull(t, s, two)
-	pinned := registry.host() + "/lib/name@" + digestOf(t, img)
+	if both := pull(t, s, two+"@"+digestOf(t, img)); both.ID != image.ID {
+		t.Errorf("tag and digest: %s, want %s", both.ID, image.ID)
+	}
 	if !slices.Equal(image.RepoTags, []string{one, two}) || !slices.Equal(image.RepoDigests, []string{pinned}) {
 		t.Errorf("names %v %v", image.RepoTags, image.RepoDigests)
 	}
@@ -170,7 +175,13 @@ func TestImageIsTheSameUnderEachOfItsNames(t *testing.T) {
 	if all := s.List(); len(all) != 0 {
 		t.Errorf("the digest outlived the last tag: %+v", all)
 	}
-	untag(t, s, two) // again: no error
+	untag(t, s, two)                                           // again: no error
+	for _, unknown := range []string{image.ID, image.ID[7:]} { // no bad name
+		remove(t, s, unknown)
+		if _, err := s.Get(unknown); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", unknown, err)
+		}
+	}
 }
 
 func untag(t *testing.T, s *Store, name string) {
@@ -206,50 +217,9 @@ func TestRemoveByIDRemovesAllNames(t *testing.T) {
 	}
 }
 
-// An id that no image has is no bad name, with sha256: before it or not.
-func TestUnknownIDIsNotFound(t *testing.T) {
-	s := openStore(t)
-	id := strings.Repeat("0", idLength)
-	for _, text := range []string{id, "sha256:" + id} {
-		remove(t, s, text)
-		if _, err := s.Get(text); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
-}
-
 func remove(t *testing.T, s *Store, refOrID string) {
 	t.Helper()
 	must(t, s.Remove(t.Context(), refOrID))
-}
-
-func TestRecordsOutliveTheProcess(t *testing.T) {
-	root, registry := t.TempDir(), newTestRegistry(t)
-	reference := registry.push(t, "kept:1", imageOf(t, v1.Config{User: "7"}, layerOf(t, file("a", "1"))))
-	s, err := Open(t.Context(), Config{Root: root})
-	must(t, err)
-	before := pull(t, s, reference)
-	must(t, s.Close())
-	s = openStoreAt(t, root, func(c *Config) { c.Pinned = []string{reference} })
-	after, err := s.Get(reference)
-	if err != nil || after.ID != before.ID || after.Size != before.Size || !after.Pinned || before.Pinned {
-		t.Errorf("before %+v, after %+v: %v", before, after, err)
-	}
-}
-
-func TestPullByDigestIsHeldToIt(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	img := smallImage(t)
-	tagged := registry.push(t, "pin:1", img)
-	pinned := registry.host() + "/pin@" + digestOf(t, img)
-	image := pull(t, s, pinned)
-	if len(image.RepoTags) != 0 || !slices.Equal(image.RepoDigests, []string{pinned}) {
-		t.Errorf("names %v %v", image.RepoTags, image.RepoDigests)
-	}
-	both := pull(t, s, tagged+"@"+digestOf(t, img))
-	if both.ID != image.ID {
-		t.Errorf("tag and digest: %s, want %s", both.ID, image.ID)
-	}
 }
 
 // TestMovedTag: a tag that points elsewhere leaves the old image under its

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -32,19 +31,7 @@ func TestSavedImageIsImported(t *testing.T) {
 	if len(again.Spec.RootFS.DiffIDs) != 3 || again.Spec.Config.StopSignal != "SIGQUIT" {
 		t.Errorf("configuration: %+v", again.Spec)
 	}
-	root := mountImage(t, other, again)
-	if got := attributesOf(t, filepath.Join(root, "setuid")); got.mode != 0o4755 || got.uid != 12 || got.gid != 34 {
-		t.Errorf("setuid: %+v", got)
-	}
-	if a, b := inodeOf(t, filepath.Join(root, "first")), inodeOf(t, filepath.Join(root, "second")); a != b {
-		t.Errorf("first and second are not one file: %d, %d", a, b)
-	}
-	checkFile(t, filepath.Join(root, "etc/kept"), "changed")
-	for _, gone := range []string{"etc/gone", "opaque/old"} {
-		if _, err := os.Lstat(filepath.Join(root, gone)); !os.IsNotExist(err) {
-			t.Errorf("%s: %v", gone, err)
-		}
-	}
+	checkEverything(t, mountImage(t, other, again))
 	if l := collected(t, s); l.records != 1 || l.blobs != 2 || l.snapshots != 3 || entries(t, filepath.Join(s.dir, "mounts")) != 0 {
 		t.Errorf("left of %s: %+v", image.ID, l)
 	}
@@ -86,28 +73,17 @@ func TestKeptLayersAreSaved(t *testing.T) {
 
 // What a killed save had mounted is gone when the store is opened again.
 func TestKilledSaveLeavesNoMount(t *testing.T) {
-	root := t.TempDir()
-	s, err := Open(t.Context(), Config{Root: root})
-	must(t, err)
-	target := filepath.Join(filepath.Join(s.dir, "mounts"), "containerd-mount1")
-	must(t, errors.Join(os.Mkdir(target, 0o700), unix.Mount(t.TempDir(), target, "", unix.MS_BIND, ""), s.Close()))
-	if s = openStoreAt(t, root); entries(t, filepath.Join(s.dir, "mounts")) != 0 {
+	s := openStore(t)
+	target := filepath.Join(s.dir, "mounts", "containerd-mount1")
+	must(t, errors.Join(os.Mkdir(target, 0o700), unix.Mount(t.TempDir(), target, "", unix.MS_BIND, "")))
+	if reopened(t, s); entries(t, filepath.Join(s.dir, "mounts")) != 0 {
 		t.Errorf("%s is still mounted", target)
 	}
 }
 
-func inodeOf(t *testing.T, path string) uint64 {
-	t.Helper()
-	info, err := os.Lstat(path)
-	must(t, err)
-	return info.Sys().(*syscall.Stat_t).Ino
-}
-
 func TestTagGivesOneMoreName(t *testing.T) {
-	root, registry := t.TempDir(), newTestRegistry(t)
+	s, registry := openStore(t), newTestRegistry(t)
 	reference := registry.push(t, "tagged:1", smallImage(t))
-	s, err := Open(t.Context(), Config{Root: root})
-	must(t, err)
 	image := pull(t, s, reference)
 	if _, err := s.Tag(t.Context(), image.ID[7:20], "example.org/named:2"); err != nil {
 		t.Error(err)
@@ -121,8 +97,7 @@ func TestTagGivesOneMoreName(t *testing.T) {
 		t.Errorf("tag with a digest: %v", err)
 	}
 	untag(t, s, reference)
-	must(t, s.Close())
-	s = openStoreAt(t, root) // the name is on the disk
+	s = reopened(t, s) // the name is on the disk
 	if got, err := s.Get("example.org/named:2"); err != nil || got.ID != image.ID || len(got.RepoTags) != 1 {
 		t.Errorf("named: %+v, %v", got, err)
 	}

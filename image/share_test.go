@@ -99,24 +99,6 @@ func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
 	}
 }
 
-func TestProgressTellsOfEachLayer(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	references, layers := sharing(t, registry, 1)
-	last := map[string]Progress{}
-	_, err := s.Pull(t.Context(), references[0], Auth{}, func(p Progress) {
-		if before := last[p.Digest]; before.Stage == StageDone && p.Stage != StageDone || before.Stage == p.Stage && before.Done > p.Done {
-			t.Errorf("%+v after %+v", p, before)
-		}
-		last[p.Digest] = p
-	})
-	must(t, err)
-	for _, layer := range layers {
-		if p := last[layer]; p.Stage != StageDone || p.Done != p.Total || p.Total == 0 {
-			t.Errorf("layer %s ended with %+v", layer, p)
-		}
-	}
-}
-
 func TestCloseEndsRunningPulls(t *testing.T) {
 	registry := newTestRegistry(t)
 	reference := registry.push(t, "close:1", smallImage(t))

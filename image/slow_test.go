@@ -73,7 +73,7 @@ func TestTrickleEndsThePull(t *testing.T) {
 
 // endless answers with bytes that do not end before the client goes.
 func endless(w http.ResponseWriter, r *http.Request) {
-	for block := []byte(strings.Repeat(" ", 64<<10)); r.Context().Err() == nil; {
+	for block := []byte(strings.Repeat("x", 64<<10)); r.Context().Err() == nil; {
 		if _, err := w.Write(block); err != nil {
 			return
 		}
@@ -108,11 +108,7 @@ func TestEndlessAnswersAreCutOff(t *testing.T) {
 		"token": {reference, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
 			if r.URL.Path == "/blobs/token" {
 				_, _ = fmt.Fprint(w, `{"token":"`)
-				for r.Context().Err() == nil {
-					if _, err := w.Write([]byte(strings.Repeat("x", 64<<10))); err != nil {
-						return true
-					}
-				}
+				endless(w, r)
 				return true
 			}
 			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+r.Host+`/blobs/token"`)

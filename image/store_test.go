@@ -13,7 +13,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/errdefs"
 )
 
 func nodePlatformArch() string { return runtime.GOARCH }
@@ -40,6 +39,13 @@ func openStoreAt(t testing.TB, root string, change ...func(*Config)) *Store {
 		report(t, s.Close())
 	})
 	return s
+}
+
+// reopened is the store as the next daemon opens it.
+func reopened(t testing.TB, s *Store, change ...func(*Config)) *Store {
+	t.Helper()
+	must(t, s.Close())
+	return openStoreAt(t, filepath.Dir(s.dir), change...)
 }
 
 func pull(t testing.TB, s *Store, reference string) Image {
@@ -139,27 +145,8 @@ func entries(t testing.TB, dir string) int {
 	return len(all)
 }
 
-func TestSecondOpenOfAStoreFailsWithAReason(t *testing.T) {
-	s := openStore(t)
-	_, err := Open(t.Context(), Config{Root: filepath.Dir(s.Dir())})
-	if !errdefs.IsUnavailable(err) {
-		t.Fatalf("second open: %v, want unavailable", err)
-	}
-	openStore(t) // another root is no trouble
-}
-
 func TestCollectionOfANewStore(t *testing.T) {
 	checkLeft(t, openStore(t), leftovers{})
-}
-
-func TestStoreWritesNothingOutsideItsDirectory(t *testing.T) {
-	root := t.TempDir()
-	openStoreAt(t, root)
-	all, err := os.ReadDir(root)
-	must(t, err)
-	if len(all) != 1 || all[0].Name() != "image" {
-		t.Fatalf("root holds %v, want image alone", all)
-	}
 }
 
 func writeFile(t testing.TB, path, text string) {

@@ -46,16 +46,3 @@ func TestVerifiersDecide(t *testing.T) {
 	s.Reconfigure(Config{VerifierDir: dir, VerifierTimeout: 200 * time.Millisecond})
 	refused("")
 }
-
-func TestEndOfAPullIsObserved(t *testing.T) {
-	var ended []PullResult
-	s, registry := openStore(t, func(c *Config) { c.Observe = func(r PullResult) { ended = append(ended, r) } }), newTestRegistry(t)
-	img, _ := bigImage(t)
-	pull(t, s, registry.push(t, "observed:1", img))
-	if _, err := s.Pull(t.Context(), registry.host()+"/no/such:1", Auth{}, nil); err == nil {
-		t.Error("pulled")
-	}
-	if len(ended) != 2 || ended[0].Err != nil || ended[0].Bytes < 2<<20 || ended[0].Took <= 0 || ended[1].Err == nil {
-		t.Errorf("observed: %+v", ended)
-	}
-}

@@ -58,16 +58,27 @@ func (r *testRegistry) put(t testing.TB, method, path, mediaType string, data []
 func (r *testRegistry) handmade(t testing.TB, repository string) ocispec.Manifest {
 	t.Helper()
 	layer := tarOf(t, file("a", repository))
-	config, err := json.Marshal(ocispec.Image{
-		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
-		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
-	})
-	must(t, err)
+	return r.manifestOf(t, repository, configOf(t, layer), layer)
+}
+
+func (r *testRegistry) manifestOf(t testing.TB, repository string, config, layer []byte) ocispec.Manifest {
+	t.Helper()
 	manifest := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest}
 	manifest.SchemaVersion = 2
 	manifest.Config = r.putBlob(t, repository, ocispec.MediaTypeImageConfig, config)
 	manifest.Layers = []ocispec.Descriptor{r.putBlob(t, repository, ocispec.MediaTypeImageLayer, layer)}
 	return manifest
+}
+
+// configOf is the configuration of an image of one layer.
+func configOf(t testing.TB, layer []byte) []byte {
+	t.Helper()
+	config, err := json.Marshal(ocispec.Image{
+		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
+		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
+	})
+	must(t, err)
+	return config
 }
 
 // attack: images: encrypted, foreign and unknown layers, sha512, more layers than can be mounted, artifacts, bad digests and sizes, a configuration of 17 MiB

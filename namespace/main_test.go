@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -38,15 +37,6 @@ func newNamespaces(t *testing.T, mark string) *Dir {
 func put(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, os.WriteFile(path, []byte(text), 0o600))
-}
-
-func wantError(t *testing.T, err error, says ...string) {
-	t.Helper()
-	for _, s := range says {
-		if err == nil || !strings.Contains(err.Error(), s) {
-			t.Fatalf("got %v, want an error that says %q", err, s)
-		}
-	}
 }
 
 // within is far more than anything takes that has no limit of its own.

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,39 +42,6 @@ func TestNamespaceLife(t *testing.T) {
 	wantNoPin(t, n, "a")
 	if !n.Alive("b") {
 		t.Error("the other namespace is gone, too")
-	}
-}
-
-// What people and reboots do to a pin: Remove takes whatever is there.
-func TestRemoveWhateverIsThere(t *testing.T) {
-	for name, spoil := range map[string]func(t *testing.T, path string){
-		"unmounted": func(t *testing.T, path string) { unmount(t, path) },
-		"replaced by a plain file": func(t *testing.T, path string) {
-			unmount(t, path)
-			must(t, os.Remove(path))
-			put(t, path, "plain")
-		},
-		"replaced by a directory": func(t *testing.T, path string) {
-			unmount(t, path)
-			must(t, os.Remove(path))
-			must(t, os.MkdirAll(filepath.Join(path, "in it"), 0o755))
-		},
-		"replaced by a link": func(t *testing.T, path string) {
-			unmount(t, path)
-			must(t, os.Remove(path))
-			must(t, os.Symlink("/proc/self/ns/net", path))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNamespaces(t, "m-")
-			must(t, n.Create("a"))
-			spoil(t, n.Path("a"))
-			if name != "replaced by a link" && n.Alive("a") {
-				t.Error("alive")
-			}
-			must(t, n.Remove("a"))
-			wantNoPin(t, n, "a")
-		})
 	}
 }
 
@@ -149,47 +114,6 @@ func TestPinIsOneMount(t *testing.T) {
 	}
 	must(t, n.Remove("a"))
 	wantNoPin(t, n, "a")
-}
-
-func TestLoopbackUp(t *testing.T) {
-	n := newNamespaces(t, "m-")
-	must(t, n.Create("a"))
-	if addresses := loopback(t, n.Path("a")); len(addresses) != 0 {
-		t.Fatalf("a new namespace has %v", addresses)
-	}
-	for range 2 {
-		must(t, LoopbackUp(n.Path("a")))
-	}
-	if addresses := loopback(t, n.Path("a")); !slices.Contains(addresses, "127.0.0.1/8") {
-		t.Errorf("lo has %v", addresses)
-	}
-	wantError(t, LoopbackUp(n.Path("b")), n.Path("b"))
-	put(t, n.Path("plain"), "")
-	wantError(t, LoopbackUp(n.Path("plain")), n.Path("plain"))
-}
-
-// loopback lists the addresses of lo in a namespace.
-func loopback(t *testing.T, path string) (addresses []string) {
-	t.Helper()
-	namespace, err := netns.GetFromPath(path)
-	must(t, err)
-	defer namespace.Close()
-	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
-	must(t, err)
-	defer handle.Close()
-	lo, err := handle.LinkByName("lo")
-	must(t, err)
-	list, err := handle.AddrList(lo, netlink.FAMILY_ALL)
-	must(t, err)
-	for _, address := range list {
-		addresses = append(addresses, address.IPNet.String())
-	}
-	return addresses
-}
-
-func unmount(t *testing.T, path string) {
-	t.Helper()
-	must(t, unix.Unmount(path, 0))
 }
 
 func inodeOf(t *testing.T, path string) uint64 {

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -29,73 +28,6 @@ func waiter(t *testing.T) string {
 }
 
 var mapped = []IDMapping{{ContainerID: 0, HostID: 100000, Length: 1000}, {ContainerID: 2000, HostID: 300000, Length: 1}}
-
-// The pod's network namespace is owned by its user namespace, so that root of
-// the pod may mount its sysfs; a namespace of the node's is not.
-func TestHolder(t *testing.T) {
-	networks, users := newNamespaces(t, "net-"), newNamespaces(t, "user-")
-	holder, err := StartHolder(waiter(t), mapped, mapped)
-	must(t, err)
-	if err := holder.Pin(users, "a", "user"); err != nil {
-		t.Error(err)
-	}
-	if err := holder.Pin(networks, "a", "net"); err != nil {
-		t.Error(err)
-	}
-	for range 2 { // the second time there is nothing to end
-		if err := holder.End(); err != nil {
-			t.Error(err)
-		}
-	}
-	if !users.Alive("a") || !networks.Alive("a") {
-		t.Fatal("a namespace went with its holder")
-	}
-	if owner, want := ownerOf(t, networks.Path("a")), inodeOf(t, users.Path("a")); owner != want {
-		t.Errorf("the network namespace is owned by %d, the pod's user namespace is %d", owner, want)
-	}
-	if ownerOf(t, networks.Path("a")) == inodeOf(t, "/proc/self/ns/user") {
-		t.Error("the network namespace is owned by the node")
-	}
-	if maps := mountSysfs(t, users.Path("a"), networks.Path("a")); maps != "0 100000 1000;2000 300000 1;" {
-		t.Errorf("mapped %q", maps)
-	}
-	must(t, networks.Create("node"))
-	if out, err := sysfs(users.Path("a"), networks.Path("node")); err == nil {
-		t.Errorf("the sysfs of a namespace of the node's can be mounted: %s", out)
-	}
-}
-
-// ownerOf is the inode of the user namespace that owns a namespace
-// (NS_GET_USERNS, ioctl_ns(2)).
-func ownerOf(t *testing.T, path string) uint64 {
-	t.Helper()
-	file, err := os.Open(path)
-	must(t, err)
-	defer file.Close()
-	owner, err := unix.IoctlRetInt(int(file.Fd()), unix.NS_GET_USERNS)
-	must(t, err)
-	defer unix.Close(owner)
-	var stat unix.Stat_t
-	must(t, unix.Fstat(owner, &stat))
-	return stat.Ino
-}
-
-// mountSysfs mounts sysfs as root of the user namespace and gives its mapping.
-func mountSysfs(t *testing.T, users, networks string) (maps string) {
-	t.Helper()
-	out, err := sysfs(users, networks)
-	if err != nil {
-		t.Fatalf("mount sysfs: %v: %s", err, out)
-	}
-	return out
-}
-
-func sysfs(users, networks string) (string, error) {
-	const script = `mount -t sysfs sysfs /sys && ls /sys/class/net >/dev/null &&
-		while read -r inside outside length; do printf '%d %d %d;' $inside $outside $length; done </proc/self/uid_map`
-	out, err := exec.Command("nsenter", "--user="+users, "--net="+networks, "unshare", "--mount", "sh", "-c", script).CombinedOutput()
-	return strings.TrimSpace(string(out)), err
-}
 
 func TestHolderThatCannotStart(t *testing.T) {
 	if _, err := StartHolder(filepath.Join(t.TempDir(), "missing"), mapped, mapped); err == nil {

@@ -3,8 +3,6 @@ package network
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,47 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	gocni "github.com/containerd/go-cni"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
 	"github.com/minicri/minicri/namespace"
 )
-
-// CNI_ARGS and capabilities reach the plugins that declare them, at ADD and
-// again at DEL, over a restart too.
-func TestArgumentsAndCapabilities(t *testing.T) {
-	n := newNode(t, nil)
-	plugin := n.script()
-	plugin["capabilities"] = map[string]bool{"portMappings": true, "bandwidth": false}
-	n.configure(t, "10.conflist", "net", plugin)
-	n.journalled(t, "web", func(a *Attachment) {
-		must(t, a.SetCapability("portMappings", []PortMapping{{HostPort: 1, ContainerPort: 2, Protocol: "udp"}}))
-		must(t, a.SetCapability("bandwidth", BandWidth{IngressRate: 1}))
-		must(t, a.SetCapability("dns", DNS{Servers: []string{"::1"}}))
-	})
-	n.attach(t, "web")
-	n.reopen(t)
-	n.detach(t, "web")
-	for _, verb := range []string{"ADD", "DEL"} {
-		calls := n.calls(t, verb)
-		if len(calls) != 1 || !strings.Contains(calls[0], "id=web netns="+n.Options.Namespaces.Path("web")) ||
-			!strings.Contains(calls[0], "K8S_POD_NAME=web") || !strings.Contains(calls[0], "IgnoreUnknown=1") {
-			t.Errorf("%s: %q", verb, calls)
-		}
-		var stdin struct {
-			RuntimeConfig map[string]json.RawMessage
-			PrevResult    json.RawMessage
-		}
-		n.stdin(t, verb, &stdin)
-		if len(stdin.RuntimeConfig) != 1 || string(stdin.RuntimeConfig["portMappings"]) != `[{"HostPort":1,"ContainerPort":2,"Protocol":"udp","HostIP":""}]` {
-			t.Errorf("%s: capabilities %s", verb, marshal(t, stdin.RuntimeConfig))
-		}
-		if verb == "DEL" && len(stdin.PrevResult) == 0 {
-			t.Error("DEL was not given the result of ADD")
-		}
-	}
-}
 
 func (n *node) stdin(t *testing.T, verb string, into any) {
 	t.Helper()
@@ -61,27 +23,6 @@ func (n *node) stdin(t *testing.T, verb string, into any) {
 		err = json.Unmarshal(data, into)
 	}
 	must(t, err)
-}
-
-func TestAddressesOfEth0(t *testing.T) {
-	ip := func(text string) *gocni.IPConfig { return &gocni.IPConfig{IP: net.ParseIP(text)} }
-	for _, test := range []struct {
-		result gocni.Result
-		want   string
-	}{
-		{gocni.Result{}, "[]"},
-		{gocni.Result{Interfaces: map[string]*gocni.Config{"eth1": {IPConfigs: []*gocni.IPConfig{ip("10.0.0.1")}}}}, "[]"},
-		{gocni.Result{Interfaces: map[string]*gocni.Config{eth0: {}}}, "[]"},
-		{gocni.Result{Interfaces: map[string]*gocni.Config{eth0: {IPConfigs: []*gocni.IPConfig{ip("fd00::1")}}}}, "[fd00::1]"},
-		{
-			gocni.Result{Interfaces: map[string]*gocni.Config{eth0: {IPConfigs: []*gocni.IPConfig{ip("fd00::1"), ip("fd00::2"), ip("10.0.0.1"), ip("10.0.0.2")}}}},
-			"[10.0.0.1 fd00::1 fd00::2 10.0.0.2]",
-		},
-	} {
-		if got := fmt.Sprint(addresses(&test.result)); got != test.want {
-			t.Errorf("addresses = %s, want %s", got, test.want)
-		}
-	}
 }
 
 // in runs a function in the network namespace at path.

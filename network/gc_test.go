@@ -91,30 +91,6 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 	}
 }
 
-// A GC that takes its time is waited for: ADD does not run beside it, and it is
-// not cut short.
-func TestAddWaitsForGC(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = time.Hour })
-	n.configure(t, "10.conflist", "net", n.script())
-	n.Reload()
-	n.journalled(t, "web", nil)
-	n.tell(t, "GC.held")
-	n.runs(t)
-	eventually(t, within, "GC runs", func() bool { return len(n.calls(t, "GC")) == 1 })
-	go func() {
-		time.Sleep(500 * time.Millisecond) // ADD has begun
-		_ = os.Remove(filepath.Join(n.scripted, "GC.held"))
-	}()
-	n.attach(t, "web")
-	if ended := n.calls(t, "GC-end"); len(ended) != 1 {
-		t.Errorf("ADD ran beside GC: %q", ended)
-	}
-	if strings.Contains(n.log.String(), "CNI GC failed") {
-		t.Error("GC was cut short")
-	}
-	n.detach(t, "web")
-}
-
 // A collection does not begin beside a plugin that runs.
 func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })

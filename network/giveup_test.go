@@ -140,27 +140,6 @@ func TestWhatWasAttachedIsNotGivenUp(t *testing.T) {
 	n.detach(t, "web")
 }
 
-// An attachment that a person gives up, by the removal of its entry, is dropped soon,
-// however late its next DEL is, and no longer keeps its pod from being stopped.
-func TestWhatAPersonGivesUpIsDroppedSoon(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = time.Hour, time.Hour })
-	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	for _, id := range []string{"stopped", "waits"} {
-		n.journalled(t, id, nil)
-		n.attach(t, id)
-	}
-	n.tell(t, "DEL.fail")
-	for _, id := range []string{"stopped", "waits"} {
-		if err := n.Detach(t.Context(), id, n.NamespacePath(id)); err == nil {
-			t.Fatal("DEL succeeds: this shows nothing")
-		}
-		must(t, os.Remove(n.journal.Path(id)))
-	}
-	n.detach(t, "stopped")
-	n.runs(t)
-	eventually(t, within, "the other is dropped", func() bool { return len(n.Pending()) == 0 && len(n.pinned(t)) == 0 })
-}
-
 // An attachment whose entry is not on disk because the disk is full was given up by nobody:
 // its DEL is tried again.
 func TestWhatCannotBeWrittenIsNotGivenUp(t *testing.T) {

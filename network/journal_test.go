@@ -8,23 +8,6 @@ import (
 	"testing"
 )
 
-// An attachment is on disk when Journal returns, whole.
-func TestJournalSurvivesARestart(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", func(a *Attachment) { must(t, a.SetCapability("dns", DNS{Servers: []string{"::1"}})) })
-	before := n.find("web").record
-	before.NeverAttached = true // its ADD has not begun, and nobody else will say so
-	n.reopen(t)
-	after := n.find("web")
-	if after == nil || marshal(t, after.record) != marshal(t, before) {
-		t.Errorf("after a restart %+v, before %+v", after, before)
-	}
-	if len(n.Pending()) != 0 {
-		t.Error("an attachment that was not released is pending")
-	}
-}
-
 // An entry that cannot be read stops no other, and its DEL is run with what
 // libcni remembers of its ADD.
 func TestUnreadableAttachment(t *testing.T) {

@@ -27,7 +27,14 @@ func newLiar(t *testing.T) (n *node, answer string) {
 func TestAnswersThatAreNoResult(t *testing.T) {
 	n, answer := newLiar(t)
 	ids := 0
-	next := func() string { ids++; return fmt.Sprint("web-", ids) }
+	try := func(text string) (*Result, error) {
+		put(t, answer, text)
+		ids++
+		id := fmt.Sprint("web-", ids)
+		n.journalled(t, id, nil)
+		defer n.detach(t, id)
+		return n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
+	}
 	for name, text := range map[string]string{
 		"an interface that is none":            `{"cniVersion":"1.1.0","interfaces":[null],"ips":[{"address":"10.0.0.2/24"}]}`,
 		"an address of no interface":           `{"cniVersion":"1.1.0","ips":[{"address":"10.0.0.2/24","interface":0}]}`,
@@ -48,22 +55,16 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 		"a very deep one":                      strings.Repeat(`{"a":`, 20000) + "1" + strings.Repeat("}", 20000),
 		"an address without an interface name": `{"cniVersion":"1.1.0","interfaces":[{"name":"other"}],"ips":[{"address":"10.0.0.2/24","interface":0}]}`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			put(t, answer, text)
-			id := next()
-			n.journalled(t, id, nil)
-			result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
-			if err == nil && len(result.Addresses) > 0 {
-				t.Errorf("it is taken for %v", result.Addresses)
+		result, err := try(text)
+		if err == nil && len(result.Addresses) > 0 {
+			t.Errorf("%s: it is taken for %v", name, result.Addresses)
+		}
+		if err != nil {
+			wantError(t, err, "plugin liar", "CNI ADD")
+			if strings.Contains(err.Error(), "goroutine") || len(err.Error()) > 1000 {
+				t.Errorf("%s: the error has %d bytes: %.300v", name, len(err.Error()), err)
 			}
-			if err != nil {
-				wantError(t, err, "plugin liar", "CNI ADD")
-				if strings.Contains(err.Error(), "goroutine") || len(err.Error()) > 1000 {
-					t.Errorf("the error has %d bytes: %.300v", len(err.Error()), err)
-				}
-			}
-			n.detach(t, id)
-		})
+		}
 	}
 	// What is unusual and can be used is used.
 	for name, text := range map[string]string{
@@ -72,14 +73,8 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 		"no interfaces":               `{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24"}],"routes":null,"dns":null}`,
 		"the other family named":      `{"cniVersion":"0.4.0","ips":[{"version":"6","address":"192.0.2.7/24"}]}`,
 	} {
-		t.Run(name, func(t *testing.T) {
-			put(t, answer, text)
-			id := next()
-			n.journalled(t, id, nil)
-			if got := fmt.Sprint(n.attach(t, id).Addresses); got != "[192.0.2.7]" {
-				t.Errorf("addresses %s", got)
-			}
-			n.detach(t, id)
-		})
+		if result, err := try(text); err != nil || fmt.Sprint(result.Addresses) != "[192.0.2.7]" {
+			t.Errorf("%s: %+v, %v", name, result, err)
+		}
 	}
 }

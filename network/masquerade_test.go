@@ -94,25 +94,6 @@ func TestTheRuleGoesWithTheLastPod(t *testing.T) {
 	n.wantMasqueraded(t)
 }
 
-// nft may fail at first.
-func TestTheRuleOfAnEarlierDaemonGoesLater(t *testing.T) {
-	n := masqueraded(t, "test-br8", "10.98.4.0/24")
-	n.wantMasqueraded(t, "10.98.4.0/24")
-	n.Default.Enabled = false
-	dir := t.TempDir()
-	program, failed := filepath.Join(dir, "nft"), filepath.Join(dir, "failed")
-	must(t, os.WriteFile(program, []byte("#!/bin/sh\n: > "+failed+"\nexit 1\n"), 0o755))
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	n.reopen(t)
-	n.runs(t)
-	eventually(t, within, "nft has failed", func() bool {
-		_, err := os.Stat(failed)
-		return err == nil
-	})
-	must(t, os.Remove(program))
-	n.wantMasqueraded(t)
-}
-
 // A daemon whose last pod is gone leaves no table behind: a network that the node gets
 // afterwards may have the same subnet. One that leaves pods leaves it.
 func TestTheRuleGoesWithTheDaemon(t *testing.T) {
@@ -132,16 +113,16 @@ func TestTheRuleGoesWithTheDaemon(t *testing.T) {
 // Without nft the bridge plugin masquerades, with rules for each pod; its DEL takes
 // them back when the daemon after that makes one for all.
 func TestPodsFromBeforeTheOneRule(t *testing.T) {
-	path := os.Getenv("PATH")
-	t.Setenv("PATH", withoutNft(t))
+	path, programs := os.Getenv("PATH"), t.TempDir()
+	for _, program := range []string{"iptables", "ip6tables", "iptables-save", "ip6tables-save"} {
+		file, err := exec.LookPath(program)
+		must(t, err)
+		must(t, os.Symlink(file, filepath.Join(programs, program)))
+	}
+	t.Setenv("PATH", programs)
 	n := masqueraded(t, "test-br6", "10.98.2.0/24")
 	before := rules(t)
 	n.journalled(t, "old", nil)
-	c, err := n.Configuration()
-	must(t, err)
-	if masq := pluginsOf(t, c)[0]["ipMasq"]; masq != true {
-		t.Errorf("without nft the bridge plugin has ipMasq %v", masq)
-	}
 	n.attach(t, "old")
 	if made := without(rules(t), before, "old"); len(made) == 0 {
 		t.Error("the bridge plugin has made no rules")
@@ -177,18 +158,6 @@ func nftRules(t *testing.T) string {
 	rules, err := nft("", "--stateless", "list", "ruleset")
 	must(t, err)
 	return rules
-}
-
-// withoutNft is a directory of the programs that the bridge plugin needs for iptables.
-func withoutNft(t *testing.T) string {
-	t.Helper()
-	directory := t.TempDir()
-	for _, program := range []string{"iptables", "ip6tables", "iptables-save", "ip6tables-save"} {
-		path, err := exec.LookPath(program)
-		must(t, err)
-		must(t, os.Symlink(path, filepath.Join(directory, program)))
-	}
-	return directory
 }
 
 // newOutside is a network namespace beside the node, linked with it: the addresses of

@@ -1,21 +1,17 @@
 package network
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
-	"github.com/minicri/minicri/internal/step"
-	"github.com/minicri/minicri/network/runner"
 )
 
 // swallowed are texts of errors that go-cni takes for success.
@@ -93,27 +89,6 @@ func TestDELOfTheOthersOfAChain(t *testing.T) {
 	if config.PrevResult == nil {
 		t.Error("the repeated DEL had no prevResult")
 	}
-}
-
-func TestDELOfAChainWithAPluginThatIsMissing(t *testing.T) {
-	n := newNode(t, nil)
-	plugins := filepath.Join(t.TempDir(), "bin")
-	must(t, os.Mkdir(plugins, 0o700))
-	for _, name := range []string{"scripted", "stuck-ipam"} {
-		must(t, os.Symlink(filepath.Join(absolute(t, testPlugins), name), filepath.Join(plugins, name)))
-	}
-	n.Options.BinDirs = []string{absolute(t, realPlugins), plugins}
-	n.reopen(t)
-	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	must(t, os.Remove(filepath.Join(plugins, "scripted")))
-	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "failed to find the plugin scripted", plugins, "cni_bin_dir")
-	if held := n.addresses(t); len(held) != 0 {
-		t.Errorf("bridge had no DEL: %q", held)
-	}
-	must(t, os.Symlink(filepath.Join(absolute(t, testPlugins), "scripted"), filepath.Join(plugins, "scripted")))
-	n.detach(t, "web")
 }
 
 // helper waits for the child that the plugin has left behind.
@@ -197,80 +172,6 @@ func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
 	}
 	n.untell(t, "ADD.hang")
 	n.detach(t, "web")
-}
-
-// begunEarlier begins a run as a daemon does that is killed then: the plugin
-// runs, and nothing waits for it.
-func (n *node) begunEarlier(t *testing.T, verb, id string, limit time.Duration) {
-	t.Helper()
-	a := Attachment{ID: id, Network: "net", Config: []byte(conflist(t, "net", n.script()))}
-	run, err := n.runner.Begin(runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: 1, Limit: limit})
-	must(t, err)
-	command := exec.Command(filepath.Join(absolute(t, testPlugins), "scripted"))
-	command.Env = []string{"PATH=" + os.Getenv("PATH"), mark(), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=/x", "CNI_IFNAME=eth0", "CNI_PATH=" + absolute(t, testPlugins)}
-	command.Stdin = strings.NewReader(marshal(t, n.script()))
-	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	must(t, run.Group.Start(command))
-	go func() { _ = command.Wait() }()
-}
-
-// A DEL that an earlier daemon began is waited for, and repeated then: never do two run
-// side by side.
-func TestDELOfAnEarlierDaemonIsRepeated(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	n.tell(t, "DEL.held")
-	n.begunEarlier(t, "DEL", "web", within)
-	eventually(t, within, "DEL runs", func() bool { return len(n.calls(t, "DEL")) == 1 })
-	n.reopen(t)
-	n.runs(t)
-	short, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer stop()
-	wantError(t, n.Detach(short, "web", n.NamespacePath("web")), "wait for another plugin run")
-	if calls := n.calls(t, "DEL"); len(calls) != 1 {
-		t.Errorf("DEL ran beside the one that is waited for: %q", calls)
-	}
-	n.untell(t, "DEL.held")
-	eventually(t, within, "the attachment is removed", func() bool { return n.find("web") == nil })
-	if calls := n.calls(t, "DEL"); len(calls) != 2 {
-		t.Errorf("DEL ran %d times, want twice: %q", len(calls), calls)
-	}
-	eventually(t, within, "the run is removed", func() bool { return len(n.runDirs(t)) == 0 })
-}
-
-// The timeline of a pod has a row for each plugin of the chain.
-func TestPluginsInTheTimeline(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	n.journalled(t, "web", nil)
-	timeline := step.NewTimeline(nil)
-	detach := func(ctx context.Context) error { return n.Detach(ctx, "web", n.NamespacePath("web")) }
-	steps := step.Begin(t.Context(), nil, timeline)
-	steps.Step("pod/cni add", func(ctx context.Context) error {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
-		return err
-	})
-	n.tell(t, "DEL.fail")
-	wantError(t, steps.Do("pod/cni del", detach), "told to fail")
-	n.untell(t, "DEL.fail")
-	must(t, steps.Do("pod/cni del", detach))
-	var seen []string
-	for _, r := range timeline.Rows() {
-		if r.Kind != "plugin" {
-			continue
-		}
-		seen = append(seen, r.Parent+">"+r.Step)
-		if r.Start.IsZero() || r.Took <= 0 || r.Took > time.Minute || time.Since(r.Start) > time.Minute || (r.Error != "") != (len(seen) == 3) {
-			t.Errorf("row %d: %+v", len(seen), r)
-		}
-	}
-	want := "cni add>bridge ADD|cni add>scripted ADD|" +
-		strings.Repeat("cni del>scripted DEL|cni del>bridge DEL|", 2)
-	if got := strings.Join(seen, "|") + "|"; got != want {
-		t.Errorf("plugins %s, want %s", got, want)
-	}
 }
 
 // A network before CNI 0.4.0, as flannel's manifests have it, has no CHECK: nothing is

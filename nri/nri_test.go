@@ -2,7 +2,6 @@ package nri
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -158,58 +156,6 @@ func TestAPluginThatHangsIsDropped(t *testing.T) {
 	if measured.requests["10-slow RunPodSandbox ok"] != 0 || measured.requests["10-slow RunPodSandbox timeout"] != 1 {
 		t.Errorf("counted: %v", measured.requests)
 	}
-}
-
-// What the library's generator does with a spec is done by the editor here, and
-// what it leaves out, too.
-func TestAdjustedSpec(t *testing.T) {
-	wanted := &api.ContainerAdjustment{}
-	err := protojson.Unmarshal([]byte(`{
-		"annotations": {"a": "new", "-b": ""}, "env": [{"key": "A", "value": "new"}, {"key": "-B"}, {"key": "C", "value": "1"}],
-		"mounts": [{"destination": "-/gone"}, {"destination": "/new", "type": "tmpfs"}],
-		"linux": {
-			"sysctl": {"kernel.a": "1", "-kernel.b": ""}, "namespaces": [{"type": "-ipc"}, {"type": "network", "path": "/n"}],
-			"netDevices": {"eth7": {"name": "eth0"}}, "ioPriority": {"class": "IOPRIO_CLASS_BE", "priority": 3},
-			"scheduler": {"policy": "SCHED_BATCH"}, "rdt": {"closId": {"value": "gold"}},
-			"resources": {"memory": {"limit": {"value": "10"}, "swap": {"value": "30"}, "reservation": {"value": "5"}, "swappiness": {"value": "7"}},
-				"hugepageLimits": [{"pageSize": "2MB", "limit": "4"}], "unified": {"memory.high": "9"}}}}`), wanted)
-	must(t, err)
-	spec := &specs.Spec{
-		Annotations: map[string]string{"a": "old", "b": "old"}, Process: &specs.Process{Env: []string{"A=old", "B=old"}},
-		Mounts: []specs.Mount{{Destination: "/gone"}, {Destination: "/kept"}},
-		Linux: &specs.Linux{
-			Sysctl: map[string]string{"kernel.b": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "ipc"}, {Type: "network"}, {Type: "mount"}},
-		},
-	}
-	must(t, adjust(spec, wanted, nil))
-	limit, swap, reservation, swappiness := int64(10), int64(30), int64(5), uint64(7)
-	want := &specs.Spec{
-		Annotations: map[string]string{"a": "new"}, Process: &specs.Process{
-			Env: []string{"A=new", "C=1"}, IOPriority: &specs.LinuxIOPriority{Class: "IOPRIO_CLASS_BE", Priority: 3}, Scheduler: spec.Process.Scheduler,
-		},
-		Mounts: []specs.Mount{{Destination: "/kept"}, {Destination: "/new", Type: "tmpfs", Options: spec.Mounts[1].Options}},
-		Linux: &specs.Linux{
-			Sysctl: map[string]string{"kernel.a": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "network", Path: "/n"}, {Type: "mount"}},
-			NetDevices: map[string]specs.LinuxNetDevice{"eth7": {Name: "eth0"}}, IntelRdt: &specs.LinuxIntelRdt{ClosID: "gold"},
-			Resources: &specs.LinuxResources{
-				Memory:         &specs.LinuxMemory{Limit: &limit, Swap: &swap, Reservation: &reservation, Swappiness: &swappiness},
-				HugepageLimits: []specs.LinuxHugepageLimit{{Pagesize: "2MB", Limit: 4}}, Unified: map[string]string{"memory.high": "9"},
-			},
-		},
-	}
-	if spec.Process.Scheduler == nil || spec.Process.Scheduler.Policy != specs.SchedBatch {
-		t.Errorf("scheduler %+v", spec.Process.Scheduler)
-	}
-	if got, want := text(t, spec), text(t, want); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-}
-
-func text(t *testing.T, spec *specs.Spec) string {
-	t.Helper()
-	encoded, err := json.Marshal(spec)
-	must(t, err)
-	return string(encoded)
 }
 
 // The name is what the user wrote, the digest that of the reference.

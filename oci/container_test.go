@@ -77,18 +77,6 @@ func devicesPart(s *specs.Spec) any {
 	return map[string]any{"nodes": s.Linux.Devices, "rules": s.Linux.Resources.Devices, "mounts": s.Mounts}
 }
 
-func TestImageVolumes(t *testing.T) {
-	c := &Container{
-		VolumesDir: "/v",
-		Image:      Image{Volumes: []string{"/z/", "data", "/"}},
-		Config:     &runtimeapi.ContainerConfig{Mounts: []*runtimeapi.Mount{{ContainerPath: "/data/", HostPath: "/d"}}},
-	}
-	want := []Volume{{ContainerPath: "/z", HostPath: "/v/1"}}
-	if got := ImageVolumes(c); !reflect.DeepEqual(got, want) {
-		t.Errorf("ImageVolumes = %v, want %v", got, want)
-	}
-}
-
 func TestForExec(t *testing.T) {
 	spec := &specs.Spec{Process: &specs.Process{
 		Args: []string{"/server"}, Cwd: "/app", Env: make([]string, 1, 8), User: specs.User{UID: 7, AdditionalGids: []uint32{8}},

@@ -11,29 +11,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A privileged container has every device of the node, of any machine.
-func TestDevicesOfAPrivilegedContainer(t *testing.T) {
-	spec := devicesOf(t, &runtimeapi.ContainerConfig{Linux: &runtimeapi.LinuxContainerConfig{
-		SecurityContext: &runtimeapi.LinuxContainerSecurityContext{Privileged: true},
-	}})
-	paths := make(map[string]bool)
-	for _, device := range spec.Linux.Devices {
-		paths[device.Path] = true
-		if strings.HasPrefix(device.Path, "/dev/pts/") || device.Path == "/dev/console" {
-			t.Errorf("%s belongs to the node alone", device.Path)
-		}
-	}
-	for _, always := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/urandom"} {
-		if !paths[always] {
-			t.Errorf("%s is missing", always)
-		}
-	}
-	rules := spec.Linux.Resources.Devices
-	if last := rules[len(rules)-1]; !last.Allow || last.Type != "" || last.Major != nil || last.Access != "rwm" {
-		t.Errorf("the last rule %+v does not allow all", last)
-	}
-}
-
 // All devices below a directory are given, in their places, and nothing else.
 func TestDevicesOfADirectory(t *testing.T) {
 	dir := t.TempDir()

@@ -58,24 +58,6 @@ func TestPropagate(t *testing.T) {
 	}
 }
 
-// The strongest propagation of all mounts is the root's, in any order.
-func TestPropagateOfSeveral(t *testing.T) {
-	ownMounts(t)
-	shared := filepath.Join(t.TempDir(), "shared")
-	mountTmpfs(t, shared, unix.MS_SHARED)
-	for _, modes := range [][]runtimeapi.MountPropagation{{hostToPod, bidirectional, private}, {bidirectional, private, hostToPod}} {
-		spec := &specs.Spec{Linux: &specs.Linux{}}
-		for _, mode := range modes {
-			if _, err := propagate(shared, mode, spec); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if spec.Linux.RootfsPropagation != "rshared" {
-			t.Errorf("%v: the root is %q", modes, spec.Linux.RootfsPropagation)
-		}
-	}
-}
-
 // ownMounts gives this thread, which ends with the test, mounts of its own.
 func ownMounts(t *testing.T) {
 	t.Helper()

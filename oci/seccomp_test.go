@@ -12,26 +12,6 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// Pause has to be able to live under the default profile, which has to be one
-// that forbids something.
-func TestDefaultSeccompProfileFitsPause(t *testing.T) {
-	asked := &runtimeapi.LinuxSandboxSecurityContext{Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}}
-	pod := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: asked}}
-	spec, err := ForSandbox(&Sandbox{Config: pod})
-	must(t, err)
-	profile := spec.Linux.Seccomp
-	for _, name := range []string{"execve", "rt_sigaction", "rt_sigprocmask", "rt_sigtimedwait", "wait4", "exit", "exit_group"} {
-		if !allows(profile, name) {
-			t.Errorf("%s is not allowed", name)
-		}
-	}
-	for _, name := range []string{"mount", "setns", "init_module", "reboot", "socket", "unshare", "ptrace", "kill"} {
-		if allows(profile, name) {
-			t.Errorf("%s is allowed without any capability", name)
-		}
-	}
-}
-
 func allows(profile *specs.LinuxSeccomp, name string) bool {
 	return slices.ContainsFunc(profile.Syscalls, func(rule specs.LinuxSyscall) bool {
 		return rule.Action == specs.ActAllow && len(rule.Args) == 0 && slices.Contains(rule.Names, name)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/handler"
@@ -79,19 +78,6 @@ func checker(t *testing.T) *Store {
 	must(t, errors.Join(err, filesErr))
 	s.files = files
 	return s
-}
-
-// Run refuses before it does anything: no name is reserved, no file is made.
-func TestRunRefusesBeforeAnySideEffect(t *testing.T) {
-	s := checker(t)
-	s.options.Root, s.options.State = t.TempDir(), t.TempDir()
-	if _, err := s.Run(t.Context(), &runtimeapi.PodSandboxConfig{}, ""); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("Run = %v, want InvalidArgument", err)
-	}
-	if len(all(s)) != 0 {
-		t.Error("a name has been reserved")
-	}
-	wantEmpty(t, s.options.Root, s.options.State)
 }
 
 func wantEmpty(t *testing.T, directories ...string) {

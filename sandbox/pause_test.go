@@ -24,31 +24,6 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-func TestNeedsInterfaces(t *testing.T) {
-	for name, want := range map[string]bool{
-		"":                                    false,
-		"kernel.shmmax":                       false,
-		"net.core.somaxconn":                  false,
-		"net.ipv4.tcp_syncookies":             false,
-		"net.ipv4.ip_unprivileged_port_start": false,
-		"net.ipv4.configure":                  false,
-		"net.ipv4.conf.eth0.arp_filter":       true,
-		"net.ipv4.conf.all.forwarding":        true,
-		"net.ipv6.conf.default.accept_ra":     true,
-		"net/ipv6/conf/eth0/accept_ra":        true,
-		"net.ipv4.neigh.eth0.gc_stale_time":   true,
-		"fs.net.conf.x":                       false,
-	} {
-		config := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{Sysctls: map[string]string{name: "1"}}}
-		if got := needsInterfaces(config.GetLinux().GetSysctls()); got != want {
-			t.Errorf("needsInterfaces(%q) = %v, want %v", name, got, want)
-		}
-	}
-	if needsInterfaces(nil) {
-		t.Error("a pod without sysctls")
-	}
-}
-
 // preparing is a pod of the node's network whose pause is about to be made,
 // by the real shim.
 func preparing(t *testing.T) (*Store, *creation) {
@@ -114,38 +89,6 @@ func (c *creation) wantNoPause(t *testing.T) {
 	if pids, err := c.owner.options.Hierarchies.Processes(cgroup.Path(c.CgroupsPath)); err != nil || len(pids) > 0 {
 		t.Errorf("processes left in the cgroup: %v, %v", pids, err)
 	}
-}
-
-func TestPauseIsReleased(t *testing.T) {
-	s, c := preparing(t)
-	must(t, c.preparePause(t.Context()))
-	running, err := s.startPause(t.Context(), c.Sandbox, c.prepared)
-	must(t, err)
-	defer running.Close()
-	wantPause(t, running.PID)
-	if err := running.Kill(time.Minute); err != nil {
-		t.Error(err)
-	}
-	c.wantNoPause(t)
-}
-
-// The kubelet asks for the runtime's default profile for each pod: such a pause
-// comes to its barrier without libcontainer's init, which takes several times as
-// long.
-func TestPauseOfTheKubeletIsLaunched(t *testing.T) {
-	s, c := preparing(t)
-	c.config.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
-	must(t, c.preparePause(t.Context()))
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.prepared.PID))
-	if err != nil || string(name) != "minicri-launch\n" {
-		t.Errorf("at the barrier it is %q, %v", name, err)
-	}
-	for range 2 { // the second time there is nothing to end
-		if err := s.deletePause(c.Sandbox); err != nil {
-			t.Error(err)
-		}
-	}
-	c.wantNoPause(t)
 }
 
 // A supervisor that is killed while pause waits for ADD is replaced by one that

@@ -2,10 +2,8 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,44 +73,6 @@ func storedRecord(t *testing.T, name string, createdAt int64) Record {
 	return record
 }
 
-func TestRestoreOneRefusesWhatIsNoSandbox(t *testing.T) {
-	s := checker(t)
-	listed := Facts{BootID: "before"}
-	must(t, s.restoreOne(storedRecord(t, "web", 5), listed, false))
-	garbage := storedRecord(t, "x", 1)
-	garbage.Config = json.RawMessage(`{"metadata": 7}`)
-	nameless := storedRecord(t, "x", 1)
-	nameless.Config = json.RawMessage(`{}`)
-	for says, record := range map[string]Record{
-		"decode the config": garbage,
-		"no metadata":       nameless,
-		"created at 0":      storedRecord(t, "x", 0),
-		"the same name":     storedRecord(t, "web", 4),
-	} {
-		if err := s.restoreOne(record, listed, false); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("restoreOne = %v, want an error that says %q", err, says)
-		}
-	}
-	if got := len(all(s)); got != 1 {
-		t.Errorf("%d sandboxes, want 1", got)
-	}
-}
-
-// The name of a half-made sandbox was free at once for the next one.
-func TestRestoreOneGivesNoNameToTheHalfMade(t *testing.T) {
-	s := checker(t)
-	for _, facts := range []Facts{{}, {BootID: "before"}, {}} {
-		if err := s.restoreOne(storedRecord(t, "web", 5), facts, false); err != nil {
-			t.Error(err)
-		}
-	}
-	if got, listed := len(all(s)), len(s.List()); got != 3 || listed != 1 {
-		t.Errorf("%d sandboxes, %d listed, want 3 and 1", got, listed)
-	}
-}
-
-func all(s *Store) []*Sandbox { return s.All(func(*Sandbox) bool { return true }) }
-
 // What is listed after a restart follows from the facts and the boot.
 func TestRestoreOneFollowsTheFacts(t *testing.T) {
 	ready := Facts{BootID: "now", ReadyAt: time.Now()}
@@ -166,30 +126,5 @@ func TestAwait(t *testing.T) {
 	close(failed.built)
 	if _, err := failed.await(t.Context()); !errors.Is(err, cause) {
 		t.Errorf("await of a failed Run = %v", err)
-	}
-}
-
-func TestFind(t *testing.T) {
-	s := checker(t)
-	for _, id := range []string{"aa11", "aa22", "bb33", "bb"} {
-		sb := newSandbox(Record{ID: id}, named(id, 0))
-		sb.Show()
-		must(t, s.Add(sb))
-	}
-	must(t, s.Add(newSandbox(Record{ID: "cc44"}, named("cc", 0)))) // still building
-	for id, want := range map[string]string{"aa11": "aa11", "aa2": "aa22", "bb": "bb", "bb3": "bb33"} {
-		if sb, err := s.Find(id); err != nil || sb.ID != want {
-			t.Errorf("Find(%q) = %v, %v, want %s", id, sb, err, want)
-		}
-	}
-	for _, id := range []string{"cc44", "cc", "dd", "aa11x", "../aa11", "aa11\x00"} {
-		if _, err := s.Find(id); !errdefs.IsNotFound(err) {
-			t.Errorf("Find(%q) = %v, want NotFound", id, err)
-		}
-	}
-	for _, id := range []string{"", "a", "aa"} {
-		if _, err := s.Find(id); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("Find(%q) = %v, want InvalidArgument", id, err)
-		}
 	}
 }

@@ -1,9 +1,6 @@
 package server
 
 import (
-	"archive/tar"
-	"bytes"
-	"compress/gzip"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -18,13 +15,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/crane"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -66,33 +60,17 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 func (n *imageNode) push(t testing.TB, path string, img v1.Image) string {
 	t.Helper()
 	reference := strings.TrimPrefix(n.registry.URL, "http://") + "/" + path
-	ref, err := name.ParseReference(reference, name.Insecure)
-	if err == nil {
-		err = remote.Write(ref, img)
-	}
-	must(t, err)
+	must(t, crane.Push(img, reference, crane.Insecure))
 	return reference
 }
 
 // oneFile is an image of one file, which makes it differ from others.
 func oneFile(t testing.TB, content string, config v1.Config) v1.Image {
 	t.Helper()
-	var buffer bytes.Buffer
-	w := tar.NewWriter(&buffer)
-	must(t, w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(content))}))
-	if _, err := w.Write([]byte(content)); err != nil {
-		t.Fatal(err)
-	}
-	_ = w.Close()
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(buffer.Bytes())), nil
-	}, tarball.WithCompressionLevel(gzip.BestSpeed))
-	must(t, err)
-	img, err := mutate.AppendLayers(empty.Image, layer)
+	img, err := crane.Image(map[string][]byte{"file": []byte(content)})
 	must(t, err)
 	spec, err := img.ConfigFile()
 	must(t, err)
-	spec = spec.DeepCopy()
 	spec.OS, spec.Architecture, spec.Config = "linux", runtime.GOARCH, config
 	img, err = mutate.ConfigFile(img, spec)
 	must(t, err)

@@ -4,12 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
+	"net"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -155,5 +160,84 @@ func TestSeconds(t *testing.T) {
 		if got := seconds(n); got != want {
 			t.Errorf("%d seconds are %v, want %v", n, got, want)
 		}
+	}
+}
+
+// cri: Version VersionRequest.version VersionResponse.runtime_api_version VersionResponse.runtime_name
+// cri: VersionResponse.runtime_version VersionResponse.version
+func TestVersion(t *testing.T) {
+	version, err := dial(t, &Runtime{Info: Info{Version: "1.2.3"}}).Version(t.Context(), &runtimeapi.VersionRequest{Version: "0.1.0"})
+	must(t, err)
+	if version.GetVersion() != "0.1.0" || version.GetRuntimeName() != "minicri" || version.GetRuntimeVersion() != "1.2.3" || version.GetRuntimeApiVersion() != "v1" {
+		t.Errorf("version %v", version)
+	}
+}
+
+// A stream has all of a list in its order, in pieces that are cut by size; what is larger
+// than a piece is sent alone.
+func TestSendPieces(t *testing.T) {
+	for _, test := range []struct{ count, annotation, messages int }{{0, 0, 0}, {1, 0, 1}, {250, 0, 1}, {100, 256 << 10, 34}, {3, 2 * pieceBytes, 3}} {
+		var list, sent []*runtimeapi.PodSandbox
+		for i := range test.count {
+			list = append(list, &runtimeapi.PodSandbox{Id: fmt.Sprint(i), Annotations: map[string]string{"note": strings.Repeat("x", test.annotation)}})
+		}
+		messages := 0
+		must(t, sendPieces(list, func(piece []*runtimeapi.PodSandbox) error {
+			messages++
+			sent = append(sent, piece...)
+			return nil
+		}))
+		if !slices.Equal(sent, list) || messages != test.messages {
+			t.Errorf("%d pods with %d bytes: %d in %d messages", test.count, test.annotation, len(sent), messages)
+		}
+	}
+}
+
+// A list that is empty is one, and not null.
+func TestEmptyListsOfVerboseAnswers(t *testing.T) {
+	var none []string
+	info, err := encodeInfo(map[string]any{"quarantinedRecords": none, "version": "1"})
+	if err != nil || info["quarantinedRecords"] != `{"items":[]}` || info["version"] != `"1"` {
+		t.Errorf("%v, %v", info, err)
+	}
+}
+
+// dial serves the runtime on a unix socket and connects to it.
+func dial(t *testing.T, runtime *Runtime) runtimeapi.RuntimeServiceClient {
+	t.Helper()
+	return runtimeapi.NewRuntimeServiceClient(serveOnSocket(t, New(runtime, nil, nil, slog.New(slog.DiscardHandler))))
+}
+
+func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", socket)
+	must(t, err)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	t.Cleanup(func() {
+		_ = connection.Close()
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return connection
+}
+
+func wantCode(t *testing.T, err error, code codes.Code) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want %v", err, code)
+	}
+}
+
+// must ends the test for an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

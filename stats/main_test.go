@@ -1,20 +1,18 @@
 package stats
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,43 +20,6 @@ import (
 
 	"github.com/minicri/minicri/image"
 )
-
-// The test program is also what is measured: with this variable it does one
-// thing, says "ready" and waits for the end of its stdin.
-const taskVariable = "STATS_TEST_TASK"
-
-func TestMain(m *testing.M) {
-	if task := os.Getenv(taskVariable); task != "" {
-		runTask(task)
-		return
-	}
-	os.Exit(m.Run())
-}
-
-const (
-	heldBytes = 64 << 20
-	fileBytes = 32 << 20
-)
-
-func runTask(task string) {
-	var held []byte
-	switch name, argument, _ := strings.Cut(task, " "); name {
-	case "burn":
-		go func() {
-			for n := uint64(0); ; n++ {
-				runtime.KeepAlive(n)
-			}
-		}()
-	case "hold":
-		held = bytes.Repeat([]byte{1}, heldBytes)
-		if err := os.WriteFile(argument, held[:fileBytes], 0o600); err != nil {
-			panic(err)
-		}
-	}
-	fmt.Println("ready")
-	_, _ = os.Stdin.Read(make([]byte, 1))
-	_ = held
-}
 
 // directories measures layers as the image store does, by walking a directory.
 type directories string
@@ -140,37 +101,22 @@ func removeCgroup(t testing.TB, h hierarchies, parent, path string) {
 	}
 }
 
-// start runs a task in the cgroup, in all hierarchies, and waits until it is
-// ready. It is ended after the test.
-func start(t *testing.T, h hierarchies, path, task string) {
+// start starts a process in the cgroup, in all hierarchies, and ends it after the test.
+func start(t *testing.T, h hierarchies, path string) {
 	t.Helper()
-	startShell(t, h, path, `exec "$0"`, os.Args[0], taskVariable+"="+task, "GOMAXPROCS=2")
-}
-
-// startShell runs a script whose $0 is the program, as start does. It and all that it
-// has started are killed after the test.
-func startShell(t *testing.T, h hierarchies, path, script, program string, env ...string) {
-	t.Helper()
-	var enter strings.Builder
-	for _, directory := range h.own(path) {
-		fmt.Fprintf(&enter, "echo $$ > %s/cgroup.procs && ", directory)
-	}
-	command := exec.Command("sh", "-c", enter.String()+script, program)
-	command.Env, command.Stderr = append(os.Environ(), env...), os.Stderr
-	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	command := exec.Command("sh", "-c", "read go; head -c 1000000 /dev/zero; exec sleep 600") // what it holds then is the cgroup's
 	stdin, err := command.StdinPipe()
 	must(t, err)
 	stdout, err := command.StdoutPipe()
-	must(t, err)
-	must(t, command.Start())
-	t.Cleanup(func() {
-		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
-		_ = stdin.Close()
-		_ = command.Wait()
-	})
-	if _, err := stdout.Read(make([]byte, 5)); err != nil {
-		t.Fatalf("%s %v did not become ready: %v", script, env, err)
+	must(t, errors.Join(err, command.Start()))
+	t.Cleanup(func() { _, _ = command.Process.Kill(), command.Wait() })
+	for _, directory := range h.own(path) {
+		must(t, os.WriteFile(directory+"/cgroup.procs", []byte(strconv.Itoa(command.Process.Pid)), 0))
 	}
+	_, err = fmt.Fprintln(stdin)
+	must(t, err)
+	_, err = io.CopyN(io.Discard, stdout, 1000000)
+	must(t, err)
 }
 
 func waitEmpty(t testing.TB, h hierarchies, path string) {

@@ -27,7 +27,7 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	m := newMeter(t, directories(layers))
 	path := makeCgroup(t, m.hierarchies, "metrics")
 	must(t, os.Mkdir(filepath.Join(layers, "metrics"), 0o755))
-	start(t, m.hierarchies, path, "hold "+filepath.Join(t.TempDir(), "file"))
+	start(t, m.hierarchies, path)
 	namespace := newNamespace(t)
 	netns := fmt.Sprintf("/proc/%d/ns/net", namespace)
 	addPair(t, netns)

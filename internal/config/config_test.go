@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -270,17 +269,6 @@ func TestLoadResolvesLinks(t *testing.T) {
 	}
 }
 
-func TestCheckReportsAll(t *testing.T) {
-	c := Default()
-	c.Root, c.LogLevel, c.Limits.Kill = "x", "loud", 0
-	err := c.Check()
-	for _, key := range []string{"root: ", "log_level: ", "limits.kill: "} {
-		if err == nil || !strings.Contains(err.Error(), key) {
-			t.Errorf("Check does not report %s: %v", key, err)
-		}
-	}
-}
-
 // Each duration needs a unit and each number a least and a largest value: a field
 // without a rule of its own is found by its type.
 func TestEveryNumberIsChecked(t *testing.T) {
@@ -332,19 +320,6 @@ func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
 	}
 }
 
-// TOML lets a number through where a duration is meant, as nanoseconds, in a drop-in too.
-func TestADurationNeedsAUnit(t *testing.T) {
-	path := file(t, "log_level = 'warn'\n[limits]\ngc_period = 5\n")
-	must(t, os.Mkdir(path+".d", 0o700))
-	put(t, filepath.Join(path+".d", "10.toml"), "[images]\nprogress_timeout = 60\n")
-	_, err := load([]string{"--config", path}, io.Discard)
-	for _, says := range []string{":3: limits.gc_period: 5ns is too short", "10.toml:2: images.progress_timeout: 60ns is too short"} {
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v does not say %s", err, says)
-		}
-	}
-}
-
 func read(t *testing.T, arguments ...string) *Loaded {
 	t.Helper()
 	l, _, err := Read(arguments, io.Discard)
@@ -376,19 +351,6 @@ func file(t *testing.T, text string) string {
 func put(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, os.WriteFile(path, []byte(text), 0o600))
-}
-
-// What is shown to people has the keys and units of the file.
-func TestConfigurationAsJSON(t *testing.T) {
-	text, err := json.Marshal(Default())
-	must(t, err)
-	var shown struct {
-		NetnsDir string `json:"netns_dir"`
-		Limits   map[string]any
-	}
-	if err := json.Unmarshal(text, &shown); err != nil || shown.NetnsDir != Default().NetnsDir || shown.Limits["cni_add"] != time.Duration(Default().Limits.CNIAdd).String() {
-		t.Errorf("%s: %v", text, err)
-	}
 }
 
 // must ends the test for an error.

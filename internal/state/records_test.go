@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // pod is a record as an earlier schema might have it.
@@ -213,58 +211,6 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// A record of a later version is left alone, and so are the others: the error
-// names the file and the program that wrote it.
-func TestLaterSchemaRefusesTheLoad(t *testing.T) {
-	for content, writer := range map[string]string{
-		`{"version": 3, "writer": "9.9.9", "record": {"name": "later"}}`: "written by 9.9.9",
-		`{"version": 3, "record": ["of another form"]}`:                  "an unnamed version",
-	} {
-		records := openRecords(t, true)
-		put(t, records.Path("good"), `{"version": 1, "record": {"name": "good"}}`)
-		put(t, records.Path("later"), content)
-		_, _, err := records.Load()
-		if !errors.Is(err, ErrLaterSchema) || !strings.Contains(err.Error(), records.Path("later")) || !strings.Contains(err.Error(), writer) {
-			t.Errorf("Load = %v", err)
-		}
-		if read(t, records.Path("later")) != content {
-			t.Error("the record was changed")
-		}
-	}
-}
-
-// What cannot be read now may be read later: it stays where it is. What is no
-// file cannot be read, and does not block.
-func TestRecordThatCannotBeReadStays(t *testing.T) {
-	for kind, put := range map[string]func(path string) error{
-		"link to itself": func(path string) error { return os.Symlink(filepath.Base(path), path) },
-		"directory":      func(path string) error { return os.Mkdir(path, 0o700) },
-		"fifo":           func(path string) error { return unix.Mkfifo(path, 0o600) },
-		"socket":         func(path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) },
-	} {
-		t.Run(kind, func(t *testing.T) { testUnreadable(t, put) })
-	}
-}
-
-func testUnreadable(t *testing.T, unreadable func(path string) error) {
-	records := openRecords(t, true)
-	put(t, records.Path("good"), `{"version": 1, "record": {"name": "good"}}`)
-	must(t, unreadable(records.Path("bad")))
-	loaded, bad, err := records.Load()
-	if err != nil || len(loaded) != 1 || len(bad) != 1 || bad[0].ID != "bad" || bad[0].Path != records.Path("bad") {
-		t.Fatalf("loaded %v, bad %v, err %v", loaded, bad, err)
-	}
-	if got := records.Quarantined(); len(got) != 0 {
-		t.Errorf("in quarantine: %q", got)
-	}
-	if _, err := os.Lstat(records.Path("bad")); err != nil {
-		t.Error(err)
-	}
-	if ids, err := IDs(records.directory); err != nil || !slices.Equal(ids, []string{"bad", "good"}) {
-		t.Errorf("ids %q, err %v", ids, err)
-	}
-}
-
 // A file with no record in it says nothing of its object.
 func TestNoRecordInAFile(t *testing.T) {
 	for _, content := range []string{`{"version": 1}`, `{"version": 1, "record": null}`} {
@@ -284,46 +230,6 @@ func TestRecordsNameTheirWriter(t *testing.T) {
 	must(t, records.Write("a", pod{Name: "a"}))
 	if text := read(t, records.Path("a")); !strings.Contains(text, `"writer": "1.2.3"`) {
 		t.Errorf("written: %s", text)
-	}
-}
-
-// A file that was repaired by hand goes back, and replaces nothing.
-func TestRetryOfQuarantine(t *testing.T) {
-	records := openRecords(t, false)
-	put(t, records.Path("a"), "garbage")
-	path := records.Quarantine("a", errors.New("no good")).Path
-	if err := Retry[pod](path); err == nil {
-		t.Error("garbage went back")
-	}
-	put(t, path, `{"version": 1, "record": {"name": "mended"}}`)
-	must(t, Retry[pod](path))
-	if loaded := load(t, records); loaded["a"].Name != "mended" || len(records.Quarantined()) != 0 {
-		t.Errorf("loaded %v", loaded)
-	}
-	if _, err := os.Stat(filepath.Dir(path)); !os.IsNotExist(err) {
-		t.Errorf("the empty quarantine is still there: %v", err)
-	}
-	must(t, os.Mkdir(filepath.Dir(path), 0o700))
-	put(t, path, `{"version": 1, "record": {"name": "another"}}`)
-	if err := Retry[pod](path); err == nil {
-		t.Error("a record was replaced")
-	}
-}
-
-// Where the quarantine cannot be listed, what is in it must not count as orphaned.
-func TestQuarantineThatCannotBeListed(t *testing.T) {
-	records := openRecords(t, false)
-	must(t, records.Write("a", pod{Name: "a"}))
-	dir := filepath.Join(filepath.Dir(records.Path("a")), quarantine)
-	if err := os.Symlink(quarantine, dir); err != nil { // ELOOP
-		t.Fatal(err)
-	}
-	if _, _, err := records.Load(); err == nil || !strings.Contains(err.Error(), dir) {
-		t.Errorf("got %v, want an error about %s", err, dir)
-	}
-	must(t, os.Remove(dir))
-	if loaded := load(t, records); len(loaded) != 1 {
-		t.Errorf("loaded %v", loaded)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,41 +47,6 @@ func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// fewDescriptors limits those of this process while it runs f.
-func fewDescriptors(t testing.TB, f func()) {
-	t.Helper()
-	open, err := os.ReadDir("/proc/self/fd")
-	check(t, err)
-	var before unix.Rlimit
-	check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-	less := before
-	less.Cur = uint64(len(open) + maxDepth + 10)
-	check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &less))
-	defer func() { check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }()
-	f()
-}
-
-func TestDeepTree(t *testing.T) {
-	const depth = 5000
-	top := filepath.Join(t.TempDir(), "top")
-	check(t, os.Mkdir(top, 0o755))
-	deepTree(t, top, depth, 0)
-	fewDescriptors(t, func() {
-		began := time.Now()
-		usage, err := Measure(t.Context(), top)
-		t.Logf("measured in %v", time.Since(began))
-		if err != nil || usage.Inodes != depth+2 || usage.Bytes < 1<<20 {
-			t.Errorf("%+v, %v", usage, err)
-		}
-		began = time.Now()
-		check(t, Remove(top))
-		t.Logf("removed in %v", time.Since(began))
-	})
-	if _, err := os.Lstat(top); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -67,6 +68,8 @@ func TestDefaultNetworkWithASubnetOfTheConfiguration(t *testing.T) {
 	})
 }
 
+// cri: NetworkConfig.pod_cidr RuntimeConfig.network_config UpdateRuntimeConfig
+// cri: UpdateRuntimeConfigRequest.runtime_config
 func TestDefaultNetworkWaitsForThePodCIDR(t *testing.T) {
 	n := newDefaultNode(t, "")
 	if isReady, message := networkReady(t, n); isReady || message == "" {
@@ -84,6 +87,8 @@ func TestDefaultNetworkWaitsForThePodCIDR(t *testing.T) {
 	// An empty one, as the kubelet sends at its start, takes nothing away.
 	_, err = n.Runtime.UpdateRuntimeConfig(limited(t), podCIDR(""))
 	check(t, err)
+	_, err = n.Runtime.UpdateRuntimeConfig(limited(t), podCIDR("10.66.0.0"))
+	wantCode(t, err, codes.InvalidArgument)
 	if isReady, message := networkReady(t, n); !isReady {
 		t.Errorf("not ready: %s", message)
 	}

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,16 @@ func TestStatusOfANode(t *testing.T) {
 	if network.Name != n.Network || network.File == "" || config["root"] != n.Root {
 		t.Errorf("the network is %+v, the configuration %v", network, config)
 	}
+	info := statusInfo(t, n)
+	for key, value := range info {
+		// crictl shows an object as it is, and anything else as text with its quotes escaped.
+		if !json.Valid([]byte(value)) || !strings.HasPrefix(value, "{") && key != "golang" && key != "config" {
+			t.Errorf("info %s is no JSON object: %s", key, value)
+		}
+	}
+	if _, hides := info["runtimeHandlers"]; hides {
+		t.Error("info hides crictl's own list of runtimeHandlers")
+	}
 	driver, err := n.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
 	check(t, err)
 	if strings.ToLower(driver.Linux.GetCgroupDriver().String()) != harness.CgroupDriver() {
@@ -53,6 +64,8 @@ func TestStatusOfANode(t *testing.T) {
 }
 
 // A node that cannot make a pause is not ready, and says why; it is when it can.
+//
+// cri: RuntimeCondition.reason
 func TestNotReadyUntilAPauseStarts(t *testing.T) {
 	n := newNode(t)
 	ready := func() *runtimeapi.RuntimeCondition {
