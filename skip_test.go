@@ -17,8 +17,7 @@ var skips = map[string]string{
 	"supervisor/launch/apparmor_test.go": "this machine may have no AppArmor: make test-um has",
 	"supervisor/launch/attack_test.go":   "a machine has one version of cgroups, or both",
 	"test/hostile/stopper_test.go":       "freezer.state is of cgroup v1, memory.high of v2",
-	"test/crash/ping_test.go":            "it takes minutes: make test-crash",
-	"test/crash/reboot_test.go":          "the same",
+	"test/crash/reboot_test.go":          "it takes minutes: make test-crash",
 	"test/crash/scale_test.go":           "the same",
 }
 

@@ -38,7 +38,6 @@ func useBuild(t *testing.T, n *harness.Node, mark ...byte) (shim string) {
 	return shim
 }
 
-// built is a pod of one build: containers of all kinds.
 type built struct {
 	runs
 	dir             string // of its supervisor
@@ -57,7 +56,6 @@ func startBuilt(t *testing.T, n *harness.Node, i int) built {
 	return b
 }
 
-// talk writes a line to a container and reads what it answers.
 func (b built) talk(t *testing.T, id, word string) {
 	t.Helper()
 	c, err := client.Connect(limited(t), b.dir)
@@ -145,7 +143,6 @@ func TestSupervisorOfAnOlderBuild(t *testing.T) {
 	useBuild(t, n)
 }
 
-// startersOf are the builds of the starters that a supervisor has.
 func startersOf(supervisor int) (builds []string) {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range lines {

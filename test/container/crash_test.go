@@ -124,7 +124,6 @@ func (c *trial) test(row crashRow, fault string) {
 	c.runAgain()
 }
 
-// strike: the step fails, or the daemon dies there.
 func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
 	c.t.Helper()
 	c.Arm(c.t, append([]string{c.point + " " + fault}, c.also...)...)
@@ -152,7 +151,6 @@ func (c *trial) cancel(call func(context.Context, *trial) error) {
 	wantCode(c.t, <-done, codes.Canceled)
 }
 
-// checkWitness: another container of the pod continues as it was.
 func (c *trial) checkWitness() {
 	c.t.Helper()
 	if now := c.status(c.witness.Id); now.String() != c.witness.String() {

@@ -1,6 +1,9 @@
 package container
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,8 +12,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -146,4 +151,248 @@ func TestOOMKilledIsWhatItSays(t *testing.T) {
 	p.wantExit(killed, 137, "Error")
 	self := p.run("self", "exit 137", memory(16<<20))
 	p.wantExit(self, 137, "Error")
+}
+
+// cri: ContainerConfig.log_path
+func TestP59_NothingRunsAfterRemove(t *testing.T) {
+	p := newPod(t)
+	for _, script := range []string{deaf, forever, "(while true; do (sleep 1000 &) ; sleep 0.001; done) & sleep 1000"} {
+		id := p.run("app", script, noLog)
+		cgroup := p.info(id).CgroupsPath
+		eventually(t, "it has a child", func() bool { return len(p.pidsInCgroup(cgroup)) > 1 })
+		check(t, p.remove(id))
+		if left := p.inCgroup(cgroup); len(left) != 0 {
+			t.Errorf("%q: left: %v", script, left)
+		}
+	}
+	check(t, p.remove(p.create(shell("app", "true"))))
+	if pids := shims(p.Node); len(pids) != 1 {
+		t.Errorf("shims: %v", pids)
+	}
+	p.RemovePod(p.id)
+}
+
+// A pod that has ended costs nothing: after StopPodSandbox nothing of it is in
+// a supervisor, and no descriptor or thread for it.
+func TestEndedPodsCostNothing(t *testing.T) {
+	p := newPod(t)
+	p.wantExit(p.run("warm", "true"), 0, "Completed")
+	before := entries(p.Node, "fd")
+	pods := 10
+	if whole() {
+		pods = 200
+	}
+	for i := range pods {
+		ended := runPod(t, p.Node, fmt.Sprint("ended-", i))
+		ended.wantExit(ended.run("app", "exit 3"), 3, "Error")
+		check(t, ended.stopPod())
+	}
+	eventually(t, "descriptors, threads and shims are as before", func() bool {
+		return entries(p.Node, "fd") <= before && len(shims(p.Node)) == 1 && entries(p.Node, "task") <= 24
+	})
+}
+
+func entries(n *harness.Node, dir string) (count int) {
+	for _, pid := range shims(n) {
+		found, _ := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir)) // it may have ended
+		count += len(found)
+	}
+	return count
+}
+
+// cri: RemovePodSandboxRequest.pod_sandbox_id
+func TestPodStopsItsContainers(t *testing.T) {
+	p := newPod(t)
+	ids := []string{p.run("deaf", deaf), p.run("app", forever), p.create(shell("waits", "true")), p.run("ended", "true")}
+	check(t, p.inTime(20*time.Second, p.stopPod))
+	for _, id := range ids {
+		if s := p.status(id); s.State != exited || s.FinishedAt == 0 {
+			t.Errorf("in a pod that was stopped: %v", s)
+		}
+		if left := p.inCgroup(p.info(id).CgroupsPath); len(left) != 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+	check(t, p.removePod())
+	if left := p.list(nil); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// Anyone who stops a pod while containers are being made in it leaves none behind.
+//
+// cri: Container.state ContainerFilter.pod_sandbox_id
+func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
+	n := newNode(t)
+	for round := range 5 {
+		p := runPod(t, n, "web", harness.Attempt(uint32(round)))
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for i := range 4 {
+				if id, err := p.tryCreate(shell("app", forever, attempt(uint32(i)))); err == nil {
+					_ = p.start(id) // the pod may be stopped by now
+				}
+			}
+		}()
+		time.Sleep(time.Duration(round) * 30 * time.Millisecond)
+		check(t, p.stopPod())
+		for _, c := range p.list(&runtimeapi.ContainerFilter{PodSandboxId: p.id}) {
+			if c.State != exited {
+				t.Errorf("in a pod that was stopped: %v", c)
+			}
+		}
+		<-done
+		p.RemovePod(p.id)
+	}
+}
+
+// cri: Container.id ContainerFilter.state ContainerStateValue.state CreateContainerRequest.config
+// cri: CreateContainerRequest.pod_sandbox_id CreateContainerRequest.sandbox_config
+// cri: CreateContainerResponse.container_id
+func TestP61_ClientThatGoesAway(t *testing.T) {
+	p := newPod(t)
+	other := p.run("other", quiet)
+	eventually(t, "the other one runs", func() bool { return harness.ProcStatus(t, p.info(other).PID, "Name") == "sleep" })
+	before := p.Look()
+	config := shell("app", forever, noLog)
+	for i := range 25 {
+		ctx, cancel := context.WithTimeout(limited(t), time.Duration(i)*4*time.Millisecond)
+		answer, err := p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
+		cancel()
+		if err == nil {
+			check(t, p.remove(answer.ContainerId))
+		}
+	}
+	// One that was finished as its caller left is listed.
+	eventually(t, "what was made is listed, or gone", func() bool {
+		for _, c := range p.list(&runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: created}}) {
+			check(t, p.remove(c.Id))
+		}
+		id, err := p.tryCreate(config)
+		return err == nil && p.remove(id) == nil
+	})
+	for _, left := range p.Differences(before) {
+		t.Error(left)
+	}
+}
+
+// A daemon that is stopped does not wait for what its clients can ask of the
+// next one: the grace of a container that ignores its signal, a command that
+// runs on. The calls are answered, and nothing happens to the container.
+//
+// cri: ExecSyncResponse.exit_code
+func TestShutdownCancelsWaits(t *testing.T) {
+	n := newNode(t, harness.Config("[limits]\nshutdown = '50s'\ncreate = '50s'"))
+	p := runPod(t, n, "web")
+	id := p.run("app", deaf)
+	p.awaitLine(id, "ready")
+	pid := p.info(id).PID
+	answers := make(chan error, 2)
+	go func() { answers <- p.stop(id, 1000) }()
+	go func() {
+		_, err := p.tryExec(id, 0, "/bin/sh", "-c", "echo here > /began; exec tail -f /dev/null")
+		answers <- err
+	}()
+	eventually(t, "the command runs", func() bool {
+		answer, err := p.tryExec(id, 0, "/bin/cat", "/began")
+		return err == nil && answer.ExitCode == 0
+	})
+	// It takes some milliseconds; with its calls it would take the 50 seconds of its limit.
+	check(t, p.inTime(15*time.Second, func() error { n.Stop(); return nil }))
+	for range 2 {
+		wantCode(t, <-answers, codes.Unavailable)
+	}
+	n.Start()
+	if now := p.status(id); now.State != running || p.info(id).PID != pid {
+		t.Errorf("the container is %v", now)
+	}
+	eventually(t, "nothing is left of the command", func() bool { return !slices.Contains(p.tree(id), "tail") })
+	check(t, p.stop(id, 0))
+	p.wantExit(id, 137, "Error")
+}
+
+// A container that is being made when the daemon is stopped is undone, and the caller
+// is told to ask the next daemon.
+//
+// cri: CreateContainerRequest.config
+func TestShutdownDuringCreate(t *testing.T) {
+	p := newPod(t)
+	out := t.TempDir()
+	config := shell("app", forever, hooked(t, harness.Hook{Kind: "createRuntime", Script: "touch " + out + "/began; exec sleep 1000"}))
+	answer := make(chan error, 1)
+	go func() {
+		_, err := p.tryCreate(config)
+		answer <- err
+	}()
+	eventually(t, "the hook runs", func() bool { _, err := os.Stat(filepath.Join(out, "began")); return err == nil })
+	p.Stop()
+	err := <-answer
+	wantCode(t, err, codes.Unavailable)
+	if err == nil || !strings.Contains(err.Error(), "shutting down") {
+		t.Errorf("the error does not say why: %v", err)
+	}
+	p.Start()
+	if left := p.list(nil); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// After a reboot containers are listed as they ended, with code, reason, times and
+// log, over any number of starts of the daemon, until they are removed; those that
+// ran have ended with the machine.
+func TestContainersAfterAReboot(t *testing.T) {
+	p := newPod(t)
+	ended := p.run("ended", "echo said; exit 3")
+	p.wantExit(ended, 3, "Error")
+	lives := p.run("lives", "echo began; "+forever)
+	p.awaitLine(lives, "ready")
+	was, created := p.status(ended), p.status(lives).CreatedAt
+	p.Reboot()
+	for range 3 {
+		p.Start()
+		if now := p.status(ended); now.String() != was.String() {
+			t.Errorf("the container that had ended was %v\nand is %v", was, now)
+		}
+		now := p.status(lives)
+		if now.State != exited || now.CreatedAt != created || now.FinishedAt < now.StartedAt || now.Reason == "" {
+			t.Errorf("the container that ran is %v", now)
+		}
+		for id, line := range map[string]string{ended: "said\n", lives: "began\nready\n"} {
+			if stdout, _ := p.logs(id); stdout != line {
+				t.Errorf("its log is %q", stdout)
+			}
+		}
+		if pods := len(p.list(nil)); pods != 2 {
+			t.Errorf("%d containers are listed", pods)
+		}
+		p.Kill()
+	}
+	p.Start()
+	check(t, p.remove(ended))
+	check(t, p.remove(lives))
+}
+
+// A layer that no container explains is removed when the daemon starts; those of
+// containers stay, and minicri check has nothing to say of them.
+func TestSnapshotsWithoutContainer(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", "echo kept > /kept; "+forever)
+	p.Stop()
+	store, err := image.Open(t.Context(), image.Config{Root: p.Root, Logger: slog.New(slog.DiscardHandler)})
+	check(t, err)
+	orphan := strings.Repeat("ab", 32)
+	for _, key := range []string{orphan, orphan + "-image-0"} {
+		check(t, store.Prepare(t.Context(), key, harness.BusyboxImage, image.PrepareOptions{}))
+	}
+	check(t, store.Close())
+	p.Start()
+	eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
+	if left := harness.Info[[]string](t, p.Node, "orphanSnapshots"); len(left) != 0 {
+		t.Errorf("snapshots without a container: %v", left)
+	}
+	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {
+		t.Errorf("check: %v\n%s", err, output)
+	}
+	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
 }

@@ -1,10 +1,15 @@
 package container
 
 import (
+	"context"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -235,4 +240,178 @@ func TestCodes(t *testing.T) {
 	} {
 		wantCode(t, c.err, c.want)
 	}
+}
+
+// cri: ContainerConfig.stop_signal ContainerStatus.stop_signal
+func TestStopSignal(t *testing.T) {
+	p := newPod(t)
+	// That of the image, or what the request says.
+	for signal, code := range map[runtimeapi.Signal]int32{runtimeapi.Signal_SIGNAL_SIGUSR1: 10, runtimeapi.Signal_SIGNAL_SIGTERM: 15} {
+		id := p.run(fmt.Sprint("exits-", code), forever, func(c *runtimeapi.ContainerConfig) {
+			if code == 15 {
+				c.StopSignal = signal
+			}
+		})
+		p.awaitLine(id, "ready")
+		same(t, "stop signal", p.status(id).StopSignal.String(), signal.String())
+		check(t, p.stop(id, 10))
+		p.wantExit(id, code, "Error")
+	}
+}
+
+// deaf is a script that no signal but SIGKILL ends, with a child of its own.
+const deaf = "trap '' TERM USR1; sleep 1000 & echo ready; while true; do sleep 0.02; done"
+
+// heedless is a script that says when it is told to end, and does not.
+const heedless = "trap 'echo told' TERM USR1; echo ready; while true; do sleep 0.02; done"
+
+// cri: StopContainer StopContainerRequest.timeout
+func TestStopKillsAfterTheGrace(t *testing.T) {
+	p := newPod(t)
+	for seconds, name := range []string{"at-once", "after-a-second"} {
+		id := p.run(name, deaf)
+		p.awaitLine(id, "ready")
+		began := time.Now()
+		check(t, p.stop(id, int64(seconds)))
+		if took := time.Since(began); took < time.Duration(seconds)*time.Second || took > time.Duration(seconds)*time.Second+15*time.Second {
+			t.Errorf("%s: stopped after %v", name, took)
+		}
+		p.wantExit(id, 137, "Error")
+		eventually(t, "no process is left", func() bool { return len(p.inCgroup(p.info(id).CgroupsPath)) == 0 })
+	}
+}
+
+// A log is reopened meanwhile, without waiting for the stop.
+//
+// cri: ContainerStatus.log_path
+func TestP40_ShorterGraceWins(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", heedless)
+	p.awaitLine(id, "ready")
+	first := make(chan error, 1)
+	go func() { first <- p.stop(id, 3600) }()
+	p.awaitLine(id, "told")
+	path := p.status(id).LogPath
+	check(t, os.Rename(path, path+".old"))
+	check(t, p.inTime(30*time.Second, func() error { return p.reopen(id) }))
+	_, err := os.Stat(path)
+	check(t, err)
+	check(t, p.inTime(patience, func() error { return p.stop(id, 0) }))
+	check(t, <-first)
+	p.wantExit(id, 137, "Error")
+}
+
+type eventStream = runtimeapi.RuntimeService_GetContainerEventsClient
+
+// listen subscribes to the node's events. It returns when they are sure to
+// come: there is no answer to a subscription, so it makes events until one does.
+func (p *pod) listen() eventStream {
+	p.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	p.t.Cleanup(cancel)
+	stream, err := p.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	check(p.t, err)
+	arrived := make(chan error, 1)
+	go func() {
+		_, err := stream.Recv()
+		arrived <- err
+	}()
+	for {
+		marker := p.create(shell("marker", "true"))
+		check(p.t, p.remove(marker))
+		select {
+		case err := <-arrived:
+			check(p.t, err)
+			return stream
+		default:
+		}
+	}
+}
+
+// events reads the events of the containers with these names, or of pods, up to
+// the one that is last, each as "name what: state of the pod, states of its
+// containers".
+func (p *pod) events(stream eventStream, last string) (all []string) {
+	p.t.Helper()
+	names, latest := map[string]string{p.id: "pod"}, int64(0)
+	for len(all) == 0 || !strings.HasPrefix(all[len(all)-1], last) {
+		event, err := stream.Recv()
+		check(p.t, err)
+		if event.CreatedAt <= latest {
+			p.t.Errorf("an event of %d comes after one of %d", event.CreatedAt, latest)
+		}
+		latest = event.CreatedAt
+		var states []string
+		for _, c := range event.ContainersStatuses {
+			names[c.Id] = c.Metadata.Name
+			states = append(states, fmt.Sprintf("%s %v", c.Metadata.Name, strings.TrimPrefix(c.State.String(), "CONTAINER_")))
+		}
+		slices.Sort(states)
+		kind := strings.TrimSuffix(strings.TrimPrefix(event.ContainerEventType.String(), "CONTAINER_"), "_EVENT")
+		state := strings.TrimPrefix(event.PodSandboxStatus.GetState().String(), "SANDBOX_")
+		if name := names[event.ContainerId]; name != "" && name != "marker" {
+			all = append(all, fmt.Sprintf("%s %s: %s %s", name, kind, state, strings.Join(states, ", ")))
+		}
+	}
+	return all
+}
+
+func TestEventsOfAPodsLife(t *testing.T) {
+	p := newPod(t)
+	stream := p.listen()
+	one := p.run("one", forever)
+	bad := p.create(shell("two", "", command("/no/such")))
+	if err := p.start(bad); err == nil {
+		t.Error("a program that does not exist was started")
+	}
+	check(t, p.remove(bad))
+	check(t, p.stop(one, 10))
+	check(t, p.remove(one))
+	three := p.run("three", forever)
+	check(t, unix.Kill(p.info(three).PID, unix.SIGKILL))
+	p.wantExit(three, 137, "Error")
+	p.RemovePod(p.id)
+	same(t, "events", "\n"+strings.Join(p.events(stream, "pod DELETED"), "\n"), `
+one CREATED: READY one CREATED
+one STARTED: READY one RUNNING
+two CREATED: READY one RUNNING, two CREATED
+two STOPPED: READY one RUNNING, two EXITED
+two DELETED: READY one RUNNING
+one STOPPED: READY one EXITED
+one DELETED: READY `+`
+three CREATED: READY three CREATED
+three STARTED: READY three RUNNING
+three STOPPED: READY three EXITED
+pod STOPPED: NOTREADY three EXITED
+three DELETED: NOTREADY `+`
+pod DELETED: NOTREADY `)
+}
+
+// A consumer that does not read holds up neither containers nor other
+// consumers. It gets all of it later, in the same order; or, when it is too far
+// behind, what was kept for it and an error that says so (package event).
+//
+// cri: ContainerEventResponse.container_event_type ContainerEventResponse.container_id
+// cri: ContainerEventResponse.containers_statuses ContainerEventResponse.created_at
+// cri: ContainerEventResponse.pod_sandbox_status ContainerMetadata.attempt ContainerStatus.id
+// cri: ContainerStatus.metadata GetContainerEvents
+func TestP32_ConsumerThatDoesNotRead(t *testing.T) {
+	p := newPod(t)
+	lazy, busy := p.listen(), p.listen()
+	const rounds = 50
+	for i := range uint32(rounds) {
+		check(t, p.remove(p.create(shell("round", "true", attempt(i)))))
+	}
+	last := p.run("last", "true")
+	p.wantExit(last, 0, "Completed")
+	read := p.events(busy, "last STOPPED")
+	if got := len(read); got < 3*rounds {
+		t.Errorf("%d events of %d rounds: %v", got, rounds, read)
+	}
+	same(t, "what the lazy one reads", strings.Join(p.events(lazy, "last STOPPED"), "\n"), strings.Join(read, "\n"))
+	p.Stop()
+	if _, err := busy.Recv(); err == nil || err == io.EOF {
+		t.Errorf("the stream of a daemon that has ended gave %v", err)
+	}
+	p.Start()
 }

@@ -24,7 +24,6 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// nriNode is a node with NRI and the plugins of nriplugin/.
 type nriNode struct {
 	*harness.Node
 	t testing.TB
@@ -63,20 +62,17 @@ func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
 	return &nriNode{Node: newNode(t, append(opts, harness.Config(config))...), t: t, dir: dir}
 }
 
-// install puts a plugin into the directory of those that the daemon starts.
 func (n *nriNode) install(index, name string) {
 	n.t.Helper()
 	check(n.t, os.Link(filepath.Join(n.dir, "nriplugin"), filepath.Join(n.dir, "plugins", index+"-"+name)))
 	check(n.t, os.WriteFile(filepath.Join(n.dir, "conf", name+".conf"), []byte(n.log()), 0o644))
 }
 
-// plugin is one that has connected by itself.
 type plugin struct {
 	*exec.Cmd
 	orders io.WriteCloser
 }
 
-// connect starts a plugin, and waits until the runtime knows it.
 func (n *nriNode) connect(index, name string) *plugin {
 	n.t.Helper()
 	command := exec.Command(filepath.Join(n.dir, "nriplugin"), "-socket", filepath.Join(n.dir, "nri.sock"), "-index", index, "-name", name, "-log", n.log())
@@ -92,7 +88,6 @@ func (n *nriNode) connect(index, name string) *plugin {
 
 func (p *plugin) kill() { _, _ = p.Process.Kill(), p.Wait() }
 
-// awaitPlugin waits until Status names a plugin, or does not any more.
 func (n *nriNode) awaitPlugin(name string, there bool) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("plugin %s is connected: %t", name, there), func() bool { return slices.Contains(n.plugins(), name) == there })
@@ -114,7 +109,6 @@ func (n *nriNode) plugins() (names []string) {
 
 func (n *nriNode) log() string { return filepath.Join(n.dir, "log") }
 
-// seen is what the logger wrote of a request.
 type seen struct {
 	Event, Pod, Container, Netns, State, Error string
 

@@ -29,7 +29,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience is the longest that a test waits for what has no limit of its own.
 const patience = 2 * time.Minute
 
 const (
@@ -54,7 +53,6 @@ func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
 	return n
 }
 
-// newPod makes a node and runs a pod on it.
 func newPod(t testing.TB, opts ...harness.PodOption) *pod {
 	t.Helper()
 	return runPod(t, newNode(t), "web", opts...)
@@ -66,7 +64,6 @@ func runPod(t testing.TB, n *harness.Node, name string, opts ...harness.PodOptio
 	return &pod{Node: n, t: t, id: n.RunPod(config), config: config}
 }
 
-// option changes a container's configuration.
 type option func(*runtimeapi.ContainerConfig)
 
 // shell is the configuration of a container that runs a script.
@@ -119,7 +116,6 @@ func (p *pod) start(id string) error {
 	return err
 }
 
-// run creates and starts a container that runs a script.
 func (p *pod) run(name, script string, opts ...option) string {
 	p.t.Helper()
 	id := p.create(shell(name, script, opts...))
@@ -196,7 +192,6 @@ func (p *pod) awaitExit(id string) (end *runtimeapi.ContainerStatus) {
 	return end
 }
 
-// wantExit fails the test unless the container ends, or has ended, so.
 func (p *pod) wantExit(id string, code int32, reason string) {
 	p.t.Helper()
 	end := p.awaitExit(id)
@@ -224,7 +219,6 @@ func (p *pod) exec(id, script string) string {
 	return strings.TrimSpace(string(answer.Stdout))
 }
 
-// logs reads the container's log with the kubelet's reader.
 func (p *pod) logs(id string) (stdout, stderr string) {
 	p.t.Helper()
 	return p.readLog(p.status(id).LogPath)
@@ -237,7 +231,6 @@ func (p *pod) readLog(path string) (stdout, stderr string) {
 	return out.String(), err.String()
 }
 
-// awaitLine waits until the container has written the line.
 func (p *pod) awaitLine(id, line string) {
 	p.t.Helper()
 	eventually(p.t, fmt.Sprintf("%q is in the log", line), func() bool {
@@ -246,7 +239,6 @@ func (p *pod) awaitLine(id, line string) {
 	})
 }
 
-// awaitExecs waits until a supervisor runs commands in a container.
 func (p *pod) awaitExecs(id string) {
 	p.t.Helper()
 	eventually(p.t, "a supervisor runs commands", func() bool {
@@ -266,7 +258,6 @@ func (p *pod) removePod() error {
 	return err
 }
 
-// address is the pod's.
 func (p *pod) address() string {
 	p.t.Helper()
 	answer, err := p.Runtime.PodSandboxStatus(limited(p.t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
@@ -274,10 +265,8 @@ func (p *pod) address() string {
 	return answer.Status.Network.GetIp()
 }
 
-// shims are the processes of the node's supervisors.
 func shims(n *harness.Node) []int { return n.Supervisors() }
 
-// killShim kills the node's supervisor.
 func (p *pod) killShim() {
 	p.t.Helper()
 	pids := shims(p.Node)
@@ -287,7 +276,6 @@ func (p *pod) killShim() {
 	check(p.t, unix.Kill(pids[0], unix.SIGKILL))
 }
 
-// inCgroup are the commands of the processes in a container's cgroups.
 func (p *pod) inCgroup(path string) (commands []string) {
 	p.t.Helper()
 	for _, pid := range p.pidsInCgroup(path) {
@@ -324,7 +312,6 @@ func namespace(t testing.TB, pid int, kind string) string {
 	return name
 }
 
-// limited gives a context that ends with the test's patience.
 func limited(t testing.TB) context.Context {
 	t.Helper()
 	return harness.Limited(t, patience)
@@ -340,7 +327,6 @@ func check(t testing.TB, err error) {
 	harness.Check(t, err)
 }
 
-// wantCode fails the test unless the error has the gRPC code.
 func wantCode(t testing.TB, err error, code codes.Code) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -348,7 +334,6 @@ func wantCode(t testing.TB, err error, code codes.Code) {
 	}
 }
 
-// wantRefused fails the test unless the error is InvalidArgument and names the field.
 func wantRefused(t testing.TB, err error, field string) {
 	t.Helper()
 	wantCode(t, err, codes.InvalidArgument)

@@ -10,20 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
-// cri: ContainerConfig.args ContainerConfig.command
-func TestCommandOfTheImage(t *testing.T) {
+// The command is the image's, or the request's. The environment is passed on byte by byte;
+// what is not UTF-8 no JSON carries.
+//
+// cri: ContainerConfig.args ContainerConfig.command ContainerConfig.working_dir
+func TestEnvironmentAndDirectory(t *testing.T) {
 	p := newPod(t)
 	p.wantExit(p.run("image", "", command()), 9, "Error")
 	p.wantExit(p.run("args", "", command(), func(c *runtimeapi.ContainerConfig) { c.Args = []string{"-c", "exit 6"} }), 6, "Error")
-}
-
-// The environment is passed on byte by byte. What is not UTF-8 no JSON carries.
-//
-// cri: ContainerConfig.working_dir
-func TestEnvironmentAndDirectory(t *testing.T) {
-	p := newPod(t)
 	same(t, "environment", p.output("app", `echo "$FROM $A $HOSTNAME"; pwd`, env("FROM", "request"), env("A", "x=y z")), "request x=y z web\n/srv")
 	cwd := func(c *runtimeapi.ContainerConfig) { c.WorkingDir = "/made/for/it" }
 	same(t, "working directory", p.output("cwd", "pwd", cwd), "/made/for/it")
@@ -157,5 +155,138 @@ func TestMountPropagation(t *testing.T) {
 		if err := unix.Unmount(mounted, 0); err != nil {
 			t.Errorf("%s is not mounted on the node: %v", mounted, err)
 		}
+	}
+}
+
+func secure(change func(*runtimeapi.LinuxContainerSecurityContext)) option {
+	return func(c *runtimeapi.ContainerConfig) { change(c.Linux.SecurityContext) }
+}
+
+// Ambient capabilities are in force for a user that is not root.
+//
+// cri: Capability.add_capabilities Capability.drop_capabilities LinuxContainerSecurityContext.capabilities
+// cri: Capability.add_ambient_capabilities
+func TestCapabilities(t *testing.T) {
+	p := newPod(t)
+	plain := p.run("plain", forever)
+	same(t, "default", harness.ProcStatus(t, p.info(plain).PID, "CapEff"), "00000000a80425fb")
+	changed := p.run("changed", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
+		s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"ALL"}}
+	}))
+	same(t, "NET_ADMIN alone", harness.ProcStatus(t, p.info(changed).PID, "CapEff"), "0000000000001000")
+	same(t, "of an exec", strings.Fields(p.exec(changed, "grep CapEff /proc/self/status"))[1], "0000000000001000")
+	ambient := p.run("ambient", forever, asUser(1000), secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
+		s.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}, AddAmbientCapabilities: []string{"NET_BIND_SERVICE"}}
+	}))
+	for _, set := range []string{"CapAmb", "CapEff", "CapPrm"} {
+		same(t, set, harness.ProcStatus(t, p.info(ambient).PID, set), "0000000000000400")
+	}
+	same(t, "CapAmb of an exec", p.exec(ambient, "grep CapAmb /proc/self/status"), "CapAmb:\t0000000000000400")
+}
+
+// cri: LinuxContainerSecurityContext.privileged LinuxSandboxSecurityContext.privileged
+func TestPrivileged(t *testing.T) {
+	p := newPod(t, privilegedPod)
+	id := p.run("app", forever, privileged)
+	p.exec(id, "mount -t tmpfs x /tmp && umount /tmp && test -e /dev/kmsg && test -w /sys && unshare -U true")
+	same(t, "seccomp", harness.ProcStatus(t, p.info(id).PID, "Seccomp"), "0")
+}
+
+// cri: LinuxContainerSecurityContext.no_new_privs LinuxContainerSecurityContext.seccomp
+// cri: LinuxContainerSecurityContext.seccomp_profile_path
+func TestSeccompAndNoNewPrivs(t *testing.T) {
+	p := newPod(t)
+	profile := filepath.Join(t.TempDir(), "profile.json")
+	check(t, os.WriteFile(profile, []byte(`{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["mkdir","mkdirat"],"action":"SCMP_ACT_ERRNO"}]}`), 0o600))
+	for name, c := range map[string]struct {
+		change                func(*runtimeapi.LinuxContainerSecurityContext)
+		seccomp, noNew, holds string
+	}{
+		"free": {func(*runtimeapi.LinuxContainerSecurityContext) {}, "0", "0", "unshare -U true"},
+		"confined": {func(s *runtimeapi.LinuxContainerSecurityContext) {
+			s.Seccomp, s.NoNewPrivs = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}, true
+		}, "2", "1", "! unshare -U true"},
+		// The older form is still sent.
+		"by-path": {func(s *runtimeapi.LinuxContainerSecurityContext) { s.SeccompProfilePath = "localhost/" + profile }, "2", "0", "! mkdir /tmp/x && touch /tmp/y"},
+	} {
+		id := p.run(name, forever, secure(c.change))
+		same(t, name+": seccomp", harness.ProcStatus(t, p.info(id).PID, "Seccomp"), c.seccomp)
+		same(t, name+": no_new_privs", harness.ProcStatus(t, p.info(id).PID, "NoNewPrivs"), c.noNew)
+		p.exec(id, c.holds)
+	}
+}
+
+// cri: LinuxContainerSecurityContext.masked_paths LinuxContainerSecurityContext.readonly_paths
+// cri: LinuxContainerSecurityContext.readonly_rootfs
+func TestReadonlyAndMasked(t *testing.T) {
+	p := newPod(t)
+	id := p.run("readonly", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
+		s.ReadonlyRootfs = true
+		s.MaskedPaths, s.ReadonlyPaths = []string{"/proc/version", "/srv"}, []string{"/proc/sys"}
+	}))
+	p.exec(id, "! touch /new 2>/dev/null; test -z \"$(cat /proc/version)\"; test -z \"$(ls /srv)\"; ! echo x > /proc/sys/kernel/hostname")
+	id = p.run("writable", forever)
+	p.exec(id, "touch /new && test -n \"$(cat /proc/version)\"")
+}
+
+// cri: ContainerConfig.devices Device.container_path Device.host_path Device.permissions
+func TestDevices(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kmsg", ContainerPath: "/dev/given", Permissions: "w"}}
+	})
+	p.exec(id, "(: > /dev/given) && ! (: < /dev/given)")
+	// One that is made by hand is closed: the cgroup does not have it.
+	p.exec(id, "mknod /tmp/loop c 10 237 && ! (: > /tmp/loop)")
+}
+
+func pidMode(mode runtimeapi.NamespaceMode, target string) option {
+	return func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: mode, TargetId: target}
+	}
+}
+
+func podPID(mode runtimeapi.NamespaceMode) func(*runtimeapi.PodSandboxConfig) {
+	return func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = mode }
+}
+
+// wantNamespaces fails the test unless two processes share the namespaces, or
+// do not.
+func wantNamespaces(t *testing.T, one, other int, shared bool, kinds ...string) {
+	t.Helper()
+	for _, kind := range kinds {
+		if (namespace(t, one, kind) == namespace(t, other, kind)) != shared {
+			t.Errorf("processes %d and %d: want %s namespace shared: %v", one, other, kind, shared)
+		}
+	}
+}
+
+// cri: ExecSyncRequest.timeout NamespaceOption.target_id
+func TestPIDModes(t *testing.T) {
+	n := newNode(t)
+	apart, together, node := runPod(t, n, "apart"), runPod(t, n, "together", podPID(runtimeapi.NamespaceMode_POD)), runPod(t, n, "node", podPID(runtimeapi.NamespaceMode_NODE))
+	first := apart.run("first", forever)
+	same(t, "CONTAINER: process 1", apart.exec(first, "readlink /proc/1/exe"), "/bin/busybox")
+	target := apart.run("target", forever, pidMode(runtimeapi.NamespaceMode_TARGET, first))
+	wantNamespaces(t, apart.info(first).PID, apart.info(target).PID, true, "pid", "net")
+	_, err := apart.tryCreate(shell("lost", "true", pidMode(runtimeapi.NamespaceMode_TARGET, "nosuch")))
+	wantCode(t, err, codes.NotFound)
+	pod := together.run("pod", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
+	second := together.run("second", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
+	wantNamespaces(t, together.info(pod).PID, together.info(second).PID, true, "pid")
+	same(t, "POD: process 1", together.exec(pod, "cat /proc/1/comm"), "pause")
+	host := node.run("host", forever, pidMode(runtimeapi.NamespaceMode_NODE, ""))
+	wantNamespaces(t, node.info(host).PID, os.Getpid(), true, "pid")
+}
+
+func TestP35_ExecJoinsTheContainer(t *testing.T) {
+	p := newPod(t)
+	id := p.run("one", forever)
+	one, other := p.info(id).PID, p.info(p.run("other", forever)).PID
+	wantNamespaces(t, one, other, true, "net", "ipc", "uts")
+	wantNamespaces(t, one, other, false, "pid", "mnt")
+	wantNamespaces(t, one, os.Getpid(), false, "net", "ipc", "uts", "pid", "mnt")
+	for _, kind := range []string{"net", "ipc", "uts", "pid", "mnt", "user", "cgroup"} {
+		same(t, kind, p.exec(id, "readlink /proc/self/ns/"+kind), namespace(t, one, kind))
 	}
 }

@@ -19,7 +19,6 @@ import (
 // test-um-selinux. They ask the kernel, by the labels of processes and files and
 // by what it denies.
 
-// domain is the label of a process.
 func domain(t *testing.T, pid int) selinux.Context {
 	t.Helper()
 	text, err := selinux.PidLabel(pid)
@@ -29,7 +28,6 @@ func domain(t *testing.T, pid int) selinux.Context {
 	return context
 }
 
-// file is the label of a file of the node.
 func fileLabel(t *testing.T, path string) string {
 	t.Helper()
 	text, err := selinux.FileLabel(path)
@@ -82,9 +80,7 @@ func TestSELinuxOfImageVolumes(t *testing.T) {
 	n := newNode(t)
 	importData(n) // two layers
 	p := runPod(t, n, "web")
-	single := mounted("", "/single", func(m *runtimeapi.Mount) {
-		m.Image, m.Readonly = &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, true
-	})
+	single := imageMount("/single", func(m *runtimeapi.Mount) { m.Image.Image = harness.BusyboxImage })
 	id := p.run("app", forever, imageMount("/data"), single)
 	same(t, "content", p.exec(id, "cat /data/readme && test -s /single/bin/busybox"), "read me")
 	label := "system_u:object_r:container_file_t:" + domain(t, p.pausePID())["level"]
@@ -101,27 +97,21 @@ func TestSELinuxOfImageVolumes(t *testing.T) {
 func TestSELinuxKeepsPodsApart(t *testing.T) {
 	enforcing(t)
 	n := newNode(t)
-	mount := func(dir string) option {
-		return func(c *runtimeapi.ContainerConfig) {
-			c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/data", HostPath: dir, SelinuxRelabel: true})
-		}
-	}
+	relabel := func(m *runtimeapi.Mount) { m.SelinuxRelabel = true }
 	dir := filepath.Join(n.Dir, "data")
 	check(t, os.Mkdir(dir, 0o777))
 	check(t, os.Chmod(dir, 0o777))
 	p, other := runPod(t, n, "web"), runPod(t, n, "other")
-	id := p.run("app", forever, mount(dir))
+	id := p.run("app", forever, mounted(dir, "/data", relabel))
 	p.exec(id, "echo secret >/data/secret && chmod 666 /data/secret && cat /data/secret")
-	stranger := other.run("app", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/data", HostPath: dir})
-	})
+	stranger := other.run("app", forever, mounted(dir, "/data"))
 	answer, err := other.tryExec(stranger, 0, "cat", "/data/secret")
 	check(t, err)
 	if answer.ExitCode == 0 {
 		t.Errorf("another pod reads %q", answer.Stdout)
 	}
 	same(t, "label", fileLabel(t, filepath.Join(dir, "secret")), "system_u:object_r:container_file_t:"+domain(t, p.pausePID())["level"])
-	if _, err := p.tryCreate(shell("etc", forever, mount("/etc"))); err == nil || !strings.Contains(err.Error(), "/etc") {
+	if _, err := p.tryCreate(shell("etc", forever, mounted("/etc", "/data", relabel))); err == nil || !strings.Contains(err.Error(), "/etc") {
 		t.Errorf("relabelling /etc: %v", err)
 	}
 }
@@ -130,11 +120,9 @@ func TestSELinuxKeepsPodsApart(t *testing.T) {
 // to privileged ones.
 func TestSELinuxOfPrivileged(t *testing.T) {
 	enforcing(t)
-	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
-	root := func(c *runtimeapi.ContainerConfig) {
-		c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/node", HostPath: "/root"})
-	}
-	id := p.run("privileged", forever, root, secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
+	p := newPod(t, privilegedPod)
+	root := mounted("/root", "/node")
+	id := p.run("privileged", forever, root, privileged)
 	same(t, "type", domain(t, p.info(id).PID)["type"], "spc_t")
 	plain := p.run("plain", forever, root)
 	answer, err := p.tryExec(plain, 0, "sh", "-c", "echo x >/node/x")

@@ -2,8 +2,11 @@ package container
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -112,10 +115,239 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	check(t, os.Remove(lock+".old"))
 }
 
-// supervisorDirs are the directories of the node's supervisors.
 func supervisorDirs(t *testing.T, n *harness.Node) []string {
 	t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(n.State, "shims", "*"))
 	check(t, err)
 	return dirs
+}
+
+// whole reports whether a long test runs as a whole, which make test-supervisor
+// asks for.
+func whole() bool { return os.Getenv("MINICRI_TEST_WHOLE") != "" }
+
+type runs struct {
+	*pod
+	lives, writes, waits, dies string
+	pid                        int
+}
+
+const lines = 4000
+
+func startRuns(t *testing.T, n *harness.Node, i int) runs {
+	t.Helper()
+	r := runs{pod: runPod(t, n, fmt.Sprint("pod-", i))}
+	r.lives = r.run("lives", forever)
+	r.writes = r.run("writes", fmt.Sprintf("i=0; while [ $i -lt %d ]; do printf 'line '; echo $i; i=$((i+1)); done; exec sleep 1000000", lines))
+	r.waits = r.create(shell("waits", fmt.Sprintf("exit %d", 50+i%50)))
+	r.dies = r.run("dies", fmt.Sprintf("sleep 2; exit %d", 100+i%50))
+	r.pid = r.info(r.lives).PID
+	return r
+}
+
+// wantUndisturbed looks at the containers after the supervisor was replaced.
+func (r runs) wantUndisturbed(t *testing.T, i int) {
+	t.Helper()
+	eventually(t, "the state is known", func() bool { return r.status(r.lives).State == running })
+	if now := r.info(r.lives).PID; now != r.pid {
+		t.Errorf("pod %d: pid %d, it was %d", i, now, r.pid)
+	}
+	r.wantExit(r.dies, int32(100+i%50), "Error")
+	// The daemon asks the successor about one container after the other.
+	eventually(t, "what waits is known again", func() bool { return r.status(r.waits).State == created })
+	check(t, r.start(r.waits))
+	r.wantExit(r.waits, int32(50+i%50), "Error")
+	same(t, "exec", r.exec(r.lives, "echo hi"), "hi")
+	want := strings.Builder{}
+	for i := range lines {
+		fmt.Fprintf(&want, "line %d\n", i)
+	}
+	eventually(t, "all lines are in the log", func() bool {
+		stdout, _ := r.logs(r.writes)
+		return len(stdout) >= want.Len()
+	})
+	if stdout, _ := r.logs(r.writes); stdout != want.String() {
+		t.Errorf("pod %d: the log is not what was written: %d bytes, want %d", i, len(stdout), want.Len())
+	}
+}
+
+// A supervisor is killed under many pods: who comes next serves within a second, and
+// what it cannot know it does not make up.
+func TestKilledUnderManyPods(t *testing.T) {
+	count := 6
+	if whole() {
+		count = 100
+	}
+	n := newNode(t)
+	var all []runs
+	for i := range count {
+		all = append(all, startRuns(t, n, i))
+	}
+	all[0].killShim()
+	began := time.Now()
+	all[0].awaitExecs(all[0].lives)
+	t.Logf("%d pods: a successor serves %v after the kill", count, time.Since(began))
+	for i, r := range all {
+		r.wantUndisturbed(t, i)
+	}
+	for _, r := range all {
+		check(t, r.stopPod())
+	}
+}
+
+// untilGo begins a script that waits for release.
+const untilGo = "until [ -e /go ]; do sleep 0.05; done; "
+
+func release(t *testing.T, pid int) {
+	t.Helper()
+	check(t, os.WriteFile(fmt.Sprintf("/proc/%d/root/go", pid), nil, 0o600))
+}
+
+func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
+	p := newPod(t)
+	lives := p.run("lives", forever)
+	waits := p.create(shell("waits", "exit 5"))
+	dies := p.run("dies", untilGo+"exit 33")
+	oom := p.run("oom", untilGo+"tail /dev/zero", memory(16<<20))
+	ended := p.run("ended", "exit 4")
+	p.wantExit(ended, 4, "Error")
+	before, pid := p.status(ended), p.info(lives).PID
+	ending := []int{p.info(dies).PID, p.info(oom).PID}
+	p.Kill()
+	killed := time.Now()
+	for _, pid := range ending {
+		release(t, pid)
+	}
+	for _, pid := range ending {
+		eventually(t, "two containers end while no daemon runs", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	}
+	p.Start()
+	started := time.Now()
+	for id, state := range map[string]runtimeapi.ContainerState{lives: running, waits: created, dies: exited, oom: exited, ended: exited} {
+		same(t, "state at once", p.status(id).State.String(), state.String())
+	}
+	p.wantExit(dies, 33, "Error")
+	p.wantExit(oom, 137, "OOMKilled")
+	if at := time.Unix(0, p.status(dies).FinishedAt); at.Before(killed) || at.After(started) {
+		t.Errorf("finished at %v, the daemon was gone from %v to %v", at, killed, started)
+	}
+	if after := p.status(ended); after.String() != before.String() {
+		t.Errorf("was %v, is %v", before, after)
+	}
+	if p.info(lives).PID != pid || p.exec(lives, "echo hi") != "hi" {
+		t.Errorf("process %d, was %d", p.info(lives).PID, pid)
+	}
+	check(t, p.start(waits))
+	p.wantExit(waits, 5, "Error")
+	check(t, p.stop(lives, 10))
+	p.wantExit(lives, 10, "Error")
+}
+
+// A supervisor that dies, with the daemon or alone, is replaced by one that adopts its
+// containers, and that knows how one has ended meanwhile, or that it does not know. What the
+// dead one has left of containers that ended before keeps no one from removing them.
+//
+// cri: ContainerStatus.reason ContainerStatus.exit_code RemoveContainerRequest.container_id
+func TestKilledShim(t *testing.T) {
+	for name, withDaemon := range map[string]bool{"alone": false, "with the daemon": true} {
+		t.Run(name, func(t *testing.T) {
+			p := newPod(t)
+			lives, dies, ended := p.run("lives", forever), p.run("dies", untilGo+"exit 3"), p.run("ended", "exit 1")
+			waits := p.create(shell("waits", "exit 5"))
+			p.wantExit(ended, 1, "Error")
+			pid := p.info(dies).PID
+			if withDaemon {
+				p.Kill()
+			}
+			p.killShim()
+			release(t, pid)
+			if withDaemon {
+				p.Start()
+				check(t, p.remove(ended))
+			} else {
+				eventually(t, "the daemon notices", func() bool { return strings.Contains(p.Log(), "a supervisor is gone") })
+			}
+			eventually(t, "the container is adopted, by itself", func() bool { return p.status(lives).State == running })
+			same(t, "exec", p.exec(lives, "echo hi"), "hi")
+			end := p.awaitExit(dies)
+			if known := end.ExitCode == 3 && end.Reason == "Error"; !known && (end.ExitCode != 255 || end.Reason != "Unknown") {
+				t.Errorf("want its exit code, or 255 and Unknown: %v", end)
+			}
+			check(t, p.start(waits))
+			p.awaitExit(waits)
+			check(t, p.stop(lives, 10))
+			for _, id := range []string{lives, dies, waits, ended} {
+				check(t, p.remove(id))
+			}
+			p.wantExit(p.run("lives", "exit 6"), 6, "Error")
+			p.RemovePod(p.id)
+		})
+	}
+}
+
+// A container of which nothing can be read that supervisors keep runs on, and is not
+// said to have ended: it is unknown what it does, and it can be stopped and removed.
+func TestContainerThatNoSupervisorKnows(t *testing.T) {
+	p := newPod(t)
+	stopped, known := p.run("stopped", forever), p.run("known", forever)
+	pid := p.info(stopped).PID
+	dir := supervisorDirs(t, p.Node)[0]
+	p.Kill()
+	p.killShim()
+	check(t, os.Truncate(filepath.Join(dir, "records", stopped+".json"), 1))
+	p.Start()
+	eventually(t, "the other one is adopted", func() bool { return p.status(known).State == running })
+	if state := p.status(stopped).State; state != runtimeapi.ContainerState_CONTAINER_UNKNOWN || unix.Kill(pid, 0) != nil {
+		t.Errorf("it is %v, and its process: %v", state, unix.Kill(pid, 0))
+	}
+	check(t, p.stop(stopped, 1))
+	same(t, "state when it is stopped", p.status(stopped).State.String(), exited.String())
+	eventually(t, "its process is gone", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	check(t, p.remove(stopped))
+	same(t, "exec in the other one", p.exec(known, "echo hi"), "hi")
+}
+
+// A container whose record or facts cannot be read runs on, and is what it was when
+// the file is back; one whose facts are gone is what its supervisor knows of it.
+func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
+	p := newPod(t)
+	files, ids, pids := map[string]string{}, map[string]string{}, map[string]int{}
+	for name, dir := range map[string]string{"record": "containers", "facts": "container-facts", "gone": "container-facts", "null": "container-facts"} {
+		ids[name] = p.run(name, forever)
+		files[name] = filepath.Join(p.Root, dir, ids[name]+".json")
+		pids[name] = p.info(ids[name]).PID
+	}
+	p.Kill()
+	for _, name := range []string{"record", "facts"} {
+		check(t, os.Rename(files[name], files[name]+".aside"))
+		check(t, os.Mkdir(files[name], 0o700))
+	}
+	check(t, os.Remove(files["gone"]))
+	check(t, os.WriteFile(files["null"], []byte(`{"version": 1, "record": null}`), 0o600))
+	p.Start()
+	for name, pid := range pids {
+		if err := unix.Kill(pid, 0); err != nil {
+			t.Errorf("%s: it was ended: %v", name, err)
+		}
+	}
+	for _, name := range []string{"facts", "gone", "null"} {
+		eventually(t, name+" is listed", func() bool { return p.status(ids[name]).State == running })
+		same(t, name, strconv.Itoa(p.info(ids[name]).PID), strconv.Itoa(pids[name]))
+		same(t, "exec in "+name, p.exec(ids[name], "echo hi"), "hi")
+	}
+	if output, err := p.RunCommand("check"); err == nil || !strings.Contains(output, files["record"]) || !strings.Contains(output, "quarantine") {
+		t.Errorf("check says nothing of them: %v\n%s", err, output)
+	}
+	p.Kill()
+	for _, name := range []string{"record", "facts"} {
+		check(t, os.RemoveAll(files[name]))
+		check(t, os.Rename(files[name]+".aside", files[name]))
+	}
+	p.Start()
+	for name, id := range ids {
+		eventually(t, name+" is listed again", func() bool { return p.status(id).State == running })
+		same(t, name, strconv.Itoa(p.info(id).PID), strconv.Itoa(pids[name]))
+	}
+	_, err := p.RunCommand("check", "--fix", "--force") // what is in quarantine
+	check(t, err)
 }

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -26,7 +26,6 @@ func newSlicedPod(t *testing.T) (p *pod, slice string) {
 	return runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = slice }), slice
 }
 
-// file reads a file of a cgroup of version 2.
 func file(t *testing.T, path, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", path, name))
@@ -64,14 +63,6 @@ func TestContainersAreScopesOfThePodsSlice(t *testing.T) {
 	eventually(t, "systemd forgets the scope", func() bool { return property(t, filepath.Base(path), "LoadState") == "not-found" })
 }
 
-// systemd must not keep the scopes of pods that are gone: the harness looks.
-func TestScopesOfPods(t *testing.T) {
-	n := newNode(t)
-	for range 10 {
-		n.RemovePod(n.RunPod(n.PodConfig("web")))
-	}
-}
-
 // An update has to last: systemd sets again what it knows when it is reloaded.
 func TestLimitsStayWhenSystemdIsReloaded(t *testing.T) {
 	p, _ := newSlicedPod(t)
@@ -104,52 +95,15 @@ func TestLimitsStayWhenSystemdIsReloaded(t *testing.T) {
 // of the kernel's kills goes with it.
 func TestOOMKillsAreSeen(t *testing.T) {
 	p, _ := newSlicedPod(t)
-	const times = 10
-	for i := range times {
+	for i := range 10 {
 		id := p.run("oom", "exec tail /dev/zero", memory(16<<20), attempt(uint32(i)))
 		p.wantExit(id, 137, "OOMKilled")
 		check(t, p.remove(id))
 	}
 	// One that is killed otherwise is not taken for it.
-	for i := range times {
-		id := p.run("killed", forever, memory(16<<20), attempt(uint32(i)))
-		check(t, p.stop(id, 0))
-		p.wantExit(id, 137, "Error")
-	}
-}
-
-func TestStatsOfSlices(t *testing.T) {
-	p, slice := newSlicedPod(t)
-	id := p.run("app", "dd if=/dev/zero of=/dev/shm/x bs=1M count=20 2>/dev/null; while :; do :; done", memory(128<<20))
-	time.Sleep(2 * time.Second)
-	container, err := p.Runtime.ContainerStats(limited(t), &runtimeapi.ContainerStatsRequest{ContainerId: id})
-	check(t, err)
-	sandbox, err := p.Runtime.PodSandboxStats(limited(t), &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
-	check(t, err)
-	path := p.info(id).CgroupsPath
-	atMost := func(what string, got *runtimeapi.UInt64Value, low, high uint64) {
-		t.Helper()
-		if got.GetValue() < low || got.GetValue() > high {
-			t.Errorf("%s: want from %d to %d, got %v", what, low, high, got)
-		}
-	}
-	cpu := func(path string) uint64 {
-		var micros uint64
-		_, err := fmt.Sscanf(file(t, path, "cpu.stat"), "usage_usec %d", &micros)
-		check(t, err)
-		return micros * 1000
-	}
-	s := container.Stats
-	atMost("CPU", s.Cpu.UsageCoreNanoSeconds, 100e6, cpu(path))
-	atMost("working set", s.Memory.WorkingSetBytes, 20<<20, 60<<20)
-	atMost("memory that is left", s.Memory.AvailableBytes, 1<<20, 108<<20)
-	pod := sandbox.Stats.Linux
-	atMost("CPU of the pod", pod.Cpu.UsageCoreNanoSeconds, s.Cpu.UsageCoreNanoSeconds.GetValue(), cpu(slice))
-	atMost("working set of the pod", pod.Memory.WorkingSetBytes, 20<<20, 80<<20)
-	atMost("processes of the pod", pod.Process.ProcessCount, 2, 4)
-	if pod.Cpu.GetPsi().GetSome() == nil || pod.Memory.GetPsi().GetFull() == nil || s.Io.GetPsi().GetSome() == nil {
-		t.Errorf("no pressure: %v, %v, %v", pod.Cpu, pod.Memory, s.Io)
-	}
+	killed := p.run("killed", forever, memory(16<<20))
+	check(t, p.stop(killed, 0))
+	p.wantExit(killed, 137, "Error")
 }
 
 // A container may divide its own cgroup, as a nested init does: then no process
@@ -170,10 +124,9 @@ func TestCgroupsInsideOfAScope(t *testing.T) {
 
 // One that sees the machine's cgroups can leave its own, and ends all the same.
 func TestContainerThatLeavesItsScope(t *testing.T) {
-	p := runPod(t, newNode(t), "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true })
+	p := newPod(t, privilegedPod)
 	outside := "/sys/fs/cgroup/outside-" + p.id[:8]
-	id := p.run("app", "mkdir "+outside+" && echo $$ > "+outside+"/cgroup.procs && "+forever,
-		secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.Privileged = true }))
+	id := p.run("app", "mkdir "+outside+" && echo $$ > "+outside+"/cgroup.procs && "+forever, privileged)
 	p.awaitLine(id, "ready")
 	if processes, err := os.ReadFile(outside + "/cgroup.procs"); err != nil || len(processes) == 0 {
 		t.Fatalf("it has not left: %v", err)
@@ -182,4 +135,85 @@ func TestContainerThatLeavesItsScope(t *testing.T) {
 	p.wantExit(id, 137, "Error")
 	check(t, p.remove(id))
 	check(t, os.Remove(outside))
+}
+
+// What is asked for by the name of a file of cgroup v2 is written to it, at the
+// creation and by an update, which keeps the other keys.
+//
+// cri: LinuxContainerResources.unified
+func TestUnified(t *testing.T) {
+	p, _ := newSlicedPod(t)
+	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Linux.Resources.Unified = map[string]string{"memory.high": "67108864", "pids.max": "50"}
+	})
+	path := p.info(id).CgroupsPath
+	same(t, "memory.high", file(t, path, "memory.high"), "67108864")
+	same(t, "pids.max", file(t, path, "pids.max"), "50")
+	check(t, p.update(id, &runtimeapi.LinuxContainerResources{Unified: map[string]string{"memory.high": "33554432"}}))
+	same(t, "memory.high after the update", file(t, path, "memory.high"), "33554432")
+	same(t, "pids.max after the update", file(t, path, "pids.max"), "50")
+	if unified := p.status(id).Resources.GetLinux().GetUnified(); unified["memory.high"] != "33554432" || unified["pids.max"] != "50" {
+		t.Errorf("the status says %v", unified)
+	}
+}
+
+func appArmor(kind runtimeapi.SecurityProfile_ProfileType, name string) option {
+	return secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
+		s.Apparmor = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: name}
+	})
+}
+
+func confinement(t *testing.T, pid int) string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/attr/apparmor/current", pid))
+	check(t, err)
+	return strings.TrimRight(string(data), "\n\x00")
+}
+
+// cri: LinuxContainerSecurityContext.apparmor
+func TestAppArmor(t *testing.T) {
+	p := newPod(t, func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.SecurityContext.Apparmor = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+	})
+	const confined = "minicri-default (enforce)"
+	same(t, "pause", confinement(t, p.pausePID()), confined)
+	loadTestProfile(t)
+	for name, c := range map[string]struct {
+		option option
+		want   string
+	}{
+		"unnamed":    {func(*runtimeapi.ContainerConfig) {}, confined},
+		"default":    {appArmor(runtimeapi.SecurityProfile_RuntimeDefault, ""), confined},
+		"unconfined": {appArmor(runtimeapi.SecurityProfile_Unconfined, ""), "unconfined"},
+		"localhost":  {appArmor(runtimeapi.SecurityProfile_Localhost, testProfile), testProfile + " (enforce)"},
+		"prefixed":   {appArmor(runtimeapi.SecurityProfile_Localhost, "localhost/"+testProfile), testProfile + " (enforce)"},
+	} {
+		id := p.run(name, forever, c.option)
+		same(t, name, confinement(t, p.info(id).PID), c.want)
+		same(t, "an exec in "+name, p.exec(id, "cat /proc/self/attr/apparmor/current"), c.want)
+		check(t, p.stop(id, 10))
+	}
+	_, err := p.tryCreate(shell("unknown", "true", appArmor(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
+	wantCode(t, err, codes.InvalidArgument)
+	// The profile forbids what the capabilities would allow.
+	admin := secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
+		s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN"}}
+	})
+	p.exec(p.run("admin", forever, admin), "! mount -t tmpfs x /tmp 2>/dev/null")
+	p.exec(p.run("free", forever, admin, appArmor(runtimeapi.SecurityProfile_Unconfined, "")), "mount -t tmpfs x /tmp")
+}
+
+const testProfile = "minicri-test-profile"
+
+func loadTestProfile(t *testing.T) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "profile")
+	check(t, os.WriteFile(path, []byte("profile "+testProfile+" flags=(attach_disconnected) {\n  file,\n  capability,\n  network,\n  signal,\n  ptrace,\n}\n"), 0o600))
+	parse := func(action string) {
+		if output, err := exec.Command("apparmor_parser", action, path).CombinedOutput(); err != nil {
+			t.Errorf("apparmor_parser %s: %v: %s", action, err, output)
+		}
+	}
+	parse("-Kr")
+	t.Cleanup(func() { parse("-KR") })
 }

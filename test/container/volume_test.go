@@ -1,11 +1,15 @@
 package container
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -129,4 +133,176 @@ func TestVolumesOfTheImage(t *testing.T) {
 	if len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// A source that the kubelet made and that has gone, a link to nothing, or a place of the kernel's is an error with its
+// name, and nothing is made.
+func TestMissingSources(t *testing.T) {
+	p := newPod(t)
+	link := filepath.Join(p.Dir, "link")
+	check(t, os.Symlink(filepath.Join(p.Dir, "nowhere"), link))
+	volume := filepath.Join(p.Dir, "kubelet", "pods", p.config.Metadata.Uid, "volumes", "kubernetes.io~csi", "data", "mount")
+	for _, path := range []string{link, volume, "/dev/minicri-is-missing", "/sys/minicri-is-missing"} {
+		_, err := p.tryCreate(shell("app", "true", mounted(path, "/v")))
+		wantCode(t, err, codes.FailedPrecondition)
+		if message := status.Convert(err).Message(); !strings.Contains(message, path) || !strings.Contains(message, "/v") {
+			t.Errorf("%s: %s", path, message)
+		}
+	}
+	for _, path := range []string{filepath.Join(p.Dir, "nowhere"), filepath.Join(p.Dir, "kubelet"), "/dev/minicri-is-missing"} {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s has been made", path)
+		}
+	}
+}
+
+// mountOptions are those of the mount on top at a place, as the container sees it.
+func (p *pod) mountOptions(id, place string) []string {
+	p.t.Helper()
+	lines := strings.Split(p.exec(id, "grep ' "+place+" ' /proc/self/mountinfo"), "\n")
+	return strings.Split(strings.Fields(lines[len(lines)-1])[5], ",")
+}
+
+func wantOptions(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	for _, option := range want {
+		if !slices.Contains(got, option) {
+			t.Errorf("%s: the options are %q, want %s", what, got, option)
+		}
+	}
+}
+
+func mountTmpfs(t *testing.T, dir string, flags uintptr) {
+	t.Helper()
+	check(t, os.MkdirAll(dir, 0o755))
+	check(t, unix.Mount("tmpfs", dir, "tmpfs", flags, ""))
+	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+}
+
+// Options of a mount hold for the mounts below its source, too, but a mount that is only
+// read-only is not so below; and a source keeps the ones that it has.
+//
+// cri: Mount.mount_options Mount.readonly Mount.recursive_read_only
+func TestMountOptions(t *testing.T) {
+	p := newPod(t)
+	dir := filepath.Join(p.Dir, "volume")
+	mountTmpfs(t, filepath.Join(dir, "sub"), 0)
+	strict := filepath.Join(p.Dir, "strict")
+	mountTmpfs(t, strict, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
+	id := p.run("app", forever, mounted(strict, "/strict"), mounted(dir, "/plain", readonly), mounted(dir, "/deep", readonlyBelow),
+		mounted(dir, "/v", func(m *runtimeapi.Mount) { m.MountOptions = []string{"noexec", "nosuid", "nodev"} }))
+	for _, place := range []string{"/v", "/v/sub", "/strict", "/dev/shm"} {
+		wantOptions(t, place, p.mountOptions(id, place), "nosuid", "nodev", "noexec", "rw")
+	}
+	p.exec(id, "cp /bin/busybox /v/sub/sh && ! /v/sub/sh true 2>/dev/null; cp /bin/busybox /dev/shm/sh && ! /dev/shm/sh true 2>/dev/null")
+	p.exec(id, "! touch /plain/x 2>/dev/null && touch /plain/sub/x")
+	p.exec(id, "! touch /deep/x 2>/dev/null && ! touch /deep/sub/y 2>/dev/null && test -e /deep/sub/x")
+	host := runPod(t, p.Node, "host", func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
+	})
+	wantOptions(t, "/dev/shm of the node", host.mountOptions(host.run("app", forever), "/dev/shm"), "nosuid", "nodev", "noexec")
+}
+
+// A security context without lists of paths hides what is usually hidden.
+func TestMaskedByDefault(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	p.exec(id, "! echo x > /proc/sys/kernel/domainname 2>/dev/null; test -z \"$(cat /proc/keys /proc/timer_list)\"; test -z \"$(ls /sys/firmware)\"")
+	p.exec(id, "! mkdir /sys/fs/cgroup/x 2>/dev/null; ! touch /sys/fs/cgroup/y 2>/dev/null")
+	wantOptions(t, "/sys/fs/cgroup", p.mountOptions(id, "/sys/fs/cgroup"), "ro", "nosuid", "nodev", "noexec")
+	// procMount: Unmasked comes as two empty lists, and needs a user namespace.
+	unmasked := runPod(t, p.Node, "unmasked", harness.UserNamespace)
+	id = unmasked.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_CONTAINER
+	})
+	same(t, "masks", unmasked.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
+	free := runPod(t, p.Node, "privileged", privilegedPod)
+	id = free.run("app", forever, privileged)
+	same(t, "masks of a privileged container", free.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
+}
+
+// All mappings of a pod hold for the root of its containers, for volumes and for
+// images that are mounted.
+//
+// cri: IDMapping.container_id IDMapping.length LinuxContainerSecurityContext.namespace_options
+// cri: Mount.gidMappings Mount.uidMappings UserNamespace.gids UserNamespace.mode
+func TestSeveralMappings(t *testing.T) {
+	n := newNode(t)
+	importData(n)
+	mappings := []*runtimeapi.IDMapping{
+		{ContainerId: 0, HostId: 300000, Length: 1000}, {ContainerId: 1000, HostId: 500000, Length: 1000}, {ContainerId: 60000, HostId: 700000, Length: 10},
+	}
+	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings, Gids: mappings}
+	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
+	volume := filepath.Join(p.Dir, "volume")
+	check(t, os.Mkdir(volume, 0o777))
+	check(t, os.Chmod(volume, 0o777))
+	check(t, os.WriteFile(filepath.Join(volume, "file"), nil, 0o644))
+	check(t, os.Chown(filepath.Join(volume, "file"), 1000, 60001))
+	mapped := func(m *runtimeapi.Mount) { m.UidMappings, m.GidMappings = mappings, mappings }
+	id := p.run("app", forever, imageMount("/data", mapped), mounted(volume, "/v", mapped), func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users
+	})
+	wantNamespaces(t, p.info(id).PID, os.Getpid(), false, "user")
+	same(t, "who it is", p.exec(id, "id -u; echo x > /bin/new; stat -c %u /bin/new"), "0\n0")
+	owners := func(paths string) string {
+		return strings.Join(strings.Fields(p.exec(id, "stat -c %u:%g "+paths)), " ")
+	}
+	same(t, "root", owners("/bin/busybox /home"), "0:0 1000:1000")
+	same(t, "the pod's files", owners("/etc/resolv.conf /etc/hosts /etc/hostname"), "0:0 0:0 0:0")
+	same(t, "volume", owners("/v/file"), "1000:60001")
+	same(t, "image", owners("/data/readme /data/models"), "0:0 1000:1000")
+	p.exec(id, "touch /v/new && chown 60005:1500 /v/new")
+	info, err := os.Stat(filepath.Join(volume, "new"))
+	check(t, err)
+	stat := info.Sys().(*syscall.Stat_t)
+	same(t, "owner of the new file on the node", fmt.Sprint(stat.Uid, ":", stat.Gid), "60005:1500")
+	same(t, "uid of root on the node", strings.Fields(harness.ProcStatus(t, p.info(id).PID, "Uid"))[0], "300000")
+	same(t, "who can be", p.exec(id, "cat /proc/self/uid_map | awk '{print $1\" \"$2\" \"$3}'"), "0 300000 1000\n1000 500000 1000\n60000 700000 10")
+}
+
+// Volumes that an image declares but does not have belong to the user of the
+// container, with a user namespace and without.
+func TestVolumesThatTheImageLacks(t *testing.T) {
+	n := newNode(t)
+	const image = "test.example/database:1"
+	n.BuildImage(image, harness.Object{
+		"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/bin"}, "Volumes": harness.Object{"/var/lib/absent": harness.Object{}},
+	}, n.AddBusybox)
+	as := func(uid int64) option {
+		return all(asUser(uid), attempt(uint32(uid)), func(c *runtimeapi.ContainerConfig) {
+			c.Image.Image, c.Linux.SecurityContext.RunAsGroup = image, &runtimeapi.Int64Value{Value: uid + 1}
+		})
+	}
+	for name, p := range map[string]*pod{"plain": runPod(t, n, "plain"), "userns": runPod(t, n, "userns", harness.UserNamespace)} {
+		for _, uid := range []int64{0, 1000} {
+			owner := p.exec(p.run("app", forever, as(uid)), "echo x > /var/lib/absent/file && stat -c %u:%g /var/lib/absent")
+			same(t, name, owner, fmt.Sprint(uid, ":", uid+1))
+		}
+	}
+}
+
+// A pod can have users of its own and the network of the node: /sys is then the
+// node's, read-only.
+//
+// cri: RuntimeFeatures.user_namespaces_host_network
+func TestUserNamespaceInTheNetworkOfTheNode(t *testing.T) {
+	n := newNode(t)
+	features, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
+	check(t, err)
+	if !features.Features.UserNamespacesHostNetwork {
+		t.Error("the feature is not reported")
+	}
+	p := runPod(t, n, "web", harness.HostNetwork(), harness.UserNamespace)
+	id := p.run("app", forever)
+	pid := p.info(id).PID
+	wantNamespaces(t, pid, p.PID(), true, "net", "uts")
+	wantNamespaces(t, pid, p.PID(), false, "user", "mnt", "ipc", "pid")
+	same(t, "uid on the node", strings.Fields(harness.ProcStatus(t, pid, "Uid"))[0], "200000")
+	p.exec(id, "test -e /sys/kernel && test -e /sys/class/net/lo && ! touch /sys/fs/cgroup/x 2>/dev/null")
+	wantOptions(t, "/sys", p.mountOptions(id, "/sys"), "ro", "nosuid", "nodev", "noexec")
+	// Of several mounts in one place the last is on top.
+	writable := p.exec(id, `awk '$5 ~ "^/sys" {top[$5] = $6} END {for (place in top) if (top[place] !~ "^ro") print place}' /proc/self/mountinfo`)
+	same(t, "what of /sys can be written to", writable, "")
+	check(t, p.remove(id))
 }

@@ -3,6 +3,7 @@ package crash
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,7 +26,6 @@ func (n *node) onSmallDisk(t *testing.T, directory string) {
 	n.Start()
 }
 
-// offSmallDisk removes the pods and puts the directory back in its place.
 func (n *node) offSmallDisk(t *testing.T, directory string) {
 	t.Helper()
 	for _, pod := range n.list(t) {
@@ -50,7 +50,6 @@ func (n *node) endSupervisors(t *testing.T) {
 	})
 }
 
-// fill takes all space of the directory's file system; free gives it back.
 func fill(t *testing.T, directory string) (free func()) {
 	t.Helper()
 	name := filepath.Join(directory, "filler")
@@ -67,7 +66,8 @@ func fill(t *testing.T, directory string) (free func()) {
 }
 
 // On a full disk requests fail and say why, nothing is half there, and what
-// was there stays, over a restart too. With space they work again.
+// was there stays, over a restart too. Pods can go, and do not come back with a
+// restart. With space requests work again.
 func TestProperty48_FullDisk(t *testing.T) {
 	for _, directory := range []string{"root", "state"} {
 		for _, option := range []harness.PodOption{harness.HostNetwork(), harness.HostPort(8080, 80), harness.UserNamespace} {
@@ -77,16 +77,32 @@ func TestProperty48_FullDisk(t *testing.T) {
 				n.onSmallDisk(t, disk)
 				w := n.runWitness(t)
 				before := n.Look()
+				stopped, removed := n.RunPod(n.PodConfig("stopped")), n.RunPod(n.PodConfig("removed"))
 				free := fill(t, disk)
 
+				const reason = "no space left on device"
 				config := n.PodConfig("late", option)
-				n.wantNoRoom(t, config, "no space left on device")
-				n.wantListed(t, w.Id)
+				n.wantNoRoom(t, config, reason)
+				n.wantListed(t, w.Id, stopped, removed)
 				n.Kill()
 				n.Start()
 				(&trial{node: n, witness: w}).checkWitness(t)
-				n.wantNoRoom(t, config, "no space left on device")
+				n.wantNoRoom(t, config, reason)
+
+				if err := n.stop(limited(t), stopped); err != nil && !strings.Contains(err.Error(), reason) {
+					t.Error(err)
+				}
+				n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
+				if err := n.remove(limited(t), removed); err != nil {
+					t.Logf("the first Remove: %v", err)
+					check(t, n.remove(limited(t), removed))
+				}
+				n.Kill()
+				n.Start()
+				n.wantListed(t, w.Id, stopped)
+				n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 				free()
+				n.RemovePod(stopped)
 				n.wantSame(t, before)
 				n.RemovePod(n.RunPod(config))
 				n.wantSame(t, before)
@@ -99,37 +115,6 @@ func (n *node) wantNoRoom(t *testing.T, config *runtimeapi.PodSandboxConfig, rea
 	t.Helper()
 	if _, err := n.run(limited(t), config); !strings.Contains(fmt.Sprint(err), reason) {
 		t.Errorf("want an error that says %q, got %v", reason, err)
-	}
-}
-
-// Pods can go while the disk is full, and do not come back with a restart.
-func TestProperty48_StopOnAFullDisk(t *testing.T) {
-	for _, directory := range []string{"root", "state"} {
-		t.Run(directory, func(t *testing.T) {
-			n := newNode(t)
-			disk := filepath.Join(n.Dir, directory)
-			n.onSmallDisk(t, disk)
-			before := n.Look()
-			stopped, removed := n.RunPod(n.PodConfig("stopped")), n.RunPod(n.PodConfig("removed"))
-			free := fill(t, disk)
-
-			firstStop := n.stop(limited(t), stopped)
-			n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
-			if firstStop != nil && !strings.Contains(firstStop.Error(), "no space left on device") {
-				t.Error(firstStop)
-			}
-			if err := n.remove(limited(t), removed); err != nil {
-				t.Logf("the first Remove: %v", err)
-				check(t, n.remove(limited(t), removed))
-			}
-			n.Kill()
-			n.Start()
-			n.wantListed(t, stopped)
-			n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
-			free()
-			n.RemovePod(stopped)
-			n.wantSame(t, before)
-		})
 	}
 }
 
@@ -215,7 +200,6 @@ func TestProperty48_NoDescriptors(t *testing.T) {
 	n.RunPod(config)
 }
 
-// limitDescriptors sets the daemon's soft limit and returns what it was.
 func (n *node) limitDescriptors(t *testing.T, limit uint64) (was uint64) {
 	t.Helper()
 	var old unix.Rlimit
@@ -224,4 +208,92 @@ func (n *node) limitDescriptors(t *testing.T, limit uint64) (was uint64) {
 	old.Cur = limit
 	check(t, unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, &old, nil))
 	return was
+}
+
+// A file that cannot be read now, whichever it is, costs no pod anything: the
+// daemon serves without it, or refuses to start and names it; no process ends, no
+// address is given back. When it can be read again all is as it was.
+func TestProperty48_EIOAtEachFile(t *testing.T) {
+	n := newNode(t)
+	were := n.runEachKind(t)
+	for _, file := range n.files(t) {
+		name, err := filepath.Rel(n.Dir, file)
+		check(t, err)
+		for _, was := range were {
+			name = strings.ReplaceAll(name, was.Id, was.Metadata.Name)
+		}
+		t.Run(name, func(t *testing.T) {
+			n.Kill()
+			readable := unreadable(t, file)
+			if err := n.TryStart(); err == nil {
+				n.wantNothingLost(t, were)
+				n.Kill()
+			} else if !strings.Contains(n.Log(), file) || !strings.Contains(n.Log(), unix.EIO.Error()) {
+				t.Errorf("the daemon does not start and does not name the file: %v", err)
+			}
+			readable()
+			n.Start()
+			n.wantNothingLost(t, were)
+			for _, was := range were {
+				if now := n.status(t, was.Id); now.String() != was.String() {
+					t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
+				}
+			}
+		})
+	}
+	for _, was := range were {
+		n.RemovePod(was.Id)
+	}
+	n.fillNetwork()
+}
+
+// files are those that the daemon reads at its start.
+func (n *node) files(t *testing.T) (files []string) {
+	t.Helper()
+	n.Kill() // nothing is being written
+	for _, dir := range []string{n.Root, n.State} {
+		check(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.Type().IsRegular() && entry.Name() != "pause" {
+				files = append(files, path)
+			}
+			if entry.IsDir() && (entry.Name() == "sandboxes" && dir == n.State || entry.Name() == "libcontainer") {
+				return fs.SkipDir // files of the pods, which are not read at a start
+			}
+			return err
+		}))
+	}
+	n.Start()
+	return files
+}
+
+// unreadable makes every read of the file fail with EIO: nothing is mapped at
+// the beginning of a process's memory (proc(5), /proc/PID/mem).
+func unreadable(t *testing.T, file string) (readable func()) {
+	t.Helper()
+	check(t, unix.Mount("/proc/self/mem", file, "", unix.MS_BIND, ""))
+	if _, err := os.ReadFile(file); err == nil || !strings.Contains(err.Error(), unix.EIO.Error()) {
+		t.Fatalf("reading %s: %v", file, err)
+	}
+	return func() { check(t, unix.Unmount(file, unix.MNT_DETACH)) }
+}
+
+// wantNothingLost: every pause lives, and every address is still out.
+func (n *node) wantNothingLost(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
+	t.Helper()
+	running := 0
+	for _, pid := range n.processes(t) {
+		if alive(pid) {
+			running++
+		}
+	}
+	if running != len(were) {
+		t.Errorf("%d of %d pause processes live", running, len(were))
+	}
+	for _, was := range were {
+		if ip := was.GetNetwork().GetIp(); ip != "" {
+			if _, err := os.Stat(filepath.Join(n.Addresses, ip)); err != nil {
+				t.Errorf("the address of a pod that is Ready was given back: %v", err)
+			}
+		}
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +16,6 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// fault is what happens at a point.
 type fault struct {
 	name   string
 	strike func(*testing.T, *trial)
@@ -55,14 +53,14 @@ func shortLimits() harness.Option {
 // the point is reached. The result of the call comes from the channel.
 func (c *trial) begin(ctx context.Context, t *testing.T, action string) <-chan error {
 	t.Helper()
-	c.arm(t, append([]string{c.point + " " + action}, c.operation.also...)...)
+	c.Arm(t, append([]string{c.point + " " + action}, c.operation.also...)...)
 	done := make(chan error, 1)
 	if c.operation.name == recovery.name { // a node is started by its test's goroutine alone
 		done <- c.operation.call(ctx, c)
 	} else {
 		go func() { done <- c.operation.call(ctx, c) }()
 	}
-	eventually(t, "point "+c.point+" is reached", c.wasHit)
+	eventually(t, "point "+c.point+" is reached", c.WasHit)
 	return done
 }
 
@@ -72,10 +70,10 @@ func strikeError(t *testing.T, c *trial) {
 		check(t, err)
 		// What cannot be rolled back is listed then.
 		eventually(t, "recovery ends", func() bool { return len(harness.Info[[]any](t, c.node.Node, "building")) == 0 })
-		c.disarm(t)
+		c.Disarm(t)
 		return
 	}
-	c.disarm(t)
+	c.Disarm(t)
 	if err == nil {
 		t.Error("the step failed, and the request succeeded")
 	}
@@ -97,7 +95,7 @@ func wantPluginError(t *testing.T, err error, point string) {
 // strikeStarter: the process that makes the container dies at the point, by itself.
 func strikeStarter(t *testing.T, c *trial) {
 	err := <-c.begin(limited(t), t, "kill")
-	c.disarm(t)
+	c.Disarm(t)
 	if err == nil && c.point != "starter/answered" { // what it has answered may be taken over
 		t.Error("the starter was killed, and the request succeeded")
 	}
@@ -118,7 +116,7 @@ func strikeKill(t *testing.T, c *trial) {
 	if err == nil && c.operation.name != recovery.name {
 		t.Error("the daemon was killed, and the request succeeded")
 	}
-	c.disarm(t)
+	c.Disarm(t)
 }
 
 // strikeKillTwice: the daemon that comes next is killed too, and the one after it
@@ -137,13 +135,13 @@ func strikeKillTwice(t *testing.T, c *trial) {
 func strikeTerminate(t *testing.T, c *trial) {
 	done := c.begin(limited(t), t, "hang")
 	if !strings.HasSuffix(c.point, " DEL") {
-		disarm := time.AfterFunc(100*time.Millisecond, func() { _ = os.Remove(c.node.points) })
+		disarm := time.AfterFunc(100*time.Millisecond, func() { _ = os.Remove(string(c.Failpoints)) })
 		defer disarm.Stop()
 	}
 	c.Stop()
 	<-done
 	c.Start()
-	c.disarm(t)
+	c.Disarm(t)
 }
 
 func isPlugin(point string) bool {
@@ -159,7 +157,7 @@ func strikeShim(t *testing.T, c *trial, andDaemon bool) {
 		c.Start()
 		return
 	}
-	c.disarm(t)
+	c.Disarm(t)
 	<-done // it may succeed: the successor adopts the prepared pause
 }
 
@@ -168,7 +166,7 @@ func shimKilledAfter(milliseconds int) fault {
 	return fault{fmt.Sprintf("shim killed after %d ms", milliseconds), func(t *testing.T, c *trial) {
 		done := c.begin(limited(t), t, "hang")
 		shim, before := c.awaitShim(t), c.inMaking()
-		c.disarm(t)
+		c.Disarm(t)
 		for deadline := time.Now().Add(patience); c.inMaking() == before && len(done) == 0; time.Sleep(100 * time.Microsecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("the shim does not begin to make pause within %v", patience)
@@ -194,28 +192,16 @@ func (n *node) inMaking() int {
 	return len(found)
 }
 
-// awaitShim waits for the node's supervisor.
 func (n *node) awaitShim(t *testing.T) (pid int) {
 	t.Helper()
 	eventually(t, "a shim runs", func() bool {
-		pid = n.shim()
+		running := n.Supervisors()
+		if len(running) > 0 {
+			pid = running[0]
+		}
 		return pid != 0
 	})
 	return pid
-}
-
-// shim is the pid of the node's supervisor, 0 if none runs.
-func (n *node) shim() int {
-	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range lines {
-		line, _ := os.ReadFile(path)
-		words := strings.Split(string(line), "\x00")
-		if len(words) > 3 && words[1] == "serve" && strings.HasPrefix(words[3], n.State) {
-			pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
-			return pid
-		}
-	}
-	return 0
 }
 
 func strikeCancel(t *testing.T, c *trial) {
@@ -239,7 +225,7 @@ func strikeDeadline(t *testing.T, c *trial) {
 // and is being undone, anyone who asks again first hears of that failure.
 func (c *trial) goOn(t *testing.T) {
 	t.Helper()
-	c.disarm(t)
+	c.Disarm(t)
 	if c.operation.name != undo.name {
 		return
 	}
@@ -252,7 +238,7 @@ func (c *trial) goOn(t *testing.T) {
 func strikeLimit(t *testing.T, c *trial) {
 	done := c.begin(limited(t), t, "hang")
 	time.Sleep(shortLimit)
-	c.disarm(t)
+	c.Disarm(t)
 	<-done // a step that was the last one succeeds late
 }
 

@@ -3,10 +3,10 @@ package crash
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,37 +15,56 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// patience is the longest that a test waits for what has no limit of its own.
+// atOnce is how many nodes are at work, unless -parallel says so: most of the
+// time a case waits.
+const atOnce = "4"
+
+// TestMain chooses the binaries with failpoints.
+func TestMain(m *testing.M) {
+	binaries, err := filepath.Abs("../../bin/failpoints")
+	if err == nil && os.Getenv("MINICRI_BIN") == "" {
+		err = os.Setenv("MINICRI_BIN", binaries)
+	}
+	if err == nil {
+		_, err = os.Stat(filepath.Join(os.Getenv("MINICRI_BIN"), "trip"))
+	}
+	if err == nil {
+		err = flag.Set("test.parallel", atOnce)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "crash: it needs binaries with failpoints, see 'make failpoints':", err)
+		os.Exit(1)
+	}
+	os.Exit(harness.Main(m))
+}
+
 const patience = 2 * time.Minute
 
 // node is a node with failpoints and with plugins of the test in its chain.
 type node struct {
 	*harness.Node
-	points string // the file of failpoints
-	calls  string // what trip wrote down
+	harness.Failpoints
+	calls string // what trip wrote down
 }
 
-// limits are short where a test would wait for them.
 const limits = `[limits]
 reload = "50ms"
 retry_first = "20ms"
 retry_most = "100ms"
 `
 
-// newNode makes a node that runs beside those of other tests.
 func newNode(t *testing.T, opts ...harness.Option) *node {
 	t.Helper()
 	dir := t.TempDir()
-	n := &node{points: filepath.Join(dir, "points"), calls: filepath.Join(dir, "calls")}
+	n := &node{Failpoints: harness.Failpoints(filepath.Join(dir, "points")), calls: filepath.Join(dir, "calls")}
 	n.Node = harness.NewNode(t, append([]harness.Option{
-		harness.Parallel(), harness.NoNetwork(), harness.Config(limits), harness.Env("MINICRI_FAILPOINTS=" + n.points),
+		harness.Parallel(), harness.NoNetwork(), harness.Config(limits), n.Failpoints.Option(),
 	}, opts...)...)
 	check(t, os.Symlink(filepath.Join(os.Getenv("MINICRI_BIN"), "trip"), filepath.Join(n.Plugins, "trip")))
 	n.writeChain()
 	return n
 }
 
-// addresses is how many the network has.
 const addresses = 3
 
 // writeChain configures a chain with a trip before, between and behind bridge
@@ -63,32 +82,6 @@ func (n *node) trip(as string) harness.Object {
 	return harness.Object{"type": "trip", "as": as, "record": n.calls}
 }
 
-// arm says what is to happen at which points: "POINT ACTION" each.
-func (n *node) arm(t testing.TB, orders ...string) {
-	t.Helper()
-	check(t, removeIfThere(n.hitFile()))
-	var lines strings.Builder
-	for _, order := range orders {
-		space := strings.LastIndexByte(order, ' ')
-		fmt.Fprintf(&lines, "%s\t%s\n", order[:space], order[space+1:])
-	}
-	check(t, os.WriteFile(n.points+".new", []byte(lines.String()), 0o600))
-	check(t, os.Rename(n.points+".new", n.points))
-}
-
-func (n *node) disarm(t testing.TB) {
-	t.Helper()
-	check(t, removeIfThere(n.points))
-}
-
-func (n *node) hitFile() string { return n.points + ".hit" }
-
-func (n *node) wasHit() bool {
-	_, err := os.Stat(n.hitFile())
-	return err == nil
-}
-
-// waitEnd waits until the daemon has ended by itself.
 func (n *node) waitEnd(t testing.TB) {
 	t.Helper()
 	eventually(t, "the daemon ends", func() bool { return !n.Running() })
@@ -123,7 +116,6 @@ func (n *node) status(t testing.TB, id string) *runtimeapi.PodSandboxStatus {
 	return answer.GetStatus()
 }
 
-// pausePID is the process of a sandbox as the daemon has it.
 func (n *node) pausePID(t testing.TB, id string) int {
 	t.Helper()
 	answer, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
@@ -133,13 +125,11 @@ func (n *node) pausePID(t testing.TB, id string) int {
 	return info.PID
 }
 
-// limited gives a context that ends with the test's patience.
 func limited(t testing.TB) context.Context {
 	t.Helper()
 	return harness.Limited(t, patience)
 }
 
-// eventually polls until the condition holds.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	harness.Eventually(t, what, patience, holds)
@@ -148,11 +138,4 @@ func eventually(t testing.TB, what string, holds func() bool) {
 func check(t testing.TB, err error) {
 	t.Helper()
 	harness.Check(t, err)
-}
-
-func removeIfThere(path string) error {
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	return nil
 }

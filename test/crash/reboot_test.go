@@ -34,12 +34,7 @@ func TestProperty18_Reboot(t *testing.T) {
 	} {
 		t.Run(boot.name, func(t *testing.T) {
 			n := newNode(t)
-			var were []*runtimeapi.PodSandboxStatus
-			for _, config := range []*runtimeapi.PodSandboxConfig{
-				n.PodConfig("own", harness.HostPort(8080, 80)), n.PodConfig("userns", harness.UserNamespace), n.PodConfig("host", harness.HostNetwork()),
-			} {
-				were = append(were, n.status(t, n.RunPod(config)))
-			}
+			were := n.runEachKind(t)
 			n.PowerOff()
 			boot.end(t, n)
 			n.Start()
@@ -55,7 +50,14 @@ func TestProperty18_Reboot(t *testing.T) {
 	}
 }
 
-// processes are those in the node's cgroups.
+func (n *node) runEachKind(t *testing.T) (pods []*runtimeapi.PodSandboxStatus) {
+	t.Helper()
+	for name, option := range map[string]harness.PodOption{"own": harness.HostPort(8080, 80), "userns": harness.UserNamespace, "host": harness.HostNetwork()} {
+		pods = append(pods, n.status(t, n.RunPod(n.PodConfig(name, option))))
+	}
+	return pods
+}
+
 func (n *node) processes(t *testing.T) (pids []int) {
 	t.Helper()
 	hierarchies, err := cgroup.FindHierarchies()
@@ -98,7 +100,7 @@ func (c *trial) testReboot(t *testing.T, starts int) {
 	c.config = c.PodConfig("case", c.pod.options...)
 	check(t, os.WriteFile(c.calls, nil, 0o600))
 	c.before = c.Look()
-	t.Cleanup(func() { c.disarm(t) })
+	t.Cleanup(func() { c.Disarm(t) })
 	c.operation.prepare(t, c)
 	if isPlugin(c.point) {
 		done := c.begin(limited(t), t, "hang")
@@ -109,7 +111,7 @@ func (c *trial) testReboot(t *testing.T, starts int) {
 		c.waitEnd(t)
 	}
 	c.Reboot()
-	c.disarm(t)
+	c.Disarm(t)
 	c.Start()
 	for range starts - 1 {
 		c.Kill()
@@ -124,7 +126,7 @@ func (c *trial) testReboot(t *testing.T, starts int) {
 	}
 	c.wantAddressesBack(t)
 	c.runAgain(t)
-	c.checkNothingLeft(t)
+	c.wantSame(t, c.before)
 	c.checkDetached(t)
 }
 
@@ -132,16 +134,13 @@ func (c *trial) testReboot(t *testing.T, starts int) {
 // followed by one that knows of it, too.
 func TestProperty18_KilledInTheFirstStart(t *testing.T) {
 	n := newNode(t)
-	var were []*runtimeapi.PodSandboxStatus
-	for _, name := range []string{"a", "b", "c"} {
-		were = append(were, n.status(t, n.RunPod(n.PodConfig(name))))
-	}
+	were := n.runEachKind(t)
 	n.Reboot()
-	n.arm(t, "rename facts kill")
+	n.Arm(t, "rename facts kill")
 	if err := n.TryStart(); err == nil {
 		t.Fatal("the daemon was not killed where it writes facts")
 	}
-	n.disarm(t)
+	n.Disarm(t)
 	n.Start()
 	n.wantNotReady(t, were)
 	n.Kill()
@@ -149,7 +148,6 @@ func TestProperty18_KilledInTheFirstStart(t *testing.T) {
 	n.wantRebooted(t, were)
 }
 
-// wantNotReady: all are listed as they were, and NotReady.
 func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 	t.Helper()
 	if got := len(n.list(t)); got != len(were) {
@@ -165,10 +163,12 @@ func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 
 func (n *node) wantAddressesBack(t *testing.T) {
 	t.Helper()
-	eventually(t, "the addresses are freed without any call", func() bool {
-		left, _ := filepath.Glob(filepath.Join(n.Addresses, "10.*"))
-		return len(left) == 0
-	})
+	eventually(t, "the addresses are freed without any call", func() bool { return n.addressesOut() == 0 })
+}
+
+func (n *node) addressesOut() int {
+	files, _ := filepath.Glob(filepath.Join(n.Addresses, "10.*")) // a good pattern
+	return len(files)
 }
 
 func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
@@ -203,12 +203,8 @@ PATH=$CNI_PATH:$PATH exec bridge
 	eventually(t, "the configuration is loaded", func() bool { return strings.Contains(n.Log(), "network configuration loaded") })
 	before := n.Look()
 	stays, goes := n.RunPod(n.PodConfig("stays")), n.RunPod(n.PodConfig("goes"))
-	held := func() int {
-		files, _ := filepath.Glob(filepath.Join(n.Addresses, "10.*"))
-		return len(files)
-	}
-	if held() != 2 {
-		t.Fatalf("%d addresses are out, want 2", held())
+	if out := n.addressesOut(); out != 2 {
+		t.Fatalf("%d addresses are out, want 2", out)
 	}
 	n.Reboot()
 	n.Start()
@@ -220,8 +216,8 @@ PATH=$CNI_PATH:$PATH exec bridge
 	n.Start()
 	eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(limited(t), goes) == nil })
 	check(t, n.remove(limited(t), goes))
-	if held() != 2 {
-		t.Errorf("%d addresses are out before the agent is there, want 2", held())
+	if out := n.addressesOut(); out != 2 {
+		t.Errorf("%d addresses are out before the agent is there, want 2", out)
 	}
 	listener, err := net.Listen("unix", socket)
 	check(t, err)

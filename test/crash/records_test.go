@@ -13,60 +13,79 @@ import (
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/test/leak"
-
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/leak"
 )
 
-// damages are what may become of a file on disk.
-var damages = []struct {
+type damaged struct {
 	name   string
 	damage func(file []byte) []byte
-}{
+}
+
+var damages = []damaged{
 	{"truncated", func(file []byte) []byte { return file[:len(file)/2] }},
 	{"empty", func([]byte) []byte { return nil }},
 	{"garbage", func(file []byte) []byte { return bytes.Repeat([]byte{0xff, 0}, len(file)/2) }},
 	{"of no version", func([]byte) []byte { return []byte(`{}`) }},
 	{"without a config", func([]byte) []byte { return []byte(`{"version": 1, "record": {"created_at": 1}}`) }},
 	{"of another form", func([]byte) []byte { return []byte(`{"version": 1, "record": [1]}`) }},
+	{"gone", nil},
 }
 
 // A record that cannot be decoded is shown, and what it describes is left alone,
 // over restarts: the pod runs on. Given up by a person, it is removed. The other
-// pods do not notice.
+// pods do not notice. Facts are volatile: a sandbox whose facts are lost, and whose
+// pause lives, is listed NotReady and not touched until it is stopped and removed.
 func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 	n := newNode(t)
 	w := n.runWitness(t)
-	for _, d := range damages {
-		t.Run(d.name, func(t *testing.T) {
-			before := n.Look()
-			id := n.RunPod(n.PodConfig("victim"))
-			pause := n.pausePID(t, id)
-			n.Kill()
-			damage(t, n.record(id), d.damage)
-			for range 2 {
-				n.Start()
-				(&trial{node: n, witness: w}).checkWitness(t)
-				n.wantListed(t, w.Id)
-				n.wantQuarantined(t, id)
-				if !alive(pause) {
-					t.Fatal("its pause was killed")
-				}
+	kinds := map[string][]damaged{"record": damages[:6], "facts": {damages[0], damages[1], damages[2], damages[6]}}
+	for kind, all := range kinds {
+		for _, d := range all {
+			t.Run(kind+" "+d.name, func(t *testing.T) {
+				before := n.Look()
+				id := n.RunPod(n.PodConfig("victim"))
+				pause := n.pausePID(t, id)
 				n.Kill()
-			}
-			check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
-			n.Start()
-			n.wantSame(t, before)
-			n.RemovePod(n.RunPod(n.PodConfig("victim")))
-		})
+				listed, file := []string{w.Id}, n.record(id)
+				if kind == "facts" {
+					listed, file = []string{w.Id, id}, n.facts(id)
+				}
+				damage(t, file, d.damage)
+				for range 2 {
+					n.Start()
+					(&trial{node: n, witness: w}).checkWitness(t)
+					n.wantListed(t, listed...)
+					if kind == "record" {
+						n.wantQuarantined(t, id)
+					} else {
+						n.wantState(t, id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
+					}
+					if !alive(pause) {
+						t.Fatal("its pause was killed")
+					}
+					n.Kill()
+				}
+				check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
+				n.Start()
+				if kind == "facts" {
+					n.RemovePod(id)
+				}
+				n.wantSame(t, before)
+				n.RemovePod(n.RunPod(n.PodConfig("victim")))
+			})
+		}
 	}
 }
 
-// wantQuarantined: the verbose status shows the record of this id and no other.
-func (n *node) wantQuarantined(t *testing.T, id string) {
+// wantQuarantined: the verbose status shows the records of these ids and no others.
+func (n *node) wantQuarantined(t *testing.T, ids ...string) {
 	t.Helper()
-	shown := harness.Info[[]string](t, n.Node, "quarantinedRecords")
-	if len(shown) != 1 || filepath.Base(shown[0]) != id+".json" {
+	var shown []string
+	for _, file := range harness.Info[[]string](t, n.Node, "quarantinedRecords") {
+		shown = append(shown, strings.TrimSuffix(filepath.Base(file), ".json"))
+	}
+	if slices.Sort(shown); !slices.Equal(shown, ids) {
 		t.Errorf("the verbose status shows %v", shown)
 	}
 }
@@ -101,43 +120,6 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 		t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
 	}
 	n.RemovePod(id)
-}
-
-// Facts are volatile. A sandbox whose facts are lost, and whose pause lives, is
-// listed NotReady and not touched until it is stopped and removed.
-func TestProperty9_FactsThatCannotBeRead(t *testing.T) {
-	n := newNode(t)
-	w := n.runWitness(t)
-	lose := append(damages[:3:3], struct {
-		name   string
-		damage func([]byte) []byte
-	}{"gone", nil})
-	for _, d := range lose {
-		t.Run(d.name, func(t *testing.T) {
-			before := n.Look()
-			id := n.RunPod(n.PodConfig("victim"))
-			pause := n.pausePID(t, id)
-			n.Kill()
-			if d.damage == nil {
-				check(t, os.Remove(n.facts(id)))
-			} else {
-				damage(t, n.facts(id), d.damage)
-			}
-			for range 2 {
-				n.Start()
-				(&trial{node: n, witness: w}).checkWitness(t)
-				n.wantListed(t, w.Id, id)
-				n.wantState(t, id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
-				if !alive(pause) {
-					t.Fatal("its pause was killed")
-				}
-				n.Kill()
-			}
-			n.Start()
-			n.RemovePod(id)
-			n.wantSame(t, before)
-		})
-	}
 }
 
 // Without its attachment in the journal a pod stays Ready, keeps its address
@@ -195,13 +177,7 @@ func TestProperty9_TwoRecordsOfOneName(t *testing.T) {
 
 	(&trial{node: n, witness: w}).checkWitness(t)
 	n.wantListed(t, w.Id)
-	var shown []string
-	for _, file := range harness.Info[[]string](t, n.Node, "quarantinedRecords") {
-		shown = append(shown, filepath.Base(file))
-	}
-	if slices.Sort(shown); !slices.Equal(shown, []string{twin + ".json", double + ".json"}) {
-		t.Errorf("the verbose status shows %v", shown)
-	}
+	n.wantQuarantined(t, twin, double)
 	check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
 	check(t, os.Remove(n.facts(twin))) // it was left alone, too
 }
@@ -212,7 +188,7 @@ func TestProperty8_NameOfAHalfMadeSandbox(t *testing.T) {
 	n := newNode(t)
 	before := n.Look()
 	config := n.PodConfig("half")
-	n.arm(t, "pod/start before error", "pod/remove files before error")
+	n.Arm(t, "pod/start before error", "pod/remove files before error")
 	if _, err := n.run(limited(t), config); err == nil {
 		t.Fatal("the request succeeded")
 	}
@@ -232,7 +208,7 @@ func TestProperty8_NameOfAHalfMadeSandbox(t *testing.T) {
 		_, err := n.run(limited(t), config)
 		wantCode(t, err, codes.AlreadyExists)
 	}
-	n.disarm(t)
+	n.Disarm(t)
 	n.RemovePod(half[0].Id)
 	n.RemovePod(n.RunPod(config))
 	n.wantSame(t, before)
@@ -242,9 +218,12 @@ func (n *node) record(id string) string     { return filepath.Join(n.Root, "sand
 func (n *node) facts(id string) string      { return filepath.Join(n.State, "facts", id+".json") }
 func (n *node) attachment(id string) string { return filepath.Join(n.Root, "attachments", id+".json") }
 
-// damage changes a file.
 func damage(t *testing.T, file string, change func([]byte) []byte) {
 	t.Helper()
+	if change == nil {
+		check(t, os.Remove(file))
+		return
+	}
 	data, err := os.ReadFile(file)
 	check(t, err)
 	check(t, os.WriteFile(file, change(slices.Clone(data)), 0o600))

@@ -4,14 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -25,7 +24,6 @@ const many, ownNetworks = 1000, 5
 // milliseconds, on a machine that does nothing else.
 const restartBound, listBound = 5 * time.Second, 5 * time.Second
 
-// runMany runs pods, some at a time.
 func runMany(n *harness.Node, count int) {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, 8)
@@ -97,52 +95,89 @@ func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
 		check(t, unix.Kill(pid, unix.SIGSTOP))
 		t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) }) // it may have been replaced
 	}
-	ctx, largest := harness.Limited(t, 10*listBound), grpc.MaxCallRecvMsgSize(16<<20)
-	within := func(what string, ask func() (proto.Message, int, error)) {
+	ctx := harness.Limited(t, 10*listBound) // the harness's clients read as much as the kubelet
+	within := func(what string, want int, ask func() (count int, err error)) {
 		t.Helper()
 		began := time.Now()
-		message, count, err := ask()
+		count, err := ask()
 		took := time.Since(began)
-		fmt.Printf("%s beside a supervisor that hangs: %d objects, %d KiB, %v\n", what, count, proto.Size(message)>>10, took.Round(time.Millisecond))
-		if err != nil || took > listBound {
-			t.Errorf("%s took %v: %v", what, took, err)
+		fmt.Printf("%s beside a supervisor that hangs: %d objects, %v\n", what, count, took.Round(time.Millisecond))
+		if err != nil || took > listBound || count != want {
+			t.Errorf("%s of %d objects took %v: %v", what, count, took, err)
 		}
 	}
-	within("ListPodSandbox", func() (proto.Message, int, error) {
-		list, err := n.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{}, largest)
-		if len(list.GetItems()) != many {
-			t.Errorf("%d pods are listed", len(list.GetItems()))
+	within("ListPodSandbox", many, func() (int, error) {
+		list, err := n.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+		return len(list.GetItems()), err
+	})
+	within("ListContainers", 0, func() (int, error) {
+		list, err := n.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+		return len(list.GetContainers()), err
+	})
+	within("ListPodSandboxStats", many, func() (int, error) {
+		list, err := n.Runtime.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{})
+		return len(list.GetStats()), err
+	})
+	within("StreamPodSandboxes", many, func() (count int, err error) {
+		stream, err := n.Runtime.StreamPodSandboxes(ctx, &runtimeapi.StreamPodSandboxesRequest{})
+		for err == nil {
+			var piece *runtimeapi.StreamPodSandboxesResponse
+			piece, err = stream.Recv()
+			count += len(piece.GetPodSandboxes())
 		}
-		return list, len(list.GetItems()), err
-	})
-	within("ListContainers", func() (proto.Message, int, error) {
-		list, err := n.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{}, largest)
-		return list, len(list.GetContainers()), err
-	})
-	within("ListPodSandboxStats", func() (proto.Message, int, error) {
-		list, err := n.Runtime.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{}, largest)
-		if len(list.GetStats()) != many {
-			t.Errorf("statistics of %d pods", len(list.GetStats()))
+		if errors.Is(err, io.EOF) {
+			err = nil
 		}
-		return list, len(list.GetStats()), err
+		return count, err
 	})
-	within("StreamPodSandboxes", func() (proto.Message, int, error) {
-		stream, err := n.Runtime.StreamPodSandboxes(ctx, &runtimeapi.StreamPodSandboxesRequest{}, largest)
+	within("PodSandboxStatus of one that hangs", 1, func() (int, error) {
+		_, err := n.Runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: hung, Verbose: true})
+		return 1, err
+	})
+}
+
+// 100,000 health checks, by clients that come and go, leave no descriptor, no thread
+// to speak of and no memory; what the first thousands made stays as it is.
+func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-crash runs it")
+	}
+	const first, all, clients = 10000, 100000, 8
+	n := newNode(t)
+	n.runWitness(t)
+	ping := func(times int) {
+		ctx := harness.Limited(t, 10*time.Minute)
+		var wait sync.WaitGroup
+		for range clients {
+			wait.Go(func() {
+				var err error
+				for i := 0; i < times/clients && err == nil; i++ {
+					_, wrong := n.Runtime.Version(ctx, &runtimeapi.VersionRequest{})
+					_, err = n.Runtime.Status(ctx, &runtimeapi.StatusRequest{})
+					err = errors.Join(wrong, err)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wait.Wait()
+	}
+	open := func() int {
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))
 		check(t, err)
-		all := &runtimeapi.StreamPodSandboxesResponse{}
-		for {
-			piece, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return all, len(all.PodSandboxes), nil
-			}
-			if err != nil {
-				return all, len(all.PodSandboxes), err
-			}
-			all.PodSandboxes = append(all.PodSandboxes, piece.PodSandboxes...)
-		}
-	})
-	within("PodSandboxStatus of one that hangs", func() (proto.Message, int, error) {
-		answer, err := n.Runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: hung, Verbose: true}, largest)
-		return answer, 1, err
-	})
+		return len(files)
+	}
+	// What a process has allocated: not pages of its program, which the kernel drops
+	// when memory is short.
+	anonymous := func() int { return harness.ProcKiB(t, n.PID(), "RssAnon") }
+	ping(first)
+	before, files := anonymous(), open()
+	ping(all - first)
+	fmt.Printf("%d health checks: the daemon has %d KiB, after the first %d it had %d KiB; %d descriptors, %d\n", all, anonymous(), first, before, open(), files)
+	// What was allocated in a burst is collected, and given back, when it is over.
+	eventually(t, fmt.Sprintf("it has what it had, %d KiB, and 2 MiB at most", before), func() bool { return anonymous() <= before+2<<10 })
+	if now := open(); now > files+4 {
+		t.Errorf("%d descriptors, there were %d", now, files)
+	}
 }

@@ -87,7 +87,6 @@ func (s *soak) misconfigure(random *rand.Rand) {
 	check(s.t, os.Remove(file))
 }
 
-// counts are the faults of one run.
 type counts struct{ kills, terminations, failures, hangs, misconfigured, reboots int }
 
 func (c counts) String() string {
@@ -95,7 +94,6 @@ func (c counts) String() string {
 		c.kills, c.terminations, c.failures, c.hangs, c.misconfigured, c.reboots)
 }
 
-// strike does one of the faults, by chance.
 func (s *soak) strike(random *rand.Rand, c *counts) {
 	switch chance := random.IntN(23); {
 	case chance < 9:

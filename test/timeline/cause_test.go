@@ -1,9 +1,17 @@
 package timeline
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/timeline"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -22,7 +31,6 @@ func (n node) bridgeWith(addresses harness.Object) harness.Object {
 	return bridge
 }
 
-// details are the fields of a call's error.
 func details(t *testing.T, err error) map[string]string {
 	t.Helper()
 	for _, detail := range status.Convert(err).Details() {
@@ -34,7 +42,6 @@ func details(t *testing.T, err error) map[string]string {
 	return nil
 }
 
-// says fails the test unless the error's message has the words.
 func says(t *testing.T, err error, words ...string) {
 	t.Helper()
 	for _, word := range words {
@@ -47,11 +54,9 @@ func says(t *testing.T, err error, words ...string) {
 func TestBadRange(t *testing.T) {
 	n := newNode(t, harness.Config(fast))
 	n.network(n.bridgeWith(harness.Object{"subnet": "10.88.0.0/24", "rangeStart": "10.89.0.10"}))
-	err := n.fails(n.PodConfig("web"))
-	says(t, err, "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network")
-	words := []string{"failed at cni add", "bridge ADD", "RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network", "cni del: a plugin failed", "undone: "}
-	text := n.explained("web", words...)
-	documented(t, "bad range", text, words...)
+	words := []string{"RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network"}
+	n.fails(n.PodConfig("web"), words...)
+	text := n.documented("bad range", "web", append(words, "failed at cni add", "bridge ADD", "cni del: a plugin failed", "undone: ")...)
 	if strings.Contains(text, "✓ cni del") {
 		t.Error("the step succeeded whose plugins failed")
 	}
@@ -62,14 +67,12 @@ func TestFullRange(t *testing.T) {
 	n := newNode(t, harness.Config(fast))
 	n.network(n.bridgeWith(harness.Object{"subnet": "10.88.0.0/30"}))
 	n.RunPod(n.PodConfig("first"))
-	err := n.fails(n.PodConfig("web"))
-	says(t, err, "no IP addresses available", "has no free address: remove pods, or give it a larger range")
-	d := details(t, err)
+	words := []string{"no IP addresses available", "remove pods, or give it a larger range"}
+	d := details(t, n.fails(n.PodConfig("web"), words...))
 	if d["step"] != "pod/cni add" || d["plugin"] != "bridge" || d["verb"] != "ADD" || d["cni_code"] == "" || !strings.Contains(d["cni_message"], "no IP addresses") {
 		t.Errorf("details %v", d)
 	}
-	words := []string{"failed at cni add", "bridge ADD", "no IP addresses available in range set", "CNI error code", "remove pods, or give it a larger range"}
-	documented(t, "full range", n.explained("web", words...), words...)
+	n.documented("full range", "web", append(words, "failed at cni add", "bridge ADD", "CNI error code")...)
 	if first := n.json("first"); len(first) != 1 || first[0].State != "ready" || len(first[0].Addresses) != 1 || len(first[0].Problems()) > 0 {
 		t.Errorf("the first pod: %+v", first)
 	}
@@ -78,10 +81,9 @@ func TestFullRange(t *testing.T) {
 func TestMissingPlugin(t *testing.T) {
 	n := newNode(t, harness.Config(fast))
 	n.network(n.BridgePlugin(), harness.Object{"type": "not-installed"})
-	err := n.fails(n.PodConfig("web"))
-	says(t, err, "failed to find the plugin not-installed in", "install it or set cni_bin_dir")
-	words := []string{"failed at cni add", "not-installed ADD", "failed to find the plugin not-installed in", "install it or set cni_bin_dir"}
-	documented(t, "missing plugin", n.explained("web", words...), words...)
+	words := []string{"failed to find the plugin not-installed in", "install it or set cni_bin_dir"}
+	n.fails(n.PodConfig("web"), words...)
+	n.documented("missing plugin", "web", append(words, "failed at cni add", "not-installed ADD")...)
 	n.plugin("not-installed", "exit 0\n") // for its DEL
 }
 
@@ -90,26 +92,19 @@ func TestMissingPlugin(t *testing.T) {
 func TestHungPlugin(t *testing.T) {
 	n := newNode(t, harness.Config(strings.Replace(fast, "cni_add = '1m'", "cni_add = '2s'", 1)))
 	n.network(n.plugin("waits", "[ $CNI_COMMAND != ADD ] || exec sleep 1000\n"))
-	err := n.fails(n.PodConfig("web"))
-	says(t, err, "plugin waits: it did not answer: not done after 2s", "limits.cni_add")
-	if d := details(t, err); d["plugin"] != "waits" || d["advice"] == "" {
+	words := []string{"it did not answer: not done after 2s", "limits.cni_add"}
+	if d := details(t, n.fails(n.PodConfig("web"), words...)); d["plugin"] != "waits" || d["advice"] == "" {
 		t.Errorf("details %v", d)
 	}
-	words := []string{"failed at cni add", "waits ADD", "killed: it did not answer: not done after 2s", "limits.cni_add", "slowest: cni add > waits ADD"}
-	documented(t, "hung plugin", n.explained("web", words...), words...)
+	n.documented("hung plugin", "web", append(words, "failed at cni add", "waits ADD", "killed: ", "slowest: cni add > waits ADD")...)
 }
 
 func TestRubbish(t *testing.T) {
 	n := newNode(t, harness.Config(fast))
 	n.network(n.BridgePlugin(), n.plugin("chatty", "[ $CNI_COMMAND != ADD ] || { echo 'connecting to agent ... token=S3CRET ok'; echo 'warning: old config' >&2; }\n"))
-	err := n.fails(n.PodConfig("web"))
-	says(t, err, "plugin chatty: it succeeded, and what it printed is no CNI result", "connecting to agent")
-	words := []string{"failed at cni add", "chatty ADD", "what it printed is no CNI result", "connecting to agent", "stderr: warning: old config", "prints its result and nothing else to stdout"}
-	text := n.explained("web", words...)
-	documented(t, "rubbish", text, words...)
-	if strings.Contains(text, "S3CRET") {
-		t.Error("a secret is shown")
-	}
+	err := n.fails(n.PodConfig("web"), "plugin chatty: it succeeded, and what it printed is no CNI result", "connecting to agent")
+	n.documented("rubbish", "web", "failed at cni add", "chatty ADD", "what it printed is no CNI result", "connecting to agent", "stderr: warning: old config",
+		"prints its result and nothing else to stdout")
 	for _, detail := range status.Convert(err).Details() {
 		if info, ok := detail.(*errdetails.DebugInfo); ok && strings.Contains(info.GetDetail(), "old config") {
 			return
@@ -129,11 +124,7 @@ func TestDeadRegistry(t *testing.T) {
 	_, err := n.Image.PullImage(limited(t), request)
 	says(t, err, "RegistryUnavailable", "connection refused", "see whether the registry answers from this node", "hosts.toml")
 	words := []string{"pull 127.0.0.1:1/team/app:v1", "the pull of 127.0.0.1:1/team/app:v1 failed", "connection refused", "see whether the registry answers from this node"}
-	text := n.explained("web", words...)
-	documented(t, "dead registry", text, words...)
-	if strings.Contains(text, "S3CRET") {
-		t.Error("a secret is shown")
-	}
+	n.documented("dead registry", "web", words...)
 	// A pull that is for no pod is kept by itself.
 	request.SandboxConfig = nil
 	_, err = n.Image.PullImage(limited(t), request)
@@ -146,27 +137,25 @@ func TestDeadRegistry(t *testing.T) {
 	n.explained("web", words...)
 }
 
-func (n node) container(pod *runtimeapi.PodSandboxConfig, id, name, image, script string, memory int64) *runtimeapi.CreateContainerRequest {
-	config := &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: image},
-		Envs:  []*runtimeapi.KeyValue{{Key: "PASSWORD", Value: []byte("S3CRET")}, {Key: "PLAIN", Value: []byte("S3CRET")}},
-		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory}},
-	}
-	if script != "" {
-		config.Command = []string{"/bin/sh", "-c", script}
-	}
-	return &runtimeapi.CreateContainerRequest{PodSandboxId: id, Config: config, SandboxConfig: pod}
+// app is a container with secrets and a limit of memory.
+func app(script string, memory int64) *runtimeapi.ContainerConfig {
+	config := harness.Container("app", "/bin/sh", "-c", script)
+	config.Envs = []*runtimeapi.KeyValue{{Key: "PASSWORD", Value: []byte("S3CRET")}, {Key: "PLAIN", Value: []byte("S3CRET")}}
+	config.Linux.Resources.MemoryLimitInBytes = memory
+	return config
 }
 
 func TestImageWithoutEntrypoint(t *testing.T) {
 	n := newNode(t)
 	n.BuildImage("test.example/data:1", harness.Object{}, func(l *harness.Layer) { l.File("data", 0o644, 0, "data") })
 	pod := n.PodConfig("web")
-	id := n.RunPod(pod)
-	_, err := n.Runtime.CreateContainer(limited(t), n.container(pod, id, "app", "test.example/data:1", "", 0))
-	says(t, err, "no command specified", "give the container a command, or the image an entrypoint")
-	words := []string{"container app failed at check", "no command specified", "give the container a command, or the image an entrypoint"}
-	documented(t, "no entrypoint", n.explained("web", words...), words...)
+	config := harness.Container("app")
+	config.Image.Image = "test.example/data:1"
+	_, err := n.CreateContainer(n.RunPod(pod), pod, config)
+	words := []string{"no command specified", "give the container a command, or the image an entrypoint"}
+	says(t, err, words...)
+	words = append(words, "container app failed at check")
+	n.documented("no entrypoint", "web", words...)
 	n.explained("app", words...)
 }
 
@@ -174,24 +163,16 @@ func TestOOM(t *testing.T) {
 	n := newNode(t)
 	n.ImportBusybox()
 	pod := n.PodConfig("web")
-	id := n.RunPod(pod)
-	made, err := n.Runtime.CreateContainer(limited(t), n.container(pod, id, "app", harness.BusyboxImage, "exec tail /dev/zero", 16<<20))
-	check(t, err)
-	_, err = n.Runtime.StartContainer(limited(t), &runtimeapi.StartContainerRequest{ContainerId: made.ContainerId})
-	check(t, err)
+	id := n.RunContainer(n.RunPod(pod), pod, app("exec tail /dev/zero", 16<<20))
 	harness.Eventually(t, "the container has ended", patience, func() bool {
-		answer, err := n.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: made.ContainerId})
+		answer, err := n.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
 		check(t, err)
 		return answer.Status.State == runtimeapi.ContainerState_CONTAINER_EXITED
 	})
 	words := []string{"app: ended", "OOMKilled, exit code 137", "it used all of its memory, 16 MiB: raise the container's memory limit"}
-	text := n.explained("web", words...)
-	documented(t, "OOM", text, words...)
-	n.explained(made.ContainerId[:12], words...)
-	if strings.Contains(text, "S3CRET") {
-		t.Error("a variable's value is shown")
-	}
-	_, err = n.Runtime.RemoveContainer(limited(t), &runtimeapi.RemoveContainerRequest{ContainerId: made.ContainerId})
+	n.documented("OOM", "web", words...)
+	n.explained(id[:12], words...)
+	_, err := n.Runtime.RemoveContainer(limited(t), &runtimeapi.RemoveContainerRequest{ContainerId: id})
 	check(t, err)
 	n.explained("web", words...) // it is remembered
 }
@@ -201,8 +182,7 @@ func TestSlowDisk(t *testing.T) {
 	n := newNode(t)
 	n.Stop()
 	disk := filepath.Join(t.TempDir(), "disk")
-	check(t, os.WriteFile(disk, nil, 0o600))
-	check(t, os.Truncate(disk, 64<<20))
+	command(t, "truncate", "-s", "64M", disk)
 	command(t, "mkfs.ext4", "-q", disk)
 	command(t, "mount", "-o", "loop", disk, n.Root)
 	n.Start()
@@ -216,13 +196,123 @@ func TestSlowDisk(t *testing.T) {
 	defer frozen.Stop()
 	id := n.RunPod(n.PodConfig("web"))
 	defer n.RemovePod(id)
-	words := []string{"slowest: record took ", "the disk of the runtime's directory"}
-	documented(t, "slow disk", n.explained("web", words...), words...)
+	n.documented("slow disk", "web", "slowest: record took ", "the disk of the runtime's directory")
 }
 
 func command(t *testing.T, name string, arguments ...string) {
 	t.Helper()
 	if output, err := exec.Command(name, arguments...).CombinedOutput(); err != nil {
 		t.Errorf("%s %q: %v: %s", name, arguments, err, output)
+	}
+}
+
+// The node at a glance, the list of lives, and what a maintainer gets.
+func TestNodeAtAGlance(t *testing.T) {
+	credentials := filepath.Join(t.TempDir(), "docker.json")
+	check(t, os.WriteFile(credentials, []byte(`{"auths": {"127.0.0.1:1": {"username": "me", "password": "S3CRET"}}}`), 0o600))
+	n := newNode(t, harness.Config(fmt.Sprintf("default_env = ['EVERYWHERE=S3CRET']\n[images]\ndocker_config = '%s'\n%s", credentials, fast)))
+	n.ImportBusybox()
+	bridge := n.BridgePlugin()
+	bridge["agent"] = harness.Object{"password": "S3CRET", "url": "https://me:S3CRET@agent.example/"}
+	n.network(bridge)
+	pod := n.PodConfig("web", func(c *runtimeapi.PodSandboxConfig) {
+		c.Annotations = map[string]string{"vault.example/token": "S3CRET", "plain.example/text": "S3CRET"}
+		c.Labels["key"] = "S3CRET"
+	})
+	config := app("sleep 1000000", 64<<20)
+	config.Args, config.Annotations = []string{"--password=S3CRET"}, map[string]string{"note": "S3CRET"}
+	n.RunContainer(n.RunPod(pod), pod, config)
+
+	var glance timeline.Glance
+	text, err := n.RunCommand("pods", "--json")
+	check(t, err)
+	check(t, json.Unmarshal([]byte(text), &glance))
+	if len(glance.Pods) != 1 || glance.Daemon < 1<<20 {
+		t.Fatalf("%s", text)
+	}
+	line := glance.Pods[0]
+	if line.Name != "test/web" || line.State != timeline.Ready || line.Running != 1 || line.Containers != 1 || len(line.Addresses) != 1 || line.Memory == 0 || line.Runtime == 0 {
+		t.Errorf("%+v", line)
+	}
+	table, err := n.RunCommand("pods")
+	check(t, err)
+	for _, want := range []string{"test/web", "ready", "1/1", line.Addresses[0], "1 pod; daemon "} {
+		if !strings.Contains(table, want) {
+			t.Errorf("the table lacks %q:\n%s", want, table)
+		}
+	}
+
+	info, err := os.Stat(filepath.Join(n.State, "debug.sock"))
+	check(t, err)
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket has mode %v", info.Mode())
+	}
+	if list := n.text(); !strings.Contains(list, "test/web") || !strings.Contains(list, "ready") {
+		t.Errorf("the list:\n%s", list)
+	}
+	if failed := n.json("--failed"); len(failed) != 0 {
+		t.Errorf("failed: %+v", failed)
+	}
+	n.fails(n.PodConfig("bad", func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.Sysctls = map[string]string{"no.such.thing": "1"}
+	}))
+	if failed := n.json("--failed", "--since", "1h"); len(failed) != 1 || failed[0].Name != "test/bad" {
+		t.Errorf("failed: %+v", failed)
+	}
+	if slowest := n.json("--slowest", "1"); len(slowest) != 1 || slowest[0].Name != "test/web" {
+		t.Errorf("slowest: %+v", slowest)
+	}
+	for _, auth := range []*runtimeapi.AuthConfig{nil, {Username: "me", Password: "S3CRET"}, {RegistryToken: "S3CRET"}, {Auth: "bWU6UzNDUkVU"}} {
+		_, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/app:1", Annotations: map[string]string{"a": "S3CRET"}}, Auth: auth, SandboxConfig: pod})
+		says(t, err, "connection refused")
+	}
+	bundle(t, n)
+	all := n.text("web") + n.text("web", "--json") + n.text("--json") + text + table
+	for _, secret := range secrets {
+		if strings.Contains(all, secret) {
+			t.Errorf("%s is shown", secret)
+		}
+	}
+	if log := n.Log(); strings.Contains(log, "S3CRET") {
+		t.Error("the log at level debug has a secret")
+	}
+}
+
+// secrets are the word that is in every secret of the test, and its base64.
+var secrets = []string{"S3CRET", "UzNDUkVU"}
+
+// bundle: every part is there, and no secret.
+func bundle(t *testing.T, n node) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	_, err := n.RunCommand("debug", "bundle", file)
+	check(t, err)
+	data, err := os.ReadFile(file)
+	check(t, err)
+	packed, err := gzip.NewReader(bytes.NewReader(data))
+	check(t, err)
+	var names []string
+	for archive := tar.NewReader(packed); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		check(t, err)
+		content, err := io.ReadAll(archive)
+		check(t, err)
+		for _, secret := range secrets {
+			if bytes.Contains(content, []byte(secret)) {
+				t.Errorf("%s has a secret", header.Name)
+			}
+		}
+		names = append(names, strings.TrimPrefix(header.Name, "minicri-debug/"))
+	}
+	for _, want := range []string{"version.txt", "config.json", "timelines.json", "pods.json", "goroutines.txt", "heap.pprof", "metrics.txt", "check.json", "networks/10-test.conflist.json", "machine-links.txt"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("the bundle lacks %s: %q", want, names)
+		}
+	}
+	if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "supervisors/") }) {
+		t.Errorf("the bundle has no log of a supervisor: %q", names)
 	}
 }

@@ -36,7 +36,6 @@ func limited(t testing.TB) context.Context {
 	return harness.Limited(t, patience)
 }
 
-// node is a node whose timelines are looked at.
 type node struct {
 	*harness.Node
 	t *testing.T
@@ -51,7 +50,6 @@ func newNode(t *testing.T, opts ...harness.Option) node {
 // long as they need: a bridge takes seconds on a machine that has much else to do.
 const fast = "[limits]\nreload = '20ms'\nretry_first = '50ms'\nretry_most = '200ms'\ncni_add = '1m'\ncni_del = '1m'\ndetach_tries = 1\n"
 
-// plugin installs a plugin, a shell script that has $CNI_COMMAND.
 func (n node) plugin(name, script string) harness.Object {
 	n.t.Helper()
 	check(n.t, os.WriteFile(filepath.Join(n.Plugins, name), []byte("#!/bin/sh\n"+script), 0o755))
@@ -71,17 +69,17 @@ func (n node) network(plugins ...harness.Object) {
 	})
 }
 
-// fails runs a pod, which has to fail, and returns the message.
-func (n node) fails(pod *runtimeapi.PodSandboxConfig) error {
+// fails runs a pod, which has to fail with these words, and returns the error.
+func (n node) fails(pod *runtimeapi.PodSandboxConfig, words ...string) error {
 	n.t.Helper()
 	_, err := n.Runtime.RunPodSandbox(limited(n.t), &runtimeapi.RunPodSandboxRequest{Config: pod})
 	if err == nil {
 		n.t.Fatal("the pod runs")
 	}
+	says(n.t, err, words...)
 	return err
 }
 
-// text is what `minicri timeline` prints.
 func (n node) text(arguments ...string) string {
 	n.t.Helper()
 	text, err := n.RunCommand("timeline", arguments...)
@@ -92,23 +90,19 @@ func (n node) text(arguments ...string) string {
 	return text
 }
 
-// explained fails the test unless the text of the pod has all the words, and no line of the text is wider than a terminal. It returns the text.
+// explained fails the test unless the text of the pod has all the words and no secret, and
+// no line of the text is wider than a terminal. It returns the text.
 func (n node) explained(pod string, words ...string) string {
 	n.t.Helper()
 	text := n.text(pod)
-	flat := strings.Join(strings.Fields(text), " ")
-	for _, word := range words {
-		if !strings.Contains(flat, word) {
-			n.t.Errorf("the text does not say %q:\n%s", word, text)
-		}
-	}
+	wantWords(n.t, "the text", text, words)
 	for line := range strings.Lines(text) {
 		if letters := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); letters > 80 {
 			n.t.Errorf("a line of %d columns: %s", letters, line)
 		}
 	}
-	if strings.Contains(text, "\x1b") {
-		n.t.Error("there are colours where there is no terminal")
+	if strings.Contains(text, "\x1b") || strings.Contains(text, "S3CRET") {
+		n.t.Error("there are colours where there is no terminal, or a secret is shown")
 	}
 	if n.t.Failed() {
 		n.t.Logf("the text:\n%s", text)
@@ -116,7 +110,6 @@ func (n node) explained(pod string, words ...string) string {
 	return text
 }
 
-// json is what --json prints.
 func (n node) json(arguments ...string) (pods []timeline.Pod) {
 	n.t.Helper()
 	check(n.t, json.Unmarshal([]byte(n.text(append(arguments, "--json")...)), &pods))
@@ -128,10 +121,22 @@ const docs = "../../docs/troubleshooting.md"
 // pluginDirs are those of a test's node, in a page those of any node.
 var pluginDirs = regexp.MustCompile(`/tmp/mcr\d+/plugins:\S+/bin/cni`)
 
-// documented keeps the page docs/troubleshooting.md what the tests see: with
-// -update it puts the text there, and otherwise it wants the words to be there.
-func documented(t *testing.T, name, text string, words ...string) {
+// wantWords fails the test unless a text has all the words, wherever its lines end.
+func wantWords(t *testing.T, what, text string, words []string) {
 	t.Helper()
+	flat := strings.Join(strings.Fields(text), " ")
+	for _, word := range words {
+		if !strings.Contains(flat, word) {
+			t.Errorf("%s does not say %q:\n%s", what, word, text)
+		}
+	}
+}
+
+// documented is explained, and keeps the page docs/troubleshooting.md what the tests see:
+// with -update it puts the text there, and otherwise it wants the words to be there.
+func (n node) documented(name, pod string, words ...string) string {
+	n.t.Helper()
+	t, text := n.t, n.explained(pod, words...)
 	page, err := os.ReadFile(docs)
 	check(t, err)
 	begin, end := "<!-- "+name+" -->\n```\n", "```\n<!-- end -->\n"
@@ -141,14 +146,9 @@ func documented(t *testing.T, name, text string, words ...string) {
 		t.Fatalf("docs/troubleshooting.md has no part %q", begin)
 	}
 	if *update {
-		text = pluginDirs.ReplaceAllString(text, "/opt/cni/bin")
-		check(t, os.WriteFile(docs, []byte(before+begin+text+end+after), 0o644))
-		return
+		check(t, os.WriteFile(docs, []byte(before+begin+pluginDirs.ReplaceAllString(text, "/opt/cni/bin")+end+after), 0o644))
+		return text
 	}
-	flat := strings.Join(strings.Fields(shown), " ")
-	for _, word := range words {
-		if !strings.Contains(flat, word) {
-			t.Errorf("docs/troubleshooting.md does not show %q for %s: run go test ./test/timeline -update", word, name)
-		}
-	}
+	wantWords(t, "docs/troubleshooting.md, which go test ./test/timeline -update writes,", shown, words)
+	return text
 }

@@ -35,7 +35,6 @@ func check(t testing.TB, err error) {
 
 const patience = 3 * time.Minute
 
-// receiver keeps the spans that it is sent.
 type receiver struct {
 	collector.UnimplementedTraceServiceServer
 	mu    sync.Mutex
@@ -67,7 +66,6 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-// of returns the spans of one trace, by name.
 func (r *receiver) of(trace string) map[string]*tracepb.Span {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -261,7 +259,6 @@ func TestCollectorThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// hold accepts connections, and reads and writes nothing.
 func hold(t *testing.T, listener net.Listener) {
 	for {
 		connection, err := listener.Accept()

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// record is a line of the log.
 type record struct {
 	Event     string `json:"event"`
 	Pod       string `json:"pod,omitempty"`

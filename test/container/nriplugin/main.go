@@ -48,7 +48,6 @@ func run() error {
 	return s.Run(context.Background())
 }
 
-// obey makes the updates that are on standard input, one to a line.
 func (l *logger) obey(s stub.Stub) {
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		update := &api.ContainerUpdate{}
