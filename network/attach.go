@@ -156,15 +156,19 @@ func (n *CNI) check(id string) {
 	if errors.Is(err, errEnding) || errors.Is(err, libcni.ErrorCheckNotSupp) {
 		return // the last: a network before CNI 0.4.0 has no CHECK
 	}
-	logger := a.record.logger(n.options.Logger)
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	last := a.drift
 	switch {
-	case err == nil && a.drift != nil:
+	case err == nil:
 		a.drift = nil
-		logger.Info("the attachment is as ADD left it again")
-	case err != nil && a.drift == nil:
+	case last == nil:
 		a.drift = &Drift{ID: id, Network: a.record.Network, Since: time.Now(), Error: err.Error()}
+	}
+	n.mu.Unlock()
+	switch logger := a.record.logger(n.options.Logger); {
+	case err == nil && last != nil:
+		logger.Info("the attachment is as ADD left it again")
+	case err != nil && last == nil:
 		logger.Warn("the attachment is not as ADD left it", "err", err)
 	}
 }
