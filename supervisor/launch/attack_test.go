@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func noFilter(s *specs.Spec) { s.Linux.Seccomp = nil }
@@ -29,18 +30,15 @@ func TestForgedWords(t *testing.T) {
 	}
 	other := n.container(t, "other", noFilter)
 	victim := exec.Command("sleep", "1000000")
-	must(t, victim.Start())
+	harness.Check(t, victim.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- victim.Wait() }()
 	defer func() { _ = victim.Process.Kill() }()
-	output, err := os.Create(filepath.Join(t.TempDir(), "output"))
-	must(t, err)
-	defer output.Close()
-	p, trace := execProcess(), []string{"CAP_SYS_PTRACE"}
+	output, p, trace := outputOf(t), execProcess(), []string{"CAP_SYS_PTRACE"}
 	p.Args = []string{"/attacker", "forge", strconv.Itoa(victim.Process.Pid), strconv.Itoa(other.pid)}
 	p.Capabilities = &specs.LinuxCapabilities{Bounding: trace, Effective: trace, Permitted: trace}
 	attacker, err := c.exec(t, t.Context(), p, func(e *launch.Exec) { e.Streams[1] = output })
-	must(t, err)
+	harness.Check(t, err)
 	defer n.end(t, attacker)
 	forged := func() int { return strings.Count(read(output.Name()), "forged") }
 	failed := 0
@@ -77,7 +75,7 @@ func TestExecInFrozenCgroup(t *testing.T) {
 	n, c := execNode(t, noFilter)
 	dir := filepath.Join(mount, fmt.Sprintf("minicri-launch-%d-frozen", os.Getpid()))
 	freeze := func(value string) error { return os.WriteFile(dir+"/cgroup.freeze", []byte(value), 0) }
-	must(t, errors.Join(os.Mkdir(dir, 0o755), freeze("1")))
+	harness.Check(t, errors.Join(os.Mkdir(dir, 0o755), freeze("1")))
 	defer eventually(t, "the cgroup can be removed", func() bool { return os.Remove(dir) == nil })
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
@@ -85,11 +83,11 @@ func TestExecInFrozenCgroup(t *testing.T) {
 	if _, err := c.exec(t, ctx, execProcess(), into); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for its helper in the cgroup of the container") {
 		t.Error(err)
 	}
-	must(t, freeze("0"))
+	harness.Check(t, freeze("0"))
 	// A helper that had no time to say its pid ends when it can.
 	eventually(t, "nothing is left there", func() bool { return read(dir+"/cgroup.procs") == "" })
 	l, err := c.exec(t, t.Context(), execProcess(), into)
-	must(t, err)
+	harness.Check(t, err)
 	eventually(t, "the process is alone there", func() bool {
 		return strings.TrimSpace(read(dir+"/cgroup.procs")) == strconv.Itoa(l.Child.PID)
 	})

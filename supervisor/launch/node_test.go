@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -25,6 +26,7 @@ import (
 	"github.com/minicri/minicri/supervisor/engine"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func init() {
@@ -61,8 +63,7 @@ type node struct {
 	parent             string // of their cgroups: a directory, or a slice
 }
 
-// bySystemd is as in package harness: systemd has to run this machine.
-func bySystemd() bool { return os.Getenv("MINICRI_CGROUP_DRIVER") == "systemd" }
+func bySystemd() bool { return harness.CgroupDriver() == "systemd" }
 
 func (n *node) facts(id string) starter.Container {
 	return starter.Container{ID: id, Root: n.dir, CgroupsPath: n.cgroupOf(id), SystemdCgroup: bySystemd()}
@@ -71,16 +72,15 @@ func (n *node) facts(id string) starter.Container {
 func newNode(t *testing.T) *node {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "launch-")
-	must(t, err)
+	harness.Check(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	shareMounts(t, dir)
 	n := &node{
 		Launcher: launch.New(family()), dir: dir, parent: fmt.Sprintf("/minicri-launch-%d", os.Getpid()),
 		rootfs: filepath.Join(dir, "rootfs"), empty: filepath.Join(dir, "empty"),
 	}
-	if n.starters, err = starter.New(family(), slog.Default()); err != nil {
-		t.Fatal(err)
-	}
+	n.starters, err = starter.New(family(), slog.Default())
+	harness.Check(t, err)
 	t.Cleanup(n.starters.Close)
 	program, err := os.ReadFile("../../oci/pause/pause.elf")
 	if err != nil {
@@ -95,7 +95,7 @@ func newNode(t *testing.T) *node {
 	if e := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); !errors.Is(e, unix.EPERM) {
 		err = errors.Join(err, e)
 	}
-	must(t, err)
+	harness.Check(t, err)
 	if bySystemd() {
 		n.parent = fmt.Sprintf("minicrilaunch%d.slice", os.Getpid())
 	}
@@ -107,7 +107,7 @@ func newNode(t *testing.T) *node {
 // (systemd(1)), and fails the test if something is mounted in it in the end.
 func shareMounts(t *testing.T, dir string) {
 	t.Helper()
-	must(t, errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")))
+	harness.Check(t, errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")))
 	t.Cleanup(func() {
 		for mount := range strings.Lines(read("/proc/thread-self/mountinfo")) {
 			if strings.HasPrefix(strings.Fields(mount)[4], dir+"/") {
@@ -120,30 +120,22 @@ func shareMounts(t *testing.T, dir string) {
 	})
 }
 
-// leftCgroups are the cgroups below the parent, in any hierarchy.
-func (n *node) leftCgroups() (left []string) {
-	for _, hierarchy := range []string{"/sys/fs/cgroup/*", "/sys/fs/cgroup"} {
-		found, _ := filepath.Glob(filepath.Join(hierarchy, n.parent, "*", "cgroup.procs"))
-		left = append(left, found...)
-	}
-	return left
-}
-
 // removeParent fails the test if there is anything left below it.
 func (n *node) removeParent(t *testing.T) {
-	if left := n.leftCgroups(); len(left) > 0 {
-		t.Errorf("left are %v", left)
+	for _, hierarchy := range []string{"/sys/fs/cgroup/*", "/sys/fs/cgroup"} {
+		if left, _ := filepath.Glob(filepath.Join(hierarchy, n.parent, "*", "cgroup.procs")); len(left) > 0 {
+			t.Errorf("left are %v", left)
+		}
+		groups, _ := filepath.Glob(filepath.Join(hierarchy, n.parent))
+		for _, group := range groups {
+			if err := os.Remove(group); err != nil && !bySystemd() {
+				t.Errorf("something is left: %v", err)
+			}
+		}
 	}
 	if bySystemd() {
 		if said, status := command(t, "systemctl", "stop", n.parent); status != 0 {
 			t.Errorf("systemctl stop: %d: %s", status, said)
-		}
-		return
-	}
-	groups, _ := filepath.Glob("/sys/fs/cgroup/*" + n.parent)
-	for _, group := range append(groups, "/sys/fs/cgroup"+n.parent) {
-		if err := os.Remove(group); err != nil && !os.IsNotExist(err) {
-			t.Errorf("something is left: %v", err)
 		}
 	}
 }
@@ -153,26 +145,22 @@ func (n *node) removeParent(t *testing.T) {
 func run(t *testing.T, program string, args ...string) (output string, status int) {
 	t.Helper()
 	reader, writer, err := os.Pipe()
-	must(t, err)
+	harness.Check(t, err)
 	defer reader.Close()
 	child, err := family().Start(func() (int, error) {
 		return syscall.ForkExec(program, append([]string{program}, args...), &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{reader.Fd(), writer.Fd(), 2}})
 	})
-	must(t, errors.Join(err, writer.Close()))
+	harness.Check(t, errors.Join(err, writer.Close()))
 	said, err := io.ReadAll(reader)
-	must(t, err)
+	harness.Check(t, err)
 	return string(said), child.Wait().ExitStatus()
 }
 
 func command(t *testing.T, name string, args ...string) (output string, status int) {
 	t.Helper()
-	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-		if path := filepath.Join(dir, name); unix.Access(path, unix.X_OK) == nil {
-			return run(t, path, args...)
-		}
-	}
-	t.Fatalf("no program %s", name)
-	return "", 0
+	path, err := exec.LookPath(name)
+	harness.Check(t, err)
+	return run(t, path, args...)
 }
 
 // seccompOf has those of filtersOf, by a process of its own: ours waits for children only.
@@ -209,11 +197,10 @@ func (n *node) cgroupOf(id string) string {
 
 // spec is that of a plain pod's pause.
 func (n *node) spec(id string) *specs.Spec {
-	shares, adjust := uint64(2), 100
 	return &specs.Spec{
 		Version: specs.Version,
 		Root:    &specs.Root{Path: n.rootfs, Readonly: true},
-		Process: &specs.Process{Args: []string{"/pause"}, Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{}, OOMScoreAdj: &adjust},
+		Process: &specs.Process{Args: []string{"/pause"}, Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{}, OOMScoreAdj: new(100)},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 			{Destination: "/dev", Type: "bind", Source: n.empty, Options: []string{"bind", "ro", "nosuid", "noexec", "nodev"}},
@@ -221,7 +208,7 @@ func (n *node) spec(id string) *specs.Spec {
 		Linux: &specs.Linux{
 			CgroupsPath: n.cgroupOf(id),
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.UTSNamespace}, {Type: specs.IPCNamespace}, {Type: specs.PIDNamespace}},
-			Resources:   &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}},
+			Resources:   &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(2))}},
 			Seccomp:     allowing(initCalls...),
 		},
 	}
@@ -236,17 +223,10 @@ var initCalls = []string{
 
 // allowing allows calls and refuses all others, as pause's default profile does.
 func allowing(calls ...string) *specs.LinuxSeccomp {
-	errno := uint(unix.EPERM)
-	return &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, DefaultErrnoRet: &errno, Syscalls: []specs.LinuxSyscall{{Action: specs.ActAllow, Names: calls}}}
-}
-
-// joined is a namespace of this process, as one to join.
-func joined(kind specs.LinuxNamespaceType, name string) specs.LinuxNamespace {
-	return specs.LinuxNamespace{Type: kind, Path: fmt.Sprintf("/proc/%d/ns/%s", os.Getpid(), name)}
-}
-
-func withoutNamespace(s *specs.Spec, kind specs.LinuxNamespaceType) {
-	s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == kind })
+	return &specs.LinuxSeccomp{
+		DefaultAction: specs.ActErrno, DefaultErrnoRet: new(uint(unix.EPERM)),
+		Syscalls: []specs.LinuxSyscall{{Action: specs.ActAllow, Names: calls}},
+	}
 }
 
 func read(path string) string {
@@ -257,22 +237,9 @@ func read(path string) string {
 	return string(content)
 }
 
-func field(status, name string) string {
-	for line := range strings.Lines(status) {
-		if value, ok := strings.CutPrefix(line, name); ok {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
-}
-
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not so: %s", what)
-		}
-	}
+	harness.Eventually(t, what, time.Minute, holds)
 }
 
 // rests waits until a process has executed a program and sleeps in it.
@@ -280,7 +247,7 @@ func rests(t *testing.T, pid int, args []string) {
 	t.Helper()
 	proc := "/proc/" + strconv.Itoa(pid)
 	eventually(t, fmt.Sprintf("%v comes to rest", args), func() bool {
-		return read(proc+"/cmdline") == strings.Join(args, "\x00")+"\x00" && strings.HasPrefix(field(read(proc+"/status"), "State:"), "S")
+		return read(proc+"/cmdline") == strings.Join(args, "\x00")+"\x00" && strings.Contains(read(proc+"/status"), "\nState:\tS")
 	})
 }
 
@@ -305,11 +272,4 @@ func nothingLeft(t *testing.T, but ...int) {
 		}
 		return true
 	})
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

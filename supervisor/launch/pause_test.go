@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // variants are what pods ask for of their pause.
@@ -27,9 +29,11 @@ var variants = map[string]func(*specs.Spec){
 		s.Linux.Sysctl = map[string]string{"kernel.shm_rmid_forced": "1", "kernel.msgmax": "4711"}
 	},
 	"a network namespace": func(s *specs.Spec) {
-		s.Linux.Namespaces = append(s.Linux.Namespaces, joined(specs.NetworkNamespace, "net"))
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: fmt.Sprintf("/proc/%d/ns/net", os.Getpid())})
 	},
-	"the node's processes":   func(s *specs.Spec) { withoutNamespace(s, specs.PIDNamespace) },
+	"the node's processes": func(s *specs.Spec) {
+		s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.PIDNamespace })
+	},
 	"only mounts of its own": func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[:1] },
 	"a user and groups": func(s *specs.Spec) {
 		s.Process.User = specs.User{UID: 1234, GID: 5678, AdditionalGids: []uint32{7, 8, 100000}}
@@ -83,13 +87,12 @@ func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
 	if err == nil {
 		_, err = os.ReadFile(filepath.Join(n.dir, "states", id, launch.FIFOFile))
 	}
-	must(t, err)
+	harness.Check(t, err)
 	t.Cleanup(func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		gone(t, pid)
-		if _, err := n.ask(starter.Request{Verb: starter.Delete, Container: starter.Container{ID: id}}); err != nil {
-			t.Error(err)
-		}
+		_, err := n.ask(starter.Request{Verb: starter.Delete, Container: starter.Container{ID: id}})
+		harness.Check(t, err)
 	})
 	return pid
 }
@@ -101,40 +104,35 @@ func (n *node) lookPause(t *testing.T, id string, change func(*specs.Spec)) map[
 	if !launch.CanPause(spec) {
 		t.Fatal("it is not launched")
 	}
-	p, err := n.pause(t, id, spec)
-	must(t, err)
+	p, err := n.pause(t, t.Context(), id, spec)
+	harness.Check(t, err)
 	defer n.end(t, p)
 	if strings.Contains(read(fmt.Sprintf("/proc/%d/cmdline", p.Child.PID)), "/pause") {
 		t.Error("it does not wait at the barrier")
 	}
-	if _, err := os.ReadFile(n.fifo(id)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = os.ReadFile(n.fifo(id))
+	harness.Check(t, err)
 	rests(t, p.Child.PID, spec.Process.Args)
 	return seenOf(t, p.Child.PID, id)
 }
 
 func (n *node) fifo(id string) string { return filepath.Join(n.dir, id, launch.FIFOFile) }
 
-func (n *node) pause(t *testing.T, id string, spec *specs.Spec) (*launch.Launched, error) {
+func (n *node) pause(t *testing.T, ctx context.Context, id string, spec *specs.Spec) (*launch.Launched, error) {
 	t.Helper()
 	dir := filepath.Dir(n.fifo(id))
-	must(t, os.MkdirAll(dir, 0o755))
-	return n.Pause(t.Context(), launch.Pause{ID: id, Dir: dir, Spec: spec, Cgroup: n.facts(id).CgroupConfig()})
+	harness.Check(t, os.MkdirAll(dir, 0o755))
+	return n.Pause(ctx, launch.Pause{ID: id, Dir: dir, Spec: spec, Cgroup: n.facts(id).CgroupConfig()})
 }
 
 // end ends what was launched, and removes its cgroups.
 func (n *node) end(t *testing.T, l *launch.Launched) {
 	t.Helper()
-	if err := l.Process.Signal(unix.SIGKILL); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, l.Process.Signal(unix.SIGKILL))
 	if status := l.Child.Wait(); status.Signal() != unix.SIGKILL {
 		t.Errorf("it ended with %v", status)
 	}
-	if err := l.Process.Close(); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, l.Process.Close())
 	for _, dir := range l.Cgroups {
 		if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
 			t.Error(err)
@@ -142,37 +140,26 @@ func (n *node) end(t *testing.T, l *launch.Launched) {
 	}
 }
 
-// What fails is named, is the container's fault, and leaves nothing.
+// What fails is named, is the container's fault unless its context has ended, and leaves nothing.
 func TestPauseThatFails(t *testing.T) {
 	n := newNode(t)
-	for words, change := range map[string]func(*specs.Spec){
-		"/absent": func(s *specs.Spec) { s.Process.Args = []string{"/absent"} },
-		"msgmax":  func(s *specs.Spec) { s.Linux.Sysctl = map[string]string{"kernel.msgmax": "words"} },
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for words, c := range map[string]struct {
+		ctx    context.Context
+		change func(*specs.Spec)
+	}{
+		"/absent": {t.Context(), func(s *specs.Spec) { s.Process.Args = []string{"/absent"} }},
+		"msgmax":  {t.Context(), func(s *specs.Spec) { s.Linux.Sysctl = map[string]string{"kernel.msgmax": "words"} }},
+		"waiting for its first process: context canceled": {ended, func(*specs.Spec) {}},
 	} {
 		spec := n.spec("failing0")
-		change(spec)
-		_, err := n.pause(t, "failing0", spec)
-		if e := n.facts("failing0").Remove(); e != nil {
-			t.Error(e)
-		}
-		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(fmt.Sprint(err), words) {
+		c.change(spec)
+		_, err := n.pause(t, c.ctx, "failing0", spec)
+		harness.Check(t, n.facts("failing0").Remove())
+		if !strings.Contains(fmt.Sprint(err), words) || errdefs.IsFailedPrecondition(err) != (c.ctx.Err() == nil) {
 			t.Errorf("%s: %v", words, err)
 		}
 		nothingLeft(t)
 	}
-}
-
-// A launch ends with its context, and leaves nothing.
-func TestPauseThatIsGivenUp(t *testing.T) {
-	n := newNode(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	dir := filepath.Dir(n.fifo("given-up"))
-	must(t, os.MkdirAll(dir, 0o755))
-	_, err := n.Pause(ctx, launch.Pause{ID: "given-up", Dir: dir, Spec: n.spec("given-up"), Cgroup: n.facts("given-up").CgroupConfig()})
-	err = errors.Join(err, n.facts("given-up").Remove())
-	if !strings.Contains(fmt.Sprint(err), "waiting for its first process") || !strings.Contains(fmt.Sprint(err), context.Canceled.Error()) {
-		t.Errorf("%v", err)
-	}
-	nothingLeft(t)
 }
