@@ -2,44 +2,29 @@ package main
 
 import (
 	"errors"
-	"fmt"
+	"flag"
 	"io"
 	"net"
 	"os"
-	"slices"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
 
-// netcat is busybox's nc, which on Debian has no -u, -t and -v, and with one of
-// these what is needed of it: what comes from the standard input is sent to HOST
-// PORT, the last arguments, and answers are printed until the server ends the
-// connection or is silent for the time of -w.
+// netcat is busybox's nc, which on Debian has no -u, -t and -v, and with one of these what is
+// needed of it: what comes from the standard input is sent to HOST PORT, and answers are
+// printed until the server ends the connection, or for the time of -w.
 func netcat(arguments []string) error {
-	flags := arguments[1:max(1, len(arguments)-2)]
-	ours := slices.ContainsFunc(flags, func(flag string) bool { return flag == "-u" || flag == "-t" || flag == "-v" })
-	if !ours {
+	flags := flag.NewFlagSet("nc", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	udp, tcp, verbose, seconds := flags.Bool("u", false, ""), flags.Bool("t", false, ""), flags.Bool("v", false, ""), flags.Int("w", 1, "")
+	if err := flags.Parse(arguments[1:]); err != nil || flags.NArg() != 2 || !*udp && !*tcp && !*verbose {
 		return syscall.Exec("/bin/busybox", arguments, os.Environ())
 	}
-	network, wait := "tcp", time.Second
-	for i, flag := range flags {
-		switch {
-		case flag == "-u":
-			network = "udp"
-		case flag == "-w" && i+1 < len(flags):
-			seconds, err := strconv.Atoi(flags[i+1])
-			if err != nil {
-				return err
-			}
-			wait = time.Duration(seconds) * time.Second
-		case strings.HasPrefix(flag, "-") && flag != "-t" && flag != "-v":
-			return fmt.Errorf("%s is not one of -t, -u, -v and -w", flag)
-		}
+	network, wait := "tcp", time.Duration(*seconds)*time.Second
+	if *udp {
+		network = "udp"
 	}
-	address := net.JoinHostPort(arguments[len(arguments)-2], arguments[len(arguments)-1])
-	connection, err := net.DialTimeout(network, address, wait)
+	connection, err := net.DialTimeout(network, net.JoinHostPort(flags.Arg(0), flags.Arg(1)), wait)
 	if err != nil {
 		return err
 	}
@@ -47,24 +32,22 @@ func netcat(arguments []string) error {
 	if _, err := io.Copy(connection, os.Stdin); err != nil {
 		return err
 	}
-	return printAnswers(connection, wait)
+	_, err = io.Copy(os.Stdout, deadline{connection, wait})
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = nil
+	}
+	return err
 }
 
-func printAnswers(connection net.Conn, wait time.Duration) error {
-	answer := make([]byte, 64<<10)
-	for {
-		if err := connection.SetReadDeadline(time.Now().Add(wait)); err != nil {
-			return err
-		}
-		n, err := connection.Read(answer)
-		if _, err := os.Stdout.Write(answer[:n]); err != nil {
-			return err
-		}
-		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+// deadline is a connection that may be silent for so long.
+type deadline struct {
+	net.Conn
+	wait time.Duration
+}
+
+func (d deadline) Read(answer []byte) (int, error) {
+	if err := d.SetReadDeadline(time.Now().Add(d.wait)); err != nil {
+		return 0, err
 	}
+	return d.Conn.Read(answer)
 }
