@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -16,12 +17,12 @@ import (
 // cannot be ended: they sleep uninterruptibly.
 func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 	p := startPod(t)
-	disk := newDisk(t)
-	disk.freeze()
+	disk, freeze := newDisk(t)
+	thaw := freeze()
 	hang := []string{"hangs0", "hangs1"} // each for as many times the limit of one command
 	for _, id := range hang {
 		p.run(id, "sleep 1000", func(s *specs.Spec, _ *api.CreateRequest) {
-			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/disk", Type: "bind", Source: disk.dir, Options: []string{"bind"}})
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/disk", Type: "bind", Source: disk, Options: []string{"bind"}})
 		})
 		p.hangs(id, 10)
 	}
@@ -42,7 +43,7 @@ func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 			t.Errorf("ends of others were seen when the commands of %s had been given up", id)
 		}
 	}
-	disk.thaw()
+	thaw()
 	for _, id := range hang {
 		p.eventually("commands of before end in "+id, func() bool { return len(p.processes(id)) == 1 })
 	}
@@ -66,62 +67,45 @@ func (p *pod) hangs(id string, commands int) {
 	})
 }
 
-// disk is a file system of its own. While it is frozen who writes there sleeps.
-type disk struct {
-	t      *testing.T
-	dir    string
-	frozen bool
-}
-
-func newDisk(t *testing.T) *disk {
+// newDisk mounts a file system of its own. While it is frozen who writes there sleeps.
+func newDisk(t *testing.T) (dir string, freeze func() (thaw func())) {
 	t.Helper()
-	d := &disk{t: t, dir: t.TempDir()}
-	image := filepath.Join(t.TempDir(), "disk")
-	d.run("truncate", "-s", "16M", image)
-	d.run("mkfs.ext4", "-q", image)
-	d.run("mount", "-o", "loop", image, d.dir)
-	t.Cleanup(func() { d.run("umount", d.dir) })
-	return d
-}
-
-func (d *disk) run(name string, args ...string) {
-	d.t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		d.t.Fatalf("%s %q: %v: %s", name, args, err, out)
+	run := func(name string, args ...string) {
+		t.Helper()
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%s %q: %v: %s", name, args, err, out)
+		}
 	}
-}
-
-func (d *disk) freeze() {
-	d.t.Helper()
-	d.run("fsfreeze", "--freeze", d.dir)
-	d.frozen = true
-	d.t.Cleanup(d.thaw)
-}
-
-func (d *disk) thaw() {
-	if d.frozen {
-		d.frozen = false
-		d.run("fsfreeze", "--unfreeze", d.dir)
+	dir, image := t.TempDir(), filepath.Join(t.TempDir(), "disk")
+	run("truncate", "-s", "16M", image)
+	run("mkfs.ext4", "-q", image)
+	run("mount", "-o", "loop", image, dir)
+	t.Cleanup(func() { run("umount", dir) })
+	return dir, func() (thaw func()) {
+		run("fsfreeze", "--freeze", dir)
+		thaw = sync.OnceFunc(func() { run("fsfreeze", "--unfreeze", dir) })
+		t.Cleanup(thaw)
+		return thaw
 	}
 }
 
 // A log on a disk that hangs keeps a successor neither from serving nor from seeing how
 // its container ends; what was written meanwhile is in the log when the disk goes on.
 func TestSuccessorBesideALogThatHangs(t *testing.T) {
-	disk := newDisk(t) // its end comes after that of the pod, which has files there
+	disk, freeze := newDisk(t) // its end comes after that of the pod, which has files there
 	p := startPod(t)
-	onDisk := func(_ *specs.Spec, r *api.CreateRequest) { r.LogPath = filepath.Join(disk.dir, r.Id) }
+	onDisk := func(_ *specs.Spec, r *api.CreateRequest) { r.LogPath = filepath.Join(disk, r.Id) }
 	pid := p.run("c", "trap 'echo last; exit 7' TERM; echo first; "+stays, onDisk).Pid
 	p.run("other", stays, onDisk)
-	p.awaitFile(disk.dir+"/c", "first")
-	disk.freeze()
+	p.awaitFile(disk+"/c", "first")
+	thaw := freeze()
 	p.succeed()
 	p.wantExec("other", "echo hi", "hi\n")
 	p.check(unix.Kill(int(pid), unix.SIGTERM))
 	if e := p.awaitExit(t.Context(), "c").Exit; e.CodeKnown && e.Code != 7 {
 		t.Errorf("exit %v, want 7", e)
 	}
-	disk.thaw()
-	p.awaitFile(disk.dir+"/c", "last")
+	thaw()
+	p.awaitFile(disk+"/c", "last")
 	p.wantExec("other", "echo hi", "hi\n")
 }
