@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,8 +64,9 @@ func TestMain(m *testing.M) {
 }
 
 func buildShim() error {
-	args := append([]string{"build", "-tags", "seccomp,runc_nocriu", "-o", shimBinary}, raceFlags...)
-	cmd := exec.Command("go", append(args, "../../cmd/minicri-shim")...)
+	info, _ := debug.ReadBuildInfo() // with the race detector when the tests are
+	race := slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+	cmd := exec.Command("go", "build", fmt.Sprint("-race=", race), "-tags", "seccomp,runc_nocriu", "-o", shimBinary, "../../cmd/minicri-shim")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)

@@ -29,7 +29,8 @@ var variants = map[string]func(*specs.Spec){
 		s.Linux.Sysctl = map[string]string{"kernel.shm_rmid_forced": "1", "kernel.msgmax": "4711"}
 	},
 	"a network namespace": func(s *specs.Spec) {
-		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: fmt.Sprintf("/proc/%d/ns/net", os.Getpid())})
+		ours := specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: fmt.Sprintf("/proc/%d/ns/net", os.Getpid())}
+		s.Linux.Namespaces = append(s.Linux.Namespaces, ours)
 	},
 	"the node's processes": func(s *specs.Spec) {
 		s.Linux.Namespaces = slices.DeleteFunc(s.Linux.Namespaces, func(n specs.LinuxNamespace) bool { return n.Type == specs.PIDNamespace })

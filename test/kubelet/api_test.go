@@ -86,7 +86,8 @@ func (k *kubelet) checkExec() {
 	harness.Check(k.t, err)
 	for name, executor := range map[string]remotecommand.Executor{"WebSocket": socket, "SPDY": spdy} {
 		var out, errs bytes.Buffer
-		err := executor.StreamWithContext(k.limited(), remotecommand.StreamOptions{Stdin: strings.NewReader("some input"), Stdout: &out, Stderr: &errs})
+		streams := remotecommand.StreamOptions{Stdin: strings.NewReader("some input"), Stdout: &out, Stderr: &errs}
+		err := executor.StreamWithContext(k.limited(), streams)
 		if out.String() != "some input" || errs.String() != "oops\n" || err == nil || !strings.Contains(err.Error(), "exit code 5") {
 			k.t.Errorf("%s: got %q, %q and %v", name, &out, &errs, err)
 		}

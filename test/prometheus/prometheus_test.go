@@ -143,7 +143,8 @@ func startPrometheus(t *testing.T, n *harness.Node) {
 	dir := t.TempDir()
 	const config = "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: minicri, static_configs: [{targets: ['" + target + "']}]}]\n"
 	harness.Check(t, os.WriteFile(dir+"/prometheus.yml", []byte(config), 0o600))
-	command := exec.Command("prometheus", "--config.file="+dir+"/prometheus.yml", "--storage.tsdb.path="+dir+"/data", "--web.listen-address="+server)
+	command := exec.Command("prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--web.listen-address="+server)
+	command.Dir = dir
 	var said bytes.Buffer
 	command.Stdout, command.Stderr = &said, &said
 	n.RunInNetns(command.Start)

@@ -135,7 +135,8 @@ func (n *Node) commandLine() []string {
 	}
 	config := fmt.Sprintf("cgroup_driver = \"cgroupfs\"\ncgroup_parent = %q\n", n.CgroupParent()) + n.Config
 	if n.embedded {
-		config += fmt.Sprintf("[default_network]\nenabled = true\nbridge = \"bench0\"\nsubnet = \"10.200.0.0/16\"\ndata_dir = %q\n", n.Path("addresses"))
+		const network = "[default_network]\nenabled = true\nbridge = 'bench0'\nsubnet = '10.200.0.0/16'\ndata_dir = %q\n"
+		config += fmt.Sprintf(network, n.Path("addresses"))
 	}
 	Check(os.WriteFile(file, []byte(config), 0o600))
 	return []string{

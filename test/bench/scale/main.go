@@ -197,14 +197,16 @@ func (s *scale) goals(name string) (goals []contender.Row) {
 				contender.Row{What: "threads of the daemon" + with, Ours: float64(r.owners.Daemon.Threads), MostOfOurs: 40})
 		}
 		if r.pods == 100 {
-			goals = append(goals, contender.Row{What: "daemon and supervisor" + with + ", MiB", Ours: r.owners.Daemon.MiB() + r.owners.Shims.MiB(), MostOfOurs: 45})
+			both := r.owners.Daemon.MiB() + r.owners.Shims.MiB()
+			goals = append(goals, contender.Row{What: "daemon and supervisor" + with + ", MiB", Ours: both, MostOfOurs: 45})
 		}
 		if last = r; first == nil {
 			first = r
 			continue
 		}
 		slope := float64(r.owners.KiB()-first.owners.KiB()) / float64(r.pods-first.pods)
-		goals = append(goals, contender.Row{What: fmt.Sprintf("memory of a pod between %d and %d, KiB", first.pods, r.pods), Ours: slope, MostOfOurs: 250})
+		what := fmt.Sprintf("memory of a pod between %d and %d, KiB", first.pods, r.pods)
+		goals = append(goals, contender.Row{What: what, Ours: slope, MostOfOurs: 250})
 	}
 	for _, o := range operations {
 		if o.atMost > 0 && first != last {
