@@ -222,6 +222,9 @@ func (n *Node) Close() error {
 		late := time.AfterFunc(10*time.Second, func() { _ = n.command.Process.Kill() })
 		_ = n.command.Wait()
 		late.Stop()
+		if errors.Join(errs...) != nil {
+			fmt.Fprintf(os.Stderr, "%s said:\n%s\n", n.Name, n.output.Bytes())
+		}
 	}
 	if hierarchies, err := cgroup.FindHierarchies(); err == nil {
 		errs = append(errs, hierarchies.Remove(n.CgroupParent(), 10*time.Second))
