@@ -30,7 +30,7 @@ type Container struct {
 	factsLock sync.Mutex
 	removed   bool
 	unwritten bool                    // the last change is not on disk
-	output    *client.Output          // guarded by factsLock; held while some of it may not be in the log
+	held      *client.Held            // guarded by factsLock; nil before it is made
 	abandon   context.CancelCauseFunc // ends the creation; nil unless this daemon made the container
 	ended     chan struct{}           // closed when the container has ended
 	reaped    atomic.Pointer[reaped]  // how the first process ended, if it was reaped as our child

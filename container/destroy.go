@@ -85,8 +85,8 @@ func (s *Store) removeFacts(c *Container) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
 	c.removed = true
-	c.output.Close()
-	c.output = nil
+	c.held.Close()
+	c.held = nil
 	return s.files.Facts.Remove(c.ID)
 }
 

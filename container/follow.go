@@ -93,6 +93,9 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 	if err != nil {
 		return err
 	}
+	for _, c := range made {
+		s.noteHeldExit(c)
+	}
 	known := make(map[string]bool)
 	for _, reported := range list {
 		id := reported.GetId()
@@ -108,6 +111,17 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 		}
 	}
 	return err
+}
+
+// noteHeldExit passes on how an init ended that nothing reaped which is ours: no supervisor lived, and an
+// earlier daemon had started the last one.
+func (s *Store) noteHeldExit(c *Container) {
+	c.factsLock.Lock()
+	status, known := c.held.Exit()
+	c.factsLock.Unlock()
+	if known && c.reaped.Load() == nil {
+		s.Ended(c.Facts().Process, status)
+	}
 }
 
 func (s *Store) note(reported *api.Container) {

@@ -94,10 +94,9 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 	ended := before.FinishedAt == 0 && after.FinishedAt != 0
 	switch {
 	case after.FinishedAt != 0:
-		c.output.Close()
-		c.output = nil
-	case c.output == nil && after.inShim():
-		c.output = client.HoldOutput(s.options.Supervisors.Dir(c.Supervisor), c.ID)
+		c.held.Release()
+	case c.held == nil && after.inShim():
+		c.held = client.Hold(s.options.Supervisors.Dir(c.Supervisor), c.ID, after.Process)
 	}
 	if ended {
 		c.noteExit(after)

@@ -140,6 +140,15 @@ func ended(fd int, limit time.Duration) bool {
 	}
 }
 
+// KernelExit is the status of a process that has been reaped, as Linux 6.15 tells it by a pidfd that was open.
+func (p *Process) KernelExit() (status unix.WaitStatus, known bool) {
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	_ = p.Control(func(pidfd int) {
+		known = unix.IoctlPidfdInfo(pidfd, &info) == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
+	})
+	return unix.WaitStatus(info.Exit_code), known
+}
+
 // Kill sends SIGKILL and waits for the end, up to the limit. It reaps our own or adopted child.
 func (p *Process) Kill(limit time.Duration) error {
 	if err := p.Signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {

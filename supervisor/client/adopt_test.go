@@ -78,7 +78,7 @@ func (p *pod) startStarved(descriptors int) {
 // The exit code of an adopted container is known also when its parent, which a busy
 // machine holds up, comes late to reap it.
 func TestAdoptedInitThatIsReapedLate(t *testing.T) {
-	if !hasExitInfo() {
+	if !harness.KernelTellsExits() {
 		t.Log("this kernel keeps no exit codes: the daemon reports them")
 		return
 	}

@@ -214,30 +214,3 @@ func request(conn *net.UnixConn, what api.StreamRequest) error {
 	}
 	return nil
 }
-
-// Output holds the fifos of a container open, or the kernel drops what is in them when a supervisor is
-// killed and the container ends. Its descriptors are not in Go's poller, which each write would wake.
-type Output struct{ fds []int }
-
-// HoldOutput opens the fifos of a container of the supervisor that serves dir, as far as it has any.
-func HoldOutput(dir, id string) *Output {
-	o := &Output{}
-	for _, stream := range []string{api.Stdout, api.Stderr} {
-		fd, err := unix.Open(filepath.Join(dir, api.StreamDir, id+"."+stream), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-		if err == nil {
-			o.fds = append(o.fds, fd)
-		}
-	}
-	return o
-}
-
-// Close is for an output that is in the log, or of no use. It may be called on nil, and again.
-func (o *Output) Close() {
-	if o == nil {
-		return
-	}
-	for _, fd := range o.fds {
-		_ = unix.Close(fd)
-	}
-	o.fds = nil
-}

@@ -51,9 +51,6 @@ func TestKilledShimLosesNoByte(t *testing.T) {
 	p.run("both", "i=0; while [ $i -lt 20000 ]; do echo out $i; echo err $i >&2; i=$((i+1)); done")
 	p.run("parts", "i=0; while [ $i -lt 1500 ]; do printf 'line '; usleep 500; printf '%d\n' $i; i=$((i+1)); done")
 	p.run("long", "i=0; while [ $i -lt 100 ]; do head -c 50000 /dev/zero | tr '\\0' x; echo $i; i=$((i+1)); done")
-	for _, id := range []string{"flood", "both", "parts", "long"} {
-		defer client.HoldOutput(p.dir, id).Close() // as the daemon does
-	}
 	kills := 0
 	for p.runs("flood") || p.runs("both") || p.runs("parts") || p.runs("long") {
 		if kills < 20 {

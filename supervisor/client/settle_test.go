@@ -109,3 +109,27 @@ func TestSuccessorBesideALogThatHangs(t *testing.T) {
 	p.awaitFile(disk+"/c", "last")
 	p.wantExec("other", "echo hi", "hi\n")
 }
+
+// A container has ended, and its last words wait for a disk, in the spool and in the fifo, when its
+// supervisor is killed and the daemon lets go of it, which has heard of the end: they come to the log.
+func TestLastWordsOutliveTheSupervisor(t *testing.T) {
+	disk, freeze := newDisk(t)
+	p := startPod(t)
+	log := disk + "/c"
+	script := "trap 'echo begun; sleep 1; seq 1 9000; echo last >&2; exit 7' TERM; echo first; " + stays
+	pid := p.run("c", script, func(_ *specs.Spec, r *api.CreateRequest) { r.LogPath = log }).Pid
+	p.awaitFile(log, "first")
+	thaw := freeze()
+	p.check(unix.Kill(int(pid), unix.SIGTERM))
+	p.awaitExit(t.Context(), "c")
+	p.held["c"].Release()
+	p.killShim()
+	thaw()
+	p.restart()
+	if e := p.awaitExit(t.Context(), "c").Exit; e.Code != 7 || !e.CodeKnown {
+		t.Errorf("the successor says exit %v, want 7", e)
+	}
+	p.awaitFile(log, "stderr F last")
+	p.awaitFile(log, "stdout F 9000")
+	p.eventually("a successor has nothing to look for", func() bool { return count(t, p.dir+"/io") == 0 })
+}

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
@@ -30,7 +31,7 @@ import (
 
 var (
 	shimBinary   string // the real minicri-shim, built once
-	cgroupParent = fmt.Sprintf("/minicri-unit-client-%d", os.Getpid())
+	cgroupParent = fmt.Sprintf("/minicri-unit-client-%d-%d", os.Getpid(), time.Now().UnixNano())
 )
 
 func TestMain(m *testing.M) {
@@ -76,14 +77,15 @@ func buildShim() error {
 
 // pod is a shim with a directory of its own.
 type pod struct {
-	t   testing.TB
-	dir string
+	t    testing.TB
+	dir  string
+	held map[string]*client.Held
 	*client.Client
 }
 
 func startPod(t testing.TB) *pod {
 	t.Helper()
-	p := &pod{t: t, dir: t.TempDir()}
+	p := &pod{t: t, dir: t.TempDir(), held: make(map[string]*client.Held)}
 	var err error
 	if p.Client, err = client.Start(t.Context(), client.StartOptions{Binary: shimBinary, Dir: p.dir}); err != nil {
 		log, _ := os.ReadFile(filepath.Join(p.dir, "shim.log"))
@@ -180,7 +182,8 @@ func (p *pod) create(id, script string, changes ...change) *api.CreateResponse {
 	p.t.Helper()
 	answer, err := p.Create(p.t.Context(), p.bundle(id, script, changes...))
 	p.check(err)
-	p.t.Cleanup(client.HoldOutput(p.dir, id).Close) // as the daemon does
+	p.held[id] = client.Hold(p.dir, id, process.Facts{PID: int(answer.Pid), StartTime: answer.StartTime}) // as the daemon does
+	p.t.Cleanup(p.held[id].Close)
 	return answer
 }
 
@@ -354,12 +357,3 @@ var reapOrphans = sync.OnceFunc(func() {
 		}
 	}()
 })
-
-// hasExitInfo reports whether the kernel keeps exit codes in pidfds: Linux 6.15.
-func hasExitInfo() bool {
-	var name unix.Utsname
-	_ = unix.Uname(&name)
-	var major, minor int
-	_, _ = fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
-	return major > 6 || major == 6 && minor >= 15
-}

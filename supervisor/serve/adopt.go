@@ -92,16 +92,20 @@ func (s *Supervisor) adopt(id string) error {
 	}
 	exit := new(api.ExitRecord)
 	err := readJSON(s.exitPath(id), exit)
-	switch {
-	case err == nil && exit.FinishedAt != 0:
+	if stdio.IsShortage(err) {
+		return err
+	}
+	switch ended := err == nil && exit.FinishedAt != 0; {
+	case ended && !stdio.HasFifos(c.streamOptions().Dir, id):
 		c.exit = exit
 		close(c.exited)
 		return s.reserve(c)
-	case stdio.IsShortage(err):
-		return err
-	}
-	if c.init, err = findProc(process.Facts{PID: r.PID, StartTime: r.StartTime}); err != nil {
-		return err
+	case ended:
+		c.left = exit
+	default:
+		if c.init, err = findProc(process.Facts{PID: r.PID, StartTime: r.StartTime}); err != nil {
+			return err
+		}
 	}
 	c.io, err = stdio.Adopt(c.streamOptions())
 	left, execErr := c.leftExecs()
@@ -125,7 +129,7 @@ func (s *Supervisor) adopt(id string) error {
 // checkStarted undoes a start that is on disk but did not happen: the predecessor died before it opened the
 // barrier. Otherwise init becomes the program within 100 ms.
 func (c *container) checkStarted() {
-	for deadline := time.Now().Add(100 * time.Millisecond); c.record.StartedAt != 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(100 * time.Millisecond); c.record.StartedAt != 0 && !c.init.gone(); time.Sleep(time.Millisecond) {
 		waits, err := beforeExec(c.record.PID)
 		if err != nil || !waits {
 			return
@@ -144,6 +148,10 @@ const reportTimeout = 2500 * time.Millisecond
 func (c *container) awaitAdopted() {
 	c.init.awaitEnd()
 	c.ended(errInitEnded)
+	if c.left != nil {
+		c.conclude(c.left)
+		return
+	}
 	ended, limit := time.Now(), 10*time.Second // in which a busy parent reaps it
 	c.mu.Lock()
 	if c.killed {

@@ -14,7 +14,7 @@
 //	DIR/containers/ID/     libcontainer's state, or that of a launched pause
 //	DIR/oci/PROGRAM/       the states of a program with runc's command line
 //	DIR/records/ID.json    what is known of the container, also by a successor
-//	DIR/io/ID.stdout       output, a fifo that the daemon holds open too
+//	DIR/io/ID.stdout       output, a fifo that the daemon holds open too; gone when the log has all
 //	DIR/io/ID.stdout.spool what was read from it and is not in the log yet
 //	DIR/shim.log           what the supervisor logs, see package client
 //	DIR/exits/ID.json      how it ended

@@ -45,6 +45,11 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 			c.sup.log.Error("the exit of a container is not on disk", "container", c.record.ID, "error", err)
 		}
 	}
+	c.conclude(exit)
+}
+
+// conclude reports an exit that is on disk.
+func (c *container) conclude(exit *api.ExitRecord) {
 	c.drain()
 	c.mu.Lock()
 	c.exit = exit
@@ -58,13 +63,15 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 }
 
 // drain ends the streams. It waits half a second until the output is in the log, where people look when they
-// hear of the end. If the disk hangs, the goroutine ends with the last write.
+// hear of the end. If the disk hangs, the goroutine ends with the last write. The fifos are there until all
+// is in the log: by them a successor knows, and the daemon, which holds them.
 func (c *container) drain() {
 	c.drained.Do(func() {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			c.streams().Drain()
+			_ = stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID) // removeFiles tries again
 		}()
 		select {
 		case <-done:
@@ -135,6 +142,12 @@ func (c *container) delete(ctx context.Context) error {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, context.Cause(waiting))
 	}
 	defer c.op.Release(1)
+	if c.init.gone() {
+		select {
+		case <-c.exited: // it is about to be concluded
+		case <-waiting.Done():
+		}
+	}
 	if !isClosed(c.exited) {
 		return fmt.Errorf("delete container %s: it has not ended: %w", c.record.ID, errdefs.ErrFailedPrecondition)
 	}

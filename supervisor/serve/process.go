@@ -114,16 +114,13 @@ func (p *proc) exiting() (exiting, reaped bool) {
 	return reaped || err == nil && stat.Exiting, reaped
 }
 
-// kernelExit is the status of a reaped process that is not our child, as Linux 6.15 keeps it.
-func (p *proc) kernelExit() (status syscall.WaitStatus, known bool) {
+// kernelExit is the status of a reaped process that is not our child, as far as the kernel tells it.
+func (p *proc) kernelExit() (syscall.WaitStatus, bool) {
 	if p.gone() {
 		return 0, false
 	}
-	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
-	_ = p.found.Control(func(pidfd int) {
-		known = unix.IoctlPidfdInfo(pidfd, &info) == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
-	})
-	return syscall.WaitStatus(info.Exit_code), known
+	status, known := p.found.KernelExit()
+	return syscall.WaitStatus(status), known
 }
 
 // close releases what is held for the process, which lives on if it has not ended.

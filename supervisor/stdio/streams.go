@@ -19,7 +19,7 @@ import (
 )
 
 // Streams is the supervisor's side of a container's standard streams. The daemon holds the output's fifos
-// open too (client.HoldOutput): when the supervisor dies, the container continues to write.
+// open too (client.Hold): when the supervisor dies, the container continues to write.
 type Streams struct {
 	log     *crilog.Log // nil: output is not logged
 	outputs []*output
@@ -256,6 +256,12 @@ func (s *Streams) Close() {
 }
 
 const spoolSuffix = ".spool" // of the name of a fifo
+
+// HasFifos reports whether there is what Open has made in dir, and RemoveFifos has not been called.
+func HasFifos(dir, id string) bool {
+	_, err := os.Lstat(fifoPath(dir, id, api.Stdout)) // the first that is made, and removed
+	return !errors.Is(err, os.ErrNotExist)
+}
 
 // RemoveFifos removes what Open has made in dir, or openPipe.
 func RemoveFifos(dir, id string) error {

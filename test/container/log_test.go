@@ -282,9 +282,10 @@ func TestWritersOutliveTheirSupervisor(t *testing.T) {
 		p.awaitLine(id, fmt.Sprint("out ", 20*round))
 		p.killShim()
 		p.wantExit(ends, 7, "Error")
-		if stdout, _ := p.logs(ends); stdout != "last words\n" {
-			t.Errorf("round %d: of a container that ended meanwhile: %q", round, stdout)
-		}
+		eventually(t, "the last words of a container that ended meanwhile are in the log", func() bool {
+			stdout, _ := p.logs(ends)
+			return stdout == "last words\n"
+		})
 		path := p.status(id).LogPath
 		stdout, stderr := p.logs(id)
 		eventually(t, "both outputs are read", func() bool {
@@ -300,8 +301,13 @@ func TestWritersOutliveTheirSupervisor(t *testing.T) {
 	p.awaitLine(id, "out 100")
 	p.exec(id, "touch /enough")
 	p.wantExit(id, 0, "Completed")
-	stdout, stderr := p.logs(id)
-	lines := strings.Count(stderr, "\n")
+	var stdout, stderr string
+	var lines int
+	eventually(t, "the last words are in the log", func() bool {
+		stdout, stderr = p.logs(id)
+		lines = strings.Count(stderr, "\n")
+		return strings.HasSuffix(stdout, "end\n") && lines >= strings.Count(stdout, "\n")-1
+	})
 	for _, stream := range []struct{ name, got, end string }{{"out", stdout, "end\n"}, {"err", stderr, ""}} {
 		var all strings.Builder
 		for i := range lines {

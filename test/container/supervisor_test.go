@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -269,9 +270,8 @@ func TestKilledShim(t *testing.T) {
 			}
 			eventually(t, "the container is adopted, by itself", func() bool { return p.status(lives).State == running })
 			same(t, "exec", p.exec(lives, "echo hi"), "hi")
-			end := p.awaitExit(dies)
-			if known := end.ExitCode == 3 && end.Reason == "Error"; !known && (end.ExitCode != 255 || end.Reason != "Unknown") {
-				t.Errorf("want its exit code, or 255 and Unknown: %v", end)
+			if end := p.awaitExit(dies); !withDaemon || end.ExitCode != 255 || end.Reason != "Unknown" {
+				p.wantExit(dies, 3, "Error")
 			}
 			check(t, p.start(waits))
 			p.awaitExit(waits)
@@ -350,4 +350,28 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 	}
 	_, err := p.RunCommand("check", "--fix", "--force") // what is in quarantine
 	check(t, err)
+}
+
+// A container ends while no supervisor lives, and the daemon of now is not the one that had started the last:
+// the kernel tells it how, from Linux 6.15 on.
+func TestExitWhileNoSupervisorLives(t *testing.T) {
+	p := newPod(t)
+	p.Kill()
+	p.Start()
+	id := p.run("app", untilGo+"echo last words; exit 7")
+	pid := p.info(id).PID
+	check(t, unix.Kill(p.PID(), unix.SIGSTOP)) // it starts no supervisor
+	goOn := sync.OnceFunc(func() { check(t, unix.Kill(p.PID(), unix.SIGCONT)) })
+	t.Cleanup(goOn)
+	p.killShim()
+	release(t, pid)
+	eventually(t, "it has ended and is reaped", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	goOn()
+	if end := p.awaitExit(id); harness.KernelTellsExits() || end.ExitCode != 255 {
+		p.wantExit(id, 7, "Error")
+	}
+	eventually(t, "its last words are in the log", func() bool {
+		stdout, _ := p.logs(id)
+		return stdout == "last words\n"
+	})
 }

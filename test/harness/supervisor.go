@@ -1,11 +1,14 @@
 package harness
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
 )
@@ -27,4 +30,13 @@ func (n *Node) Supervisors() (pids []int) {
 		return err != nil || slices.Contains(pids, stat.Parent)
 	}
 	return slices.DeleteFunc(slices.Clone(pids), forked)
+}
+
+// KernelTellsExits reports whether Linux tells by a pidfd how a process ended, as from 6.15 on.
+func KernelTellsExits() bool {
+	var name unix.Utsname
+	_ = unix.Uname(&name)
+	var major, minor int
+	_, _ = fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
+	return major > 6 || major == 6 && minor >= 15
 }
