@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,10 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	nodecheck "github.com/minicri/minicri/internal/doctor"
@@ -38,8 +37,7 @@ func problems(t *testing.T, n *harness.Node, flags ...string) (found []nodecheck
 	return found, err == nil
 }
 
-// cgroupDir is the directory of a cgroup, in one hierarchy of version 1 or in version
-// 2 alone.
+// cgroupDir is the directory of a cgroup, in one hierarchy of version 1 or in version 2 alone.
 func cgroupDir(path string) string {
 	if cgroup.Unified() {
 		return filepath.Join("/sys/fs/cgroup", path)
@@ -47,8 +45,8 @@ func cgroupDir(path string) string {
 	return filepath.Join("/sys/fs/cgroup/pids", path)
 }
 
-// What pods and containers leave is seen and removed: namespaces, files, cgroups with what
-// runs in them, mounts, volumes; and nothing of another node.
+// What pods and containers leave is seen and removed: namespaces, files, cgroups with what runs in them,
+// mounts, volumes; and nothing of another node.
 func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
@@ -57,10 +55,9 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	name := strings.Repeat("ab", 32)
 	group, pause := n.MakeCgroup("minicri-c-"+node+"-"+name), n.MakeCgroup(mark+"4567")
 	foreign := n.MakeCgroup("minicri-c-00000000-" + name)
-	process := exec.Command("sleep", "600")
+	ctx := limited(t)
+	process := exec.CommandContext(ctx, "sleep", "600")
 	check(t, process.Start())
-	ended := make(chan error, 1)
-	go func() { ended <- process.Wait() }()
 	check(t, os.WriteFile(filepath.Join(cgroupDir(group), "cgroup.procs"), []byte(strconv.Itoa(process.Process.Pid)), 0))
 	rootfs := filepath.Join(n.State, "containers", name, "rootfs")
 	left := []string{filepath.Join(n.State, "containers", name), filepath.Join(n.Root, "container-volumes", name), filepath.Join(n.State, "sandboxes", strings.Repeat("89ab", 16))}
@@ -84,9 +81,7 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 			t.Errorf("%s is still there", path)
 		}
 	}
-	select {
-	case <-ended:
-	case <-time.After(patience):
+	if _ = process.Wait(); ctx.Err() != nil {
 		t.Error("the process runs on")
 	}
 	if _, err := os.Lstat(cgroupDir(foreign)); err != nil && harness.CgroupDriver() != "systemd" {
@@ -98,18 +93,15 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	}
 }
 
-// What is left of a pod and its container whose records were removed by hand is
-// found and removed, without a daemon too.
+// What is left of a pod and its container whose records were removed by hand is found and removed, without a
+// daemon too.
 func TestCheckRemovesWhatHasNoRecord(t *testing.T) {
 	n := newNode(t)
 	n.ImportBusybox()
 	config := n.PodConfig("web", harness.HostNetwork())
 	pod := n.RunPod(config)
-	created, err := n.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: config, Config: &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, Command: []string{"true"}, LogPath: "app.log",
-	}})
+	id, err := n.CreateContainer(pod, config, harness.Container("app", "true"))
 	check(t, err)
-	id := created.ContainerId
 	n.Stop()
 	for _, record := range []string{filepath.Join("containers", id), filepath.Join("sandboxes", pod)} {
 		check(t, os.Remove(filepath.Join(n.Root, record+".json")))
@@ -120,61 +112,73 @@ func TestCheckRemovesWhatHasNoRecord(t *testing.T) {
 			t.Errorf("%s is not found: %v", facts, found)
 		}
 	}
-	if left, clean := problems(t, n, "--fix"); !clean {
-		t.Errorf("after --fix: %v", left)
-	}
-	if left, clean := problems(t, n); !clean {
-		t.Errorf("looked again: %v", left)
+	for _, flags := range [][]string{{"--fix"}, nil} {
+		if left, clean := problems(t, n, flags...); !clean {
+			t.Errorf("check %v: %v", flags, left)
+		}
 	}
 	n.Start()
 }
 
-// A record that cannot be decoded is shown until an administrator repairs it, which --fix
-// notices, or gives it up with --force, which removes what it describes at the next
-// start; --force alone is refused.
+// A record that cannot be decoded is shown until an administrator repairs it, which --fix notices, or gives
+// it up with --force, which removes what it describes at the next start; --force alone is refused. What is in
+// quarantine is no orphan where that cannot be read: the daemon does not start, and --fix removes nothing.
 func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	n := newNode(t)
 	mended, givenUp := n.RunPod(n.PodConfig("mended")), n.RunPod(n.PodConfig("given-up"))
-	record := func(id string) string { return filepath.Join(n.Root, "sandboxes", id+".json") }
+	pid, dir := pausePID(t, n, mended), filepath.Join(n.Root, "sandboxes")
+	whole := readFile(t, dir, mended+".json")
 	n.Kill()
-	whole, err := os.ReadFile(record(mended))
-	check(t, err)
 	for _, id := range []string{mended, givenUp} {
-		check(t, os.WriteFile(record(id), []byte("nonsense"), 0o600))
+		check(t, os.WriteFile(filepath.Join(dir, id+".json"), []byte("nonsense"), 0o600))
 	}
 	n.Start()
-	quarantined := func() []string {
-		files, err := filepath.Glob(filepath.Join(n.Root, "sandboxes", "quarantine", "*"))
-		check(t, err)
+	quarantined := func(want int) (files []string) {
+		t.Helper()
+		files, err := filepath.Glob(filepath.Join(dir, "quarantine", "*"))
+		if err != nil || len(files) != want {
+			t.Fatalf("in quarantine: %v, %v", files, err)
+		}
 		return files
 	}
-	if files := quarantined(); len(files) != 2 {
-		t.Fatalf("in quarantine: %v", files)
-	}
-	output, err := n.RunCommand("check")
-	if err == nil || strings.Count(output, "cannot be decoded") != 2 {
-		t.Errorf("check of a node with records in quarantine: %v\n%s", err, output)
-	}
-	if _, err := n.RunCommand("check", "--force"); err == nil {
-		t.Error("--force without --fix is taken")
-	}
-	for _, file := range quarantined() {
-		if strings.Contains(file, mended) {
-			check(t, os.WriteFile(file, whole, 0o600))
+	quarantined(2)
+	says := func(fails bool, text string, times int, flags ...string) {
+		t.Helper()
+		if output, err := n.RunCommand("check", flags...); (err != nil) != fails || strings.Count(output, text) < times {
+			t.Errorf("check %v: %v\n%s", flags, err, output)
 		}
 	}
-	if output, err := n.RunCommand("check", "--fix"); err == nil || !strings.Contains(output, "not fixed") {
-		t.Errorf("check --fix: %s", output)
+	says(true, "cannot be decoded", 2)
+	says(true, "", 0, "--force")
+
+	n.Kill()
+	away := filepath.Join(dir, "quarantine")
+	check(t, os.Rename(away, away+".away"))
+	check(t, os.Symlink("quarantine", away)) // ELOOP
+	if err := n.TryStart(); err == nil || !strings.Contains(n.Log(), "quarantine") {
+		t.Errorf("the daemon started: %v", err)
 	}
-	if files := quarantined(); len(files) != 1 || !strings.Contains(files[0], givenUp) {
+	says(true, "quarantine", 1, "--fix")
+	if !alive(pid) || len(addresses(t, n)) != 2 {
+		t.Errorf("pause lives: %v, addresses %v", alive(pid), addresses(t, n))
+	}
+	check(t, os.Remove(away))
+	check(t, os.Rename(away+".away", away))
+	n.Start()
+
+	for _, file := range quarantined(2) {
+		if strings.Contains(file, mended) {
+			check(t, os.WriteFile(file, []byte(whole), 0o600))
+		}
+	}
+	says(true, "not fixed", 1, "--fix")
+	if files := quarantined(1); !strings.Contains(files[0], givenUp) {
 		t.Errorf("in quarantine after --fix: %v", files)
 	}
-	if output, err := n.RunCommand("check", "--fix", "--force"); err != nil {
-		t.Errorf("check --fix --force: %v\n%s", err, output)
-	}
+	says(false, "", 0, "--fix", "--force")
 	n.Restart()
-	if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != mended || !ready(t, n, mended) {
-		t.Errorf("listed: %v", pods)
+	if wantPods(t, n, mended); !ready(t, n, mended) {
+		t.Error("the pod whose record was mended is not ready")
 	}
 	eventually(t, "what was given up is removed", patience, func() bool {
 		left, _ := filepath.Glob(filepath.Join(n.Netns, "*"+givenUp))
@@ -182,16 +186,110 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	})
 }
 
-func TestCheckSeesALostNamespace(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
-	// Without a namespace the bridge plugin leaves its masquerading behind.
+// finds reports whether a problem of that subject has the text in its message.
+func finds(found []nodecheck.Finding, subject, text string) bool {
+	return slices.ContainsFunc(found, func(f nodecheck.Finding) bool { return f.Subject == subject && strings.Contains(f.Message, text) })
+}
+
+// What the daemon says of itself is what a check says of the node, and a network that names a plugin or an
+// IPAM plugin that is not there is a problem, the embedded one too.
+func TestCheckIsRedWherePodsFail(t *testing.T) {
+	n := newDefaultNode(t, "10.88.0.0/16", ownBridge)
+	if found, clean := problems(t, n, "--pod"); !clean {
+		t.Fatalf("the embedded network with its plugins: %v", found)
+	}
+	wantPods(t, n)
+	if found, _ := problems(t, n, "--cni-bin-dir", t.TempDir()); !finds(found, "network", "host-local") || !finds(found, "network", "bridge") {
+		t.Errorf("an empty directory of plugins: %v", found)
+	}
 	bridge := n.BridgePlugin()
-	bridge["ipMasq"] = false
-	n.WriteConflist("10-test.conflist", bridge)
-	id := n.RunPod(n.PodConfig("web"))
-	check(t, unix.Unmount(verbose(t, n, id).NetNamespace, unix.MNT_DETACH))
-	found, _ := problems(t, n)
-	if len(found) != 1 || !strings.Contains(found[0].Message, id) || !strings.Contains(found[0].Message, "namespace") {
-		t.Errorf("want %s without its namespace, got %v", id, found)
+	bridge["ipam"] = harness.Object{"type": "not-installed"}
+	n.WriteConflist("20-ipam.conflist", bridge)
+	if found, _ := problems(t, n); !finds(found, "network", "not-installed") {
+		t.Errorf("an IPAM plugin that is not there: %v", found)
+	}
+	broken := filepath.Join(n.CNIConf, "99-broken.conflist")
+	check(t, os.WriteFile(broken, []byte("{\n \"name\": \"x\",\n oops\n}"), 0o644))
+	if found, _ := problems(t, n); !slices.ContainsFunc(found, func(f nodecheck.Finding) bool {
+		return strings.Contains(f.Message, broken) && strings.Contains(f.Message, "line 3")
+	}) {
+		t.Errorf("want %s and line 3 named, got %v", broken, found)
+	}
+	n.WriteConflist("10-first.conflist", harness.Object{"type": "missing"})
+	eventually(t, "the daemon sees the file", patience, func() bool { is, said := networkReady(t, n); return !is && strings.Contains(said, "missing") })
+	if found, clean := problems(t, n); clean || !finds(found, "NetworkReady", "missing") || !finds(found, "network", "missing") {
+		t.Errorf("a network that is not ready: %v", found)
+	}
+}
+
+// A check without a daemon names what no daemon could run pods with.
+func TestCheckBeforeTheFirstStart(t *testing.T) {
+	n := newNode(t)
+	config := filepath.Join(t.TempDir(), "config.toml")
+	look := func(toml string, flags ...string) []nodecheck.Finding {
+		t.Helper()
+		check(t, os.WriteFile(config, []byte(toml), 0o600))
+		found, clean := problems(t, n, append([]string{"--config", config, "--socket", filepath.Join(t.TempDir(), "none")}, flags...)...)
+		if clean {
+			t.Errorf("%s %v: no problem", toml, flags)
+		}
+		return found
+	}
+	if found := look("[streaming]\ntls_cert = '/nowhere/cert.pem'\ntls_key = '/nowhere/key.pem'\n"); !finds(found, "configuration", "/nowhere/cert.pem") {
+		t.Errorf("a certificate that is not there: %v", found)
+	}
+	if found := look("", "--pod"); !finds(found, "pod", "no daemon serves") {
+		t.Errorf("a pod without a daemon: %v", found)
+	}
+	dirs := t.TempDir()
+	check(t, unix.Mount("small", dirs, "tmpfs", 0, "size=1m,nr_inodes=64"))
+	t.Cleanup(func() { check(t, unix.Unmount(dirs, unix.MNT_DETACH)) })
+	if found := look("", "--root", filepath.Join(dirs, "new", "root")); !finds(found, "root", "are free in the file system of "+dirs) || !finds(found, "root", "inodes") {
+		t.Errorf("a full disk: %v", found)
+	}
+	for _, dir := range []string{"lower", "upper", "work", "merged"} {
+		check(t, os.Mkdir(filepath.Join(dirs, dir), 0o755))
+	}
+	merged := filepath.Join(dirs, "merged")
+	check(t, unix.Mount("overlay", merged, "overlay", 0, fmt.Sprintf("lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", dirs, dirs, dirs)))
+	t.Cleanup(func() { check(t, unix.Unmount(merged, unix.MNT_DETACH)) })
+	if found := look("", "--root", merged); !finds(found, "root", "is on an overlay") {
+		t.Errorf("root on an overlay: %v", found)
+	}
+	if _, err := os.Stat("/run/systemd/system"); err == nil {
+		return // the driver systemd is right here
+	}
+	if found := look("cgroup_driver = 'systemd'\n"); !finds(found, "configuration", "systemd does not run here") {
+		t.Errorf("the driver systemd without systemd: %v", found)
+	}
+}
+
+// A mistake in a drop-in keeps nobody from looking at the node, and is named with file and line; the daemon
+// runs on, warns of what it does not know, and refuses the rest.
+func TestDiagnosticsWithABrokenConfiguration(t *testing.T) {
+	n := newNode(t, harness.Config("sockt = 'a key of another build'\n"))
+	n.RunPod(n.PodConfig("web"))
+	if log := n.Log(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "sockt") {
+		t.Errorf("the daemon does not warn of the unknown key:\n%s", log)
+	}
+	dir := filepath.Join(n.Dir, "config.toml.d")
+	check(t, os.Mkdir(dir, 0o755))
+	broken := filepath.Join(dir, "10.toml")
+	check(t, os.WriteFile(broken, []byte("\npids_limit = 'many'\n"), 0o600))
+	check(t, os.WriteFile(filepath.Join(dir, "20.toml"), []byte("\nshm_size = 1\n"), 0o600))
+	bundle := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	for _, words := range [][]string{{"pods"}, {"timeline"}, {"image", "ls"}, {"debug", "bundle", bundle}} {
+		if output, err := n.RunCommand(words[0], words[1:]...); err != nil || words[0] != "image" && words[0] != "debug" && !strings.Contains(output, "test/web") {
+			t.Errorf("minicri %v: %v, %s", words, err, output)
+		}
+	}
+	if found, _ := problems(t, n); len(found) != 2 || !finds(found, "configuration", broken+":2:") || !finds(found, "configuration", "20.toml:2: shm_size") {
+		t.Errorf("problems: %v", found)
+	}
+	if _, err := n.RunCommand("check", "--fix"); err == nil {
+		t.Error("check --fix works with half of a configuration")
+	}
+	if output, err := n.RunDaemon(); err == nil || !strings.Contains(output, broken+":2:") || !strings.Contains(output, "shm_size") || strings.Count(strings.TrimSpace(output), "\n") > 0 {
+		t.Errorf("a start: %v, %s", err, output)
 	}
 }

@@ -1,15 +1,22 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	nodecheck "github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -24,9 +31,7 @@ func pending(t *testing.T, n *harness.Node) []pendingAttachment {
 }
 
 func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast+"detach_tries = 100000\n"))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	n, r := newRecorded(t, fast+"detach_tries = 100000\n")
 	id := n.RunPod(n.PodConfig("web"))
 	pid := pausePID(t, n, id)
 	r.order("one", "DEL", "fail 11 not now")
@@ -42,8 +47,7 @@ func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
 	if list := pending(t, n); len(list) != 1 || list[0].Sandbox != id || list[0].Tries < 3 || !strings.Contains(list[0].Error, "not now") {
 		t.Errorf("the verbose status has %+v", list)
 	}
-	n.Kill()
-	n.Start()
+	n.Crash()
 	if ready(t, n, id) {
 		t.Error("ready after a restart")
 	}
@@ -66,42 +70,29 @@ func TestProperty13_DELThatNeverWorks(t *testing.T) {
 	r.order("one", "DEL", "fail 999 broken")
 	eventually(t, "Stop succeeds after some tries", patience, func() bool { return stop(t, n, id) == nil })
 	check(t, remove(t, n, id))
-	if pods := list(t, n, nil); len(pods) != 0 {
-		t.Errorf("listed: %v", pods)
-	}
+	wantPods(t, n)
 	for range 2 {
 		eventually(t, "the verbose status shows it", patience, func() bool {
 			list := pending(t, n)
 			return len(list) == 1 && list[0].Sandbox == id && list[0].Error != ""
 		})
-		if held := addresses(t, n); len(held) != 1 {
-			t.Errorf("the address was forgotten: %v", held)
-		}
-		n.Kill()
-		n.Start()
+		wantAddresses(t, n, 1)
+		n.Crash()
 	}
 	r.order("one", "DEL", "")
 	eventually(t, "the address is free", patience, func() bool { return len(addresses(t, n)) == 0 && len(pending(t, n)) == 0 })
 }
 
-// broken are things that happen to the file of a network namespace.
 func TestProperty17_NamespaceFileBrokenByHand(t *testing.T) {
-	for name, harm := range map[string]func(t *testing.T, path string){
-		"deleted": func(t *testing.T, path string) {
-			check(t, unix.Unmount(path, unix.MNT_DETACH))
-			check(t, os.Remove(path))
+	removed := func(path string) error { return errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)) }
+	for name, harm := range map[string]func(path string) error{
+		"deleted":   removed,
+		"unmounted": func(path string) error { return unix.Unmount(path, unix.MNT_DETACH) },
+		"replaced": func(path string) error {
+			return errors.Join(removed(path), os.WriteFile(path, []byte("a plain file"), 0o600))
 		},
-		"unmounted": func(t *testing.T, path string) { check(t, unix.Unmount(path, unix.MNT_DETACH)) },
-		"replaced": func(t *testing.T, path string) {
-			check(t, unix.Unmount(path, unix.MNT_DETACH))
-			check(t, os.Remove(path))
-			check(t, os.WriteFile(path, []byte("a plain file"), 0o600))
-		},
-		"a directory": func(t *testing.T, path string) {
-			check(t, unix.Unmount(path, unix.MNT_DETACH))
-			check(t, os.Remove(path))
-			check(t, os.Mkdir(path, 0o700))
-			check(t, os.WriteFile(filepath.Join(path, "file"), nil, 0o600))
+		"a directory": func(path string) error {
+			return errors.Join(removed(path), os.Mkdir(path, 0o700), os.WriteFile(filepath.Join(path, "file"), nil, 0o600))
 		},
 	} {
 		for _, restart := range []bool{false, true} {
@@ -110,15 +101,19 @@ func TestProperty17_NamespaceFileBrokenByHand(t *testing.T) {
 	}
 }
 
-func stopWithout(t *testing.T, harm func(*testing.T, string), restart bool) {
+func stopWithout(t *testing.T, harm func(string) error, restart bool) {
 	n := newNode(t, harness.NoNetwork())
 	r := newRecorder(t, n)
 	n.WriteConflist("10-test.conflist", r.addressesOnly("one"))
 	id := n.RunPod(n.PodConfig("web"))
-	harm(t, verbose(t, n, id).NetNamespace)
+	check(t, harm(verbose(t, n, id).NetNamespace))
+	if found, _ := problems(t, n); !slices.ContainsFunc(found, func(f nodecheck.Finding) bool {
+		return strings.Contains(f.Message, id) && strings.Contains(f.Message, "namespace")
+	}) {
+		t.Errorf("want %s without its namespace, the check finds %v", id, found)
+	}
 	if restart {
-		n.Kill()
-		n.Start()
+		n.Crash()
 	}
 	if network := podStatus(t, n, id).Network; network.GetIp() != "" || len(network.GetAdditionalIps()) != 0 {
 		t.Errorf("status has the address of a network that is gone: %v", network)
@@ -127,18 +122,14 @@ func stopWithout(t *testing.T, harm func(*testing.T, string), restart bool) {
 	if calls := r.calls("DEL"); len(calls) != 1 || calls[0].Netns != "" {
 		t.Errorf("want one DEL with an empty CNI_NETNS, got %+v", calls)
 	}
-	if held := addresses(t, n); len(held) != 0 {
-		t.Errorf("addresses stay: %v", held)
-	}
+	wantAddresses(t, n, 0)
 	check(t, remove(t, n, id))
 }
 
-// What a sandbox left that has no record any more is removed at the start,
-// and GC is given the attachments that are valid.
+// What a sandbox left that has no record any more is removed at the start, and GC is given the attachments
+// that are valid.
 func TestProperty22_GarbageCollection(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	n, r := newRecorded(t, "")
 	kept, lost := n.RunPod(n.PodConfig("kept")), n.RunPod(n.PodConfig("lost"))
 	pid := pausePID(t, n, lost)
 	n.Kill()
@@ -147,31 +138,261 @@ func TestProperty22_GarbageCollection(t *testing.T) {
 	n.Start()
 	eventually(t, "the orphaned address is free", patience, func() bool { return len(addresses(t, n)) == 1 })
 	eventually(t, "the orphaned pause process is gone", patience, func() bool { return !alive(pid) })
-	if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != kept || !ready(t, n, kept) {
-		t.Errorf("listed: %v", pods)
+	if wantPods(t, n, kept); !ready(t, n, kept) {
+		t.Error("a pod whose record is there is not ready")
 	}
 	if calls := r.calls("DEL"); len(calls) != 1 || calls[0].Container != lost {
 		t.Errorf("got %+v", calls)
 	}
 	eventually(t, "GC runs", patience, func() bool { return len(r.calls("GC")) > 0 })
 	for _, call := range r.calls("GC") {
-		if valid := validAttachments(t, call); !slices.Contains(valid, kept) {
-			t.Errorf("GC was given %v as valid", valid)
+		var config struct {
+			Valid []struct{ ContainerID string } `json:"cni.dev/valid-attachments"`
+		}
+		check(t, json.Unmarshal(call.Config, &config))
+		if !strings.Contains(fmt.Sprint(config.Valid), kept) {
+			t.Errorf("GC was given %v as valid", config.Valid)
 		}
 	}
 }
 
-func validAttachments(t *testing.T, call pluginCall) []string {
+// A kubelet that tries a pod forty times whose network can never work fills the node with nothing.
+func TestWhatCanNeverWorkLeavesNothing(t *testing.T) {
+	n := newNode(t, harness.NoNetwork(), harness.Config(fast+"give_up_tries = 3\n"))
+	bridge := n.BridgePlugin()
+	bridge["ipam"].(harness.Object)["ranges"] = [][]harness.Object{{{"subnet": "10.88.0.0/24", "rangeStart": "10.99.0.1"}}}
+	n.WriteConflist("10-test.conflist", bridge)
+	for attempt := range 40 {
+		if _, err := run(t, n, n.PodConfig("web", harness.Attempt(uint32(attempt)))); err == nil {
+			t.Fatal("it works")
+		}
+		if namespaces, _ := filepath.Glob(filepath.Join(n.Netns, "*")); len(namespaces) > 1 {
+			t.Fatalf("after try %d: %q", attempt, namespaces)
+		}
+		if attempt == 20 {
+			n.Crash()
+		}
+	}
+	eventually(t, "nothing is left", patience, func() bool {
+		namespaces, _ := filepath.Glob(filepath.Join(n.Netns, "*"))
+		entries, _ := filepath.Glob(filepath.Join(n.Root, "attachments", "*.json"))
+		return len(namespaces)+len(entries) == 0
+	})
+	if found, clean := problems(t, n); !clean {
+		t.Errorf("problems: %v", found)
+	}
+}
+
+// A person gives up what waits for a DEL that never succeeds.
+func TestCheckGivesUpAnAttachment(t *testing.T) {
+	n, r := newRecorded(t, fast+"detach_tries = 1\n", "two")
+	id := n.RunPod(n.PodConfig("web"))
+	r.order("two", "DEL", "fail 11 never")
+	n.RemovePod(id)
+	if found, clean := problems(t, n, "--fix", "--force"); clean || len(found) != 1 || !strings.Contains(found[0].Advice, "--fix --force "+id) {
+		t.Errorf("problems: %+v", found)
+	}
+	if found, clean := problems(t, n, "--fix", "--force", id); !clean {
+		t.Errorf("problems: %v", found)
+	}
+	eventually(t, "the daemon gives it up too", patience, func() bool {
+		return len(pending(t, n)) == 0 && strings.Contains(n.Log(), "given up by hand")
+	})
+	r.order("two", "DEL", "")
+}
+
+// What a daemon is about to do is no problem.
+func TestCheckBesidePodsThatComeAndGo(t *testing.T) {
+	n := newNode(t)
+	over, end := context.WithCancel(t.Context())
+	var pods sync.WaitGroup
+	for worker := range 3 {
+		pods.Go(func() {
+			for i := 0; over.Err() == nil; i++ {
+				n.RemovePod(n.RunPod(n.PodConfig(fmt.Sprint("web-", worker, "-", i))))
+			}
+		})
+	}
+	for range 8 {
+		if found, clean := problems(t, n); !clean {
+			t.Errorf("problems: %v", found)
+		}
+	}
+	end()
+	pods.Wait()
+}
+
+// A root may be behind a symlink, as operators have it on another disk. A daemon whose pods cannot be
+// executed does not start, and says by which key; one that cannot make a pause is not ready, and is once it
+// can.
+//
+// cri: RuntimeCondition.reason
+func TestNodeThatCannotMakeAPause(t *testing.T) {
+	n := newNode(t)
+	n.Kill()
+	check(t, os.Rename(n.Root, n.Root+"-real"))
+	check(t, os.Symlink(n.Root+"-real", n.Root))
+	n.Start()
+	n.RemovePod(n.RunPod(n.PodConfig("web")))
+	n.Stop()
+	check(t, os.Remove(n.Root))
+	check(t, os.Rename(n.Root+"-real", n.Root))
+	check(t, unix.Mount("noexec", n.Root, "tmpfs", unix.MS_NOEXEC, "size=64m"))
+	output, err := n.RunDaemon()
+	check(t, unix.Unmount(n.Root, 0))
+	if err == nil || !strings.Contains(output, "root: ") || !strings.Contains(output, "noexec") {
+		t.Errorf("on a noexec mount: %v, %s", err, output)
+	}
+	most := filepath.Join(cgroupDir(n.CgroupParent), "pids.max")
+	check(t, os.WriteFile(most, []byte("0"), 0))
+	n.Start()
+	eventually(t, "the node says that it is not ready, and why", patience, func() bool {
+		is, message := condition(t, n, runtimeapi.RuntimeReady)
+		return !is && strings.Contains(message, "a pause did not start")
+	})
+	if c := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions[0]; c.Type != runtimeapi.RuntimeReady || c.Reason == "" {
+		t.Errorf("the condition has no reason: %v", c)
+	}
+	check(t, os.WriteFile(most, []byte("max"), 0))
+	eventually(t, "the node is ready", patience, func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
+	n.RemovePod(n.RunPod(n.PodConfig("web")))
+}
+
+// readyTime is within what NetworkReady has to follow the configuration: a few of the daemon's own periods,
+// which are seconds, and not the minute in which it would be found by chance.
+const readyTime = 30 * time.Second
+
+func becomesReady(t *testing.T, n *harness.Node, want bool) {
 	t.Helper()
-	var config struct {
-		Valid []struct {
-			ContainerID string `json:"containerID"`
-		} `json:"cni.dev/valid-attachments"`
+	eventually(t, "NetworkReady follows", readyTime, func() bool {
+		got, _ := networkReady(t, n)
+		return got == want
+	})
+}
+
+// The file of the network that is in use stays in use as it was while it is half written: no pod lands on
+// another network.
+func TestProperty20_HalfWrittenFileThatWasInUse(t *testing.T) {
+	n := newNode(t)
+	path := n.WriteNetwork()
+	whole := readFile(t, path)
+	other := strings.Replace(whole, `"name": "`+n.Network, `"name": "podman`, 1)
+	check(t, os.WriteFile(filepath.Join(n.CNIConf, "87-podman.conflist"), []byte(other), 0o644))
+	becomesNetwork(t, n, n.Network)
+	check(t, os.WriteFile(path, []byte(whole[:len(whole)/2]), 0o644))
+	eventually(t, "the file is shown as broken", readyTime, func() bool { return strings.Contains(statusInfo(t, n)["networkProblems"], path) })
+	becomesReady(t, n, true)
+	becomesNetwork(t, n, n.Network)
+	n.RemovePod(n.RunPod(n.PodConfig("case")))
+	check(t, os.WriteFile(path, []byte(whole), 0o644))
+	eventually(t, "the file is whole", readyTime, func() bool { return !strings.Contains(statusInfo(t, n)["networkProblems"], path) })
+	check(t, os.Remove(filepath.Join(n.CNIConf, "87-podman.conflist")))
+}
+
+// ConfigMaps are mounted so: FILE -> ..data/FILE, ..data -> ..VERSION.
+func TestProperty20_SymlinkSwitched(t *testing.T) {
+	n := newNode(t)
+	path := n.WriteNetwork()
+	whole := readFile(t, path)
+	check(t, os.Remove(path))
+	for _, version := range []string{"..v1", "..v2"} {
+		check(t, os.Mkdir(filepath.Join(n.CNIConf, version), 0o755))
+		text := strings.Replace(whole, `"name": "`+n.Network, `"name": "`+n.Network+strings.Trim(version, "."), 1)
+		check(t, os.WriteFile(filepath.Join(n.CNIConf, version, "10-test.conflist"), []byte(text), 0o644))
 	}
-	check(t, json.Unmarshal(call.Config, &config))
-	var ids []string
-	for _, attachment := range config.Valid {
-		ids = append(ids, attachment.ContainerID)
+	data := filepath.Join(n.CNIConf, "..data")
+	check(t, os.Symlink("..v1", data))
+	check(t, os.Symlink("..data/10-test.conflist", path))
+	becomesNetwork(t, n, n.Network+"v1")
+	check(t, os.Symlink("..v2", data+"_new"))
+	check(t, os.Rename(data+"_new", data))
+	becomesNetwork(t, n, n.Network+"v2")
+	becomesReady(t, n, true)
+}
+
+func becomesNetwork(t *testing.T, n *harness.Node, name string) {
+	t.Helper()
+	eventually(t, "the network is "+name, readyTime, func() bool {
+		return strings.Contains(currentNetwork(t, n), `"`+name+`"`)
+	})
+}
+
+// Files come by rename, half written at first, and go with their directory, also over a start; bad ones hide
+// no good one.
+func TestProperty20_FilesThatComeAndGo(t *testing.T) {
+	n := newNode(t, harness.NoNetwork())
+	becomesReady(t, n, false)
+	path := n.WriteNetwork()
+	becomesReady(t, n, true)
+	whole := readFile(t, path)
+	check(t, os.Rename(path, path+".off"))
+	becomesReady(t, n, false)
+	check(t, os.WriteFile(path, []byte(whole[:len(whole)/2]), 0o644))
+	eventually(t, "the message names the file", readyTime, func() bool {
+		ready, message := networkReady(t, n)
+		return !ready && strings.Contains(message, path)
+	})
+	check(t, os.Rename(path+".off", path))
+	becomesReady(t, n, true)
+	for _, restart := range []func(){func() {}, n.Restart} {
+		check(t, os.RemoveAll(n.CNIConf))
+		restart()
+		becomesReady(t, n, false)
+		check(t, os.Mkdir(n.CNIConf, 0o755))
+		n.WriteNetwork()
+		becomesReady(t, n, true)
 	}
-	return ids
+	bad := filepath.Join(n.CNIConf, "00-bad.conflist")
+	check(t, os.WriteFile(bad, []byte(`{"name": `), 0o644))
+	check(t, os.WriteFile(filepath.Join(n.CNIConf, "01-empty.conf"), nil, 0o644))
+	check(t, os.WriteFile(filepath.Join(n.CNIConf, "02-no-plugins.conflist"), []byte(`{"cniVersion": "1.0.0", "name": "x", "plugins": []}`), 0o644))
+	eventually(t, "the bad files are seen", readyTime, func() bool {
+		problems := harness.Info[[]string](t, n, "networkProblems")
+		return len(problems) == 3 && strings.Contains(problems[0], bad)
+	})
+	n.RunPod(n.PodConfig("web"))
+}
+
+// A plugin that is not there, a STATUS that fails or hangs is told in the condition, and holds up nobody;
+// pods that run stay as they are.
+//
+// cri: RuntimeCondition.message Status
+func TestProperty21_STATUS(t *testing.T) {
+	n, r := newRecorded(t, fast+`cni_status = "5s"`, "two")
+	says := func(texts ...string) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("the message has %q", texts), readyTime, func() bool {
+			isReady, message := networkReady(t, n)
+			return !isReady && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(message, text) })
+		})
+	}
+	becomesReady(t, n, true)
+	id := n.RunPod(n.PodConfig("web"))
+	r.order("two", "STATUS", "fail 50 backend is away")
+	says("backend is away", "50")
+	r.order("two", "STATUS", "")
+	becomesReady(t, n, true)
+
+	r.order("two", "STATUS", "hang")
+	pids := r.hung()
+	wantSoon(t, "Status", pids[0], func() { networkReady(t, n) })
+	becomesReady(t, n, false)
+	for _, pid := range pids {
+		eventually(t, "the plugin and its child are gone", patience, func() bool { return !alive(pid) })
+	}
+	r.order("two", "STATUS", "")
+	becomesReady(t, n, true)
+
+	program := filepath.Join(n.Plugins, "two")
+	check(t, os.Rename(program, program+".off"))
+	says("two")
+	if _, err := run(t, n, n.PodConfig("refused")); err == nil {
+		t.Error("a pod ran without a plugin")
+	}
+	if !ready(t, n, id) {
+		t.Error("a pod that runs is not ready any more")
+	}
+	check(t, os.Rename(program+".off", program))
+	eventually(t, "what ADD may have begun is rolled back", patience, func() bool { return len(pending(t, n)) == 0 })
+	check(t, remove(t, n, id))
 }

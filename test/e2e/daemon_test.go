@@ -2,33 +2,28 @@ package e2e
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
 )
-
-// cri: PodSandbox.id
-func TestTwoDaemonsSideBySide(t *testing.T) {
-	nodes := harness.NewNodes(t, 2, harness.Parallel())
-	a, b := nodes[0].RunPod(nodes[0].PodConfig("web")), nodes[1].RunPod(nodes[1].PodConfig("web"))
-	for i, n := range nodes {
-		if pods := list(t, n, nil); len(pods) != 1 || pods[0].Id != []string{a, b}[i] {
-			t.Errorf("daemon %d lists %v", i, pods)
-		}
-	}
-	// What is the other's is not swept when one starts.
-	nodes[0].Kill()
-	nodes[0].Start()
-	if !ready(t, nodes[0], a) || !ready(t, nodes[1], b) {
-		t.Error("a pod was lost when one daemon was started again")
-	}
-}
 
 func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 	n := newNode(t)
@@ -50,15 +45,9 @@ func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 }
 
 func TestSIGTERMLetsCallsFinish(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast+`shutdown = "50s"`))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"))
+	n, r := newRecorded(t, fast+`shutdown = "50s"`)
 	r.order("one", "ADD", "wait")
-	answered := make(chan error, 1)
-	go func() {
-		_, err := n.Runtime.RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")})
-		answered <- err
-	}()
+	answered := begin(context.Background(), n, n.PodConfig("web"))
 	eventually(t, "ADD runs", patience, func() bool { return len(r.calls("ADD")) == 1 })
 	ctx := limited(t)
 	go func() {
@@ -72,5 +61,325 @@ func TestSIGTERMLetsCallsFinish(t *testing.T) {
 	n.Start()
 	if pods := list(t, n, nil); len(pods) != 1 || pods[0].State != runtimeapi.PodSandboxState_SANDBOX_READY {
 		t.Errorf("listed: %v", pods)
+	}
+}
+
+// cri: PodSandboxConfig.metadata PodSandboxMetadata.attempt PodSandboxMetadata.name PodSandboxStatus.metadata
+// cri: PodSandboxStatus.state
+func TestProperty23_RestartChangesNothing(t *testing.T) {
+	n, r := newRecorded(t, "")
+	before := map[string]*runtimeapi.PodSandboxStatus{}
+	pids := map[string]int{}
+	for _, config := range []*runtimeapi.PodSandboxConfig{
+		n.PodConfig("a"), n.PodConfig("b", harness.Attempt(2)), n.PodConfig("host", harness.HostNetwork()), n.PodConfig("stopped"),
+	} {
+		id := n.RunPod(config)
+		pids[id] = pausePID(t, n, id)
+		if config.Metadata.Name == "stopped" {
+			check(t, stop(t, n, id))
+		}
+		before[id] = podStatus(t, n, id)
+	}
+	for _, restart := range []func(){n.Kill, n.Stop} {
+		restart()
+		r.forget()
+		n.Start()
+		for id, status := range before {
+			if now := podStatus(t, n, id); !proto.Equal(now, status) {
+				t.Errorf("before: %v\nafter: %v", status, now)
+			}
+			if status.State == runtimeapi.PodSandboxState_SANDBOX_READY && pausePID(t, n, id) != pids[id] {
+				t.Errorf("another pause process: %d", pausePID(t, n, id))
+			}
+		}
+		if calls := r.calls(""); len(calls) != 0 {
+			t.Errorf("plugins ran: %s", sequence(calls))
+		}
+	}
+	if len(list(t, n, nil)) != len(before) {
+		t.Errorf("listed: %v", list(t, n, nil))
+	}
+	// The names are reserved again, also that of a pod that is stopped, until it is removed.
+	for id, status := range before {
+		config := n.PodConfig(status.Metadata.Name, harness.Attempt(status.Metadata.Attempt))
+		switch {
+		case status.Metadata.Name == "host":
+		case status.State == runtimeapi.PodSandboxState_SANDBOX_READY:
+			if again := n.RunPod(config); again != id {
+				t.Errorf("pod %s got a second sandbox %s", id, again)
+			}
+		default:
+			_, err := run(t, n, config)
+			wantCode(t, err, codes.AlreadyExists)
+			check(t, remove(t, n, id))
+			if n.RunPod(config) == id {
+				t.Error("a removed sandbox came back")
+			}
+		}
+	}
+}
+
+// A pause that dies is seen at once, also by a daemon that did not start it or that was down. The quickest of
+// a few tries counts: the machine does other work, too.
+func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
+	n := newNode(t)
+	lives := n.RunPod(n.PodConfig("lives"))
+	var attempt uint32
+	dies := func(restarted bool) (took time.Duration) {
+		id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
+		attempt++
+		if restarted {
+			n.Crash()
+		}
+		check(t, unix.Kill(pausePID(t, n, id), unix.SIGKILL))
+		began := time.Now()
+		eventually(t, "the pod is NotReady", patience, func() bool { return !ready(t, n, id) })
+		return time.Since(began)
+	}
+	for _, restarted := range []bool{false, true} {
+		took := dies(restarted)
+		for tries := 1; took > time.Second && tries < 5; tries++ {
+			took = min(took, dies(restarted))
+		}
+		if took > time.Second {
+			t.Errorf("the pod is Ready for %v more, daemon restarted: %v", took, restarted)
+		}
+	}
+	if _, err := run(t, n, n.PodConfig("web", harness.Attempt(attempt-1))); err == nil {
+		t.Error("the attempt that died was handed out again")
+	}
+	id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
+	pid := pausePID(t, n, id)
+	n.Kill()
+	check(t, unix.Kill(pid, unix.SIGKILL))
+	eventually(t, "pause is gone", patience, func() bool { return !alive(pid) })
+	n.Start()
+	if ready(t, n, id) || !ready(t, n, lives) {
+		t.Errorf("got %v", list(t, n, nil))
+	}
+}
+
+// What stands in the place of a file, and cannot be read as one, costs its pod nothing and blocks nothing:
+// check names it, and when the file is back the pod is what it was.
+func TestWhatIsNoFileCostsNoPod(t *testing.T) {
+	for kind, put := range map[string]func(path string) error{
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"fifo":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"loop":      func(path string) error { return os.Symlink(filepath.Base(path), path) }, // ELOOP
+	} {
+		t.Run(kind, func(t *testing.T) {
+			n := newNode(t)
+			type damaged struct {
+				id, file string
+				pid      int
+				was      *runtimeapi.PodSandboxStatus
+			}
+			var all []damaged
+			for name, dir := range map[string]string{"record": n.Root + "/sandboxes", "facts": n.State + "/facts", "attachment": n.Root + "/attachments"} {
+				id := n.RunPod(n.PodConfig(name))
+				all = append(all, damaged{id, filepath.Join(dir, id+".json"), pausePID(t, n, id), podStatus(t, n, id)})
+			}
+			n.Kill()
+			for _, pod := range all {
+				check(t, os.Rename(pod.file, pod.file+".aside"))
+				check(t, put(pod.file))
+			}
+			n.Start()
+			if listed := list(t, n, nil); len(listed) != 2 {
+				t.Errorf("listed are %v", listed)
+			}
+			shown := statusInfo(t, n)["quarantinedRecords"]
+			output, err := n.RunCommand("check")
+			for _, pod := range all {
+				if err == nil || !strings.Contains(output, pod.file) || pod.was.Metadata.Name == "record" && !strings.Contains(shown, pod.file) {
+					t.Errorf("nothing is said of %s: %v\n%s\n%s", pod.file, err, output, shown)
+				}
+				if !alive(pod.pid) {
+					t.Errorf("the pod whose %s cannot be read was ended", pod.was.Metadata.Name)
+				}
+			}
+			n.Kill()
+			for _, pod := range all {
+				check(t, os.Remove(pod.file))
+				check(t, os.Rename(pod.file+".aside", pod.file))
+			}
+			n.Start()
+			for _, pod := range all {
+				if now := podStatus(t, n, pod.id); !proto.Equal(now, pod.was) || pausePID(t, n, pod.id) != pod.pid {
+					t.Errorf("%s is back, and its pod is not what it was:\nwas %v\nis  %v", pod.file, pod.was, now)
+				}
+			}
+		})
+	}
+}
+
+// A daemon that was started from a shell with umask 077 makes what containers of any user can read, and pods
+// with user namespaces.
+func TestUmaskOfTheShellChangesNothing(t *testing.T) {
+	n := newNode(t)
+	files := func(id string) (modes string) {
+		for _, name := range []string{"", "hostname", "hosts", "resolv.conf", "shm"} {
+			info, err := os.Stat(filepath.Join(n.State, "sandboxes", id, name))
+			check(t, err)
+			modes += " " + name + "=" + info.Mode().String()
+		}
+		return modes
+	}
+	before := files(n.RunPod(n.PodConfig("before")))
+	n.Stop()
+	mask := unix.Umask(0o077)
+	err := n.TryStart()
+	unix.Umask(mask)
+	check(t, err)
+	if after := files(n.RunPod(n.PodConfig("after"))); after != before {
+		t.Errorf("with umask 077:%s\nwithout:       %s", after, before)
+	}
+	if !ready(t, n, n.RunPod(n.PodConfig("users", userNamespace(0, 200000, 65536)))) {
+		t.Error("a pod with a user namespace is not ready")
+	}
+}
+
+// Neither SIGHUP nor SIGUSR1 ends a daemon that starts, from its first line in the log on.
+func TestSignalsDoNotEndTheDaemon(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("web"))
+	n.Kill()
+	said := len(n.Log())
+	until, started := context.WithCancel(t.Context())
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for until.Err() == nil {
+			log, _ := os.ReadFile(filepath.Join(n.Dir, "daemon.log"))
+			if len(log) > said {
+				_ = unix.Kill(daemonOf(n.Socket), unix.SIGHUP) // it may not be found yet
+				_ = unix.Kill(daemonOf(n.Socket), unix.SIGUSR1)
+			}
+		}
+	}()
+	err := n.TryStart()
+	started()
+	<-stopped
+	check(t, err)
+	if !ready(t, n, id) {
+		t.Error("the pod is not ready")
+	}
+}
+
+// daemonOf is the process that was started with the socket, one that no signal reaches if there is none.
+func daemonOf(socket string) int {
+	for _, p := range harness.Processes() {
+		if filepath.Base(p.Args[0]) == "minicri" && slices.Contains(p.Args, socket) {
+			return p.PID
+		}
+	}
+	return 1 << 30
+}
+
+// What metrics_address shows over TLS: the daemon's own, with the last reload, images and the disk, and those
+// of pods under cAdvisor's names.
+func TestMetricsAddress(t *testing.T) {
+	cert, key, pool := filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem"), x509.NewCertPool()
+	pool.AppendCertsFromPEM(harness.Certificate(t, cert, key))
+	n := newNode(t, harness.Config(fmt.Sprintf("log_format = 'text'\nmetrics_address = '127.0.0.1:9440'\nmetrics_tls_cert = '%s'\nmetrics_tls_key = '%s'\n", cert, key)))
+	n.RunPod(n.PodConfig("shown"))
+	client := http.Client{Timeout: patience, Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: pool},
+		DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return n.Dial(address) },
+	}}
+	shows := func(path, text string) {
+		t.Helper()
+		eventually(t, path+" shows "+text, patience, func() bool {
+			answer, err := client.Get("https://127.0.0.1:9440" + path)
+			if err != nil {
+				return false // it does not listen yet
+			}
+			defer answer.Body.Close()
+			body, err := io.ReadAll(answer.Body)
+			return err == nil && strings.Contains(string(body), text)
+		})
+	}
+	for _, text := range []string{
+		"\nminicri_config_last_reload_successful 1\n", "\nminicri_config_last_reload_success_timestamp_seconds 1", "\nminicri_images ", "\nminicri_disk_free_bytes ", "\nminicri_disk_free_inodes ",
+	} {
+		shows("/metrics", text)
+	}
+	shows("/metrics/cadvisor", `pod="shown"`)
+	rewrite(t, n, "log_format = 'text'", "log_format = 'loud'")
+	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+	shows("/metrics", "\nminicri_config_last_reload_successful 0\n")
+}
+
+// Status says that pods can be made, and what this build and this kernel can do, of the runtime and of each
+// handler; verbose, the network and the configuration in effect.
+//
+// cri: RuntimeCondition.status RuntimeCondition.type RuntimeStatus.conditions StatusResponse.info
+// cri: StatusResponse.status StatusResponse.features RuntimeFeatures.supplemental_groups_policy
+// cri: RuntimeFeatures.mount_options RuntimeHandler.features RuntimeHandlerFeatures.recursive_read_only_mounts
+// cri: RuntimeHandlerFeatures.user_namespaces RuntimeHandler.name StatusResponse.runtime_handlers
+// cri: LinuxRuntimeConfiguration.cgroup_driver RuntimeConfig RuntimeConfigResponse.linux
+func TestStatusOfANode(t *testing.T) {
+	n := newNode(t)
+	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
+	found := map[string]bool{}
+	for _, condition := range answer.Status.Conditions {
+		found[condition.Type] = condition.Status
+	}
+	if f := answer.Features; !found[runtimeapi.RuntimeReady] || !found[runtimeapi.NetworkReady] || len(answer.Info) != 0 || !f.GetSupplementalGroupsPolicy() || !f.GetMountOptions() {
+		t.Errorf("got %v", answer)
+	}
+	if len(answer.RuntimeHandlers) == 0 || answer.RuntimeHandlers[0].Name != "" {
+		t.Errorf("the default handler is not listed: %v", answer.RuntimeHandlers)
+	}
+	for _, handler := range answer.RuntimeHandlers {
+		// Both came to Linux before 5.19, and this test runs on nothing older.
+		if f := handler.GetFeatures(); !f.GetRecursiveReadOnlyMounts() || !f.GetUserNamespaces() {
+			t.Errorf("handler %q has the features %v", handler.GetName(), f)
+		}
+	}
+	network, config := harness.Info[struct{ Name, File string }](t, n, "cniconfig"), harness.Info[map[string]any](t, n, "config")
+	if network.Name != n.Network || network.File == "" || config["root"] != n.Root {
+		t.Errorf("the network is %+v, the configuration %v", network, config)
+	}
+	info := statusInfo(t, n)
+	for key, value := range info {
+		// crictl shows an object as it is, and anything else as text with its quotes escaped.
+		if !json.Valid([]byte(value)) || !strings.HasPrefix(value, "{") && key != "golang" && key != "config" {
+			t.Errorf("info %s is no JSON object: %s", key, value)
+		}
+	}
+	if _, hides := info["runtimeHandlers"]; hides {
+		t.Error("info hides crictl's own list of runtimeHandlers")
+	}
+	driver := harness.Call(t, n.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
+	if strings.ToLower(driver.Linux.GetCgroupDriver().String()) != harness.CgroupDriver() {
+		t.Errorf("got %v", driver)
+	}
+}
+
+// Checkpoints are refused, whatever is asked for, with the code by which the kubelet knows that they are not
+// there; nothing is written.
+//
+// cri: CheckpointContainer CheckpointContainerRequest.container_id CheckpointContainerRequest.location
+// cri: CheckpointContainerRequest.timeout CheckpointPod CheckpointPodRequest.container_ids CheckpointPodRequest.options
+// cri: CheckpointPodRequest.output_path CheckpointPodRequest.pod_sandbox_id RestorePod RestorePodRequest.checkpoint_path
+// cri: RestorePodRequest.config RestorePodRequest.container_configs RestorePodRequest.options
+// cri: RestorePodRequest.runtime_handler
+func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
+	n := newNode(t)
+	pod, dir := n.RunPod(n.PodConfig("web")), t.TempDir()
+	config, options := n.PodConfig("restored"), map[string]string{"leave-running": "true"}
+	_, container := n.Runtime.CheckpointContainer(limited(t), &runtimeapi.CheckpointContainerRequest{ContainerId: pod, Location: filepath.Join(dir, "archive.tar"), Timeout: 10})
+	_, sandbox := n.Runtime.CheckpointPod(limited(t), &runtimeapi.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: []string{pod}, Options: options})
+	_, restore := n.Runtime.RestorePod(limited(t), &runtimeapi.RestorePodRequest{
+		CheckpointPath: dir, Config: config, Options: options, RuntimeHandler: "kata",
+		ContainerConfigs: []*runtimeapi.ContainerConfig{{Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}},
+	})
+	for _, err := range []error{container, sandbox, restore} {
+		wantCode(t, err, codes.Unimplemented)
+	}
+	wantPods(t, n, pod)
+	if written, err := os.ReadDir(dir); err != nil || len(written) > 0 {
+		t.Errorf("written: %v, %v", written, err)
 	}
 }

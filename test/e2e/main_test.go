@@ -1,11 +1,21 @@
+// Package e2e holds the end-to-end tests of minicri, one file for each feature: the real daemon over its
+// socket, real CNI plugins, the real kernel.
+//
+// A test makes a node of the package harness, which looks for leaks when the test ends. TestPropertyN_ tests
+// the property of that number in docs/properties.md. The package has no other code than its tests; they need
+// root and run under hack/in-netns.
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,17 +27,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "minicri-recorder")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	recorderPath = filepath.Join(dir, "recorder")
-	code := harness.Main(m)
-	os.RemoveAll(dir)
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // fast are limits with which a test need not wait long.
 const fast = `[limits]
@@ -41,6 +41,20 @@ retry_most = "200ms"
 func newNode(t *testing.T, opts ...harness.Option) *harness.Node {
 	t.Helper()
 	return harness.NewNode(t, append(opts, harness.Parallel())...)
+}
+
+// newRecorded makes one whose network is of recording plugins: "one", which does what bridge does, and
+// others, which hand its result on.
+func newRecorded(t *testing.T, config string, others ...string) (*harness.Node, *recorder) {
+	t.Helper()
+	n := newNode(t, harness.NoNetwork(), harness.Config(config))
+	r := newRecorder(t, n)
+	plugins := []harness.Object{r.bridge("one")}
+	for _, as := range others {
+		plugins = append(plugins, r.plugin(as, nil))
+	}
+	n.WriteConflist("10-test.conflist", plugins...)
+	return n, r
 }
 
 func check(t testing.TB, err error) {
@@ -59,50 +73,38 @@ func wantCode(t testing.TB, err error, code codes.Code) {
 // patience is the longest that a test waits for what has no limit of its own.
 const patience = 3 * time.Minute
 
-// limited gives a context that ends with the test's patience.
 func limited(t testing.TB) context.Context {
-	t.Helper()
 	return harness.Limited(t, patience)
 }
 
-// eventually polls until the condition holds, and fails the test if that takes
-// longer than the limit.
 func eventually(t testing.TB, what string, limit time.Duration, holds func() bool) {
 	t.Helper()
 	harness.Eventually(t, what, limit, holds)
 }
 
-// run calls RunPodSandbox.
 func run(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig) (string, error) {
-	t.Helper()
 	answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
 	return answer.GetPodSandboxId(), err
 }
 
 func stop(t testing.TB, n *harness.Node, id string) error {
-	t.Helper()
 	_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 	return err
 }
 
 func remove(t testing.TB, n *harness.Node, id string) error {
-	t.Helper()
 	_, err := n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 	return err
 }
 
 func list(t testing.TB, n *harness.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
 	t.Helper()
-	answer, err := n.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{Filter: filter})
-	check(t, err)
-	return answer.Items
+	return harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{Filter: filter}).Items
 }
 
 func podStatus(t testing.TB, n *harness.Node, id string) *runtimeapi.PodSandboxStatus {
 	t.Helper()
-	answer, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	check(t, err)
-	return answer.Status
+	return harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).Status
 }
 
 func ready(t testing.TB, n *harness.Node, id string) bool {
@@ -112,24 +114,17 @@ func ready(t testing.TB, n *harness.Node, id string) bool {
 
 // podInfo is what the verbose status of a pod shows, as far as tests use it.
 type podInfo struct {
-	PID                int             `json:"pid"`
-	NetNamespace       string          `json:"netNamespace"`
-	NetNamespaceClosed bool            `json:"netNamespaceClosed"`
-	CgroupsPath        string          `json:"cgroupsPath"`
-	Config             json.RawMessage `json:"config"`
-	CNIResult          json.RawMessage `json:"cniResult"`
-	RuntimeSpec        struct {
-		OCIVersion string `json:"ociVersion"`
-	} `json:"runtimeSpec"`
-	Timeline []struct {
-		Step string `json:"step"`
-	} `json:"timeline"`
+	PID                       int
+	NetNamespace, CgroupsPath string
+	NetNamespaceClosed        bool
+	Config, CNIResult         json.RawMessage
+	RuntimeSpec               struct{ OCIVersion string }
+	Timeline                  []struct{ Step string }
 }
 
 func verbose(t testing.TB, n *harness.Node, id string) podInfo {
 	t.Helper()
-	answer, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	var info podInfo
 	check(t, json.Unmarshal([]byte(answer.Info["info"]), &info))
 	info.CgroupsPath = cgroup.Path(info.CgroupsPath)
@@ -137,19 +132,192 @@ func verbose(t testing.TB, n *harness.Node, id string) podInfo {
 }
 
 func networkReady(t testing.TB, n *harness.Node) (ready bool, message string) {
-	t.Helper()
 	return condition(t, n, runtimeapi.NetworkReady)
 }
 
 func condition(t testing.TB, n *harness.Node, kind string) (holds bool, message string) {
 	t.Helper()
-	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
-	check(t, err)
-	for _, condition := range answer.Status.Conditions {
+	for _, condition := range harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions {
 		if condition.Type == kind {
 			return condition.Status, condition.Message
 		}
 	}
 	t.Fatal("Status has no condition " + kind)
 	return false, ""
+}
+
+// pluginCall is one run of the recording plugin as it saw it.
+type pluginCall struct {
+	As, Verb, Container, Netns, Interface, Args string
+	Config                                      json.RawMessage
+}
+
+// recorder is the recording plugin of one node.
+type recorder struct {
+	t   *testing.T
+	n   *harness.Node
+	dir string // of its records and orders
+}
+
+func newRecorder(t *testing.T, n *harness.Node) *recorder {
+	t.Helper()
+	dir := filepath.Join(n.Dir, "record")
+	check(t, os.Mkdir(dir, 0o755))
+	return &recorder{t, n, dir}
+}
+
+// recording is the plugin (CNI SPEC 1.1). It writes down each call and then does what the file AS.VERB says:
+// "fail CODE MESSAGE", "hang", or "wait" until the file is gone, and otherwise what another plugin does.
+const recording = `#!/bin/sh
+as=${0##*/} does=%s dir=%s
+if [ "$CNI_COMMAND" = VERSION ]; then
+	echo '{"cniVersion": "1.1.0", "supportedVersions": ["0.4.0", "1.0.0", "1.1.0"]}'
+	exit
+fi
+config=$(cat)
+printf '{"as":"%%s","verb":"%%s","container":"%%s","netns":"%%s","interface":"%%s","args":"%%s","config":%%s}\n' "$as" "$CNI_COMMAND" \
+	"$CNI_CONTAINERID" "$CNI_NETNS" "$CNI_IFNAME" "$CNI_ARGS" "$config" >>$dir/calls
+while order=$(cat $dir/$as.$CNI_COMMAND 2>/dev/null); [ "$order" = wait ]; do sleep 0.01; done
+case $order in
+hang)
+	sleep 600 & # which holds our pipes, as an IPAM plugin does
+	echo "$$ $!" >$dir/hangs
+	wait
+	exit 1 ;;
+fail*)
+	set -- $order
+	code=$2
+	shift 2
+	printf '{"cniVersion":"1.1.0","code":%%s,"msg":"%%s"}' "$code" "$*"
+	exit 1 ;;
+esac
+[ $does = bridge ] || [ "$CNI_COMMAND" = ADD ] || exit 0
+IFS=:
+for path in $CNI_PATH; do
+	if [ -x $path/$does ]; then
+		printf %%s "$config" | $path/$does
+		exit
+	fi
+done
+exit 1
+`
+
+// plugin installs the plugin under a name and returns its configuration, with the keys added: it hands on the
+// result that it got, as tuning does that has nothing to do.
+func (r *recorder) plugin(as string, keys harness.Object) harness.Object {
+	r.t.Helper()
+	return r.install(as, "tuning", keys)
+}
+
+// bridge records and does what the bridge plugin does.
+func (r *recorder) bridge(as string) harness.Object {
+	r.t.Helper()
+	return r.install(as, "bridge", r.n.BridgePlugin())
+}
+
+func (r *recorder) install(as, does string, keys harness.Object) harness.Object {
+	r.t.Helper()
+	path := filepath.Join(r.n.Plugins, as)
+	if _, err := os.Stat(path); err != nil {
+		check(r.t, os.WriteFile(path, fmt.Appendf(nil, recording, does, r.dir), 0o755))
+	}
+	config := harness.Object{}
+	maps.Copy(config, keys)
+	config["type"] = as
+	return config
+}
+
+// addressesOnly is bridge without masquerading: with an empty CNI_NETNS the bridge plugin frees the address
+// and leaves the rules.
+func (r *recorder) addressesOnly(as string) harness.Object {
+	r.t.Helper()
+	config := r.bridge(as)
+	config["ipMasq"] = false
+	return config
+}
+
+// order says what the plugin of that name is to do at the verb: "fail CODE MESSAGE", "hang", "wait" for
+// another order, or "" for its work.
+func (r *recorder) order(as, verb, what string) {
+	r.t.Helper()
+	path := filepath.Join(r.dir, as+"."+verb)
+	if what == "" {
+		check(r.t, harness.IgnoreMissing(os.Remove(path)))
+		return
+	}
+	check(r.t, os.WriteFile(path, []byte(what), 0o600))
+}
+
+// calls are those of the verb so far; of all but STATUS and GC when it is "".
+func (r *recorder) calls(verb string) []pluginCall {
+	r.t.Helper()
+	data, err := os.ReadFile(filepath.Join(r.dir, "calls"))
+	check(r.t, harness.IgnoreMissing(err))
+	var calls []pluginCall
+	for line := range bytes.Lines(data) {
+		var call pluginCall
+		check(r.t, json.Unmarshal(line, &call))
+		if call.Verb == verb || verb == "" && call.Verb != "STATUS" && call.Verb != "GC" {
+			calls = append(calls, call)
+		}
+	}
+	return calls
+}
+
+// forget clears the record.
+func (r *recorder) forget() {
+	r.t.Helper()
+	check(r.t, os.RemoveAll(filepath.Join(r.dir, "calls")))
+}
+
+// sequence is the calls in one line: "ADD one, DEL two".
+func sequence(calls []pluginCall) string {
+	var words []string
+	for _, call := range calls {
+		words = append(words, call.Verb+" "+call.As)
+	}
+	return strings.Join(words, ", ")
+}
+
+// hung waits for a hanging plugin and returns its process and its child's.
+func (r *recorder) hung() (pids []int) {
+	r.t.Helper()
+	pids = make([]int, 2)
+	eventually(r.t, "a plugin hangs", patience, func() bool {
+		data, err := os.ReadFile(filepath.Join(r.dir, "hangs"))
+		if err != nil {
+			return false
+		}
+		count, _ := fmt.Sscan(string(data), &pids[0], &pids[1])
+		return count == 2
+	})
+	return pids
+}
+
+// addresses are those that host-local has handed out.
+func addresses(t *testing.T, n *harness.Node) []string {
+	t.Helper()
+	entries, err := os.ReadDir(n.Addresses)
+	check(t, harness.IgnoreMissing(err))
+	var found []string
+	for _, entry := range entries {
+		if strings.ContainsAny(entry.Name(), ".:") && !strings.HasPrefix(entry.Name(), "last_reserved") {
+			found = append(found, entry.Name())
+		}
+	}
+	return found
+}
+
+func wantAddresses(t *testing.T, n *harness.Node, count int) {
+	t.Helper()
+	if held := addresses(t, n); len(held) != count {
+		t.Errorf("want %d addresses in use, host-local has %v", count, held)
+	}
+}
+
+func wantPods(t *testing.T, n *harness.Node, ids ...string) {
+	t.Helper()
+	if pods := list(t, n, nil); !slices.Equal(podIDs(pods), ids) {
+		t.Errorf("want the pods %v, listed are %v", ids, pods)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -83,60 +84,55 @@ func reload(t *testing.T, n *harness.Node, old, new string) {
 	eventually(t, "it is reloaded: "+new, patience, func() bool { return strings.Count(n.Log(), "configuration reloaded") > before })
 }
 
-// A changed file is in force without a restart and without being asked, systemd
-// is told, and what cannot be reloaded is named.
+// A changed file is in force without a restart and without being asked, systemd is told, what cannot be
+// reloaded is named, and a file that cannot be read changes nothing.
 func TestReload(t *testing.T) {
 	s, socket := newSystemd(t)
-	n := newNode(t, harness.NoNetwork(), harness.Env("NOTIFY_SOCKET="+socket), harness.Config("log_level = 'debug'\nshm_size = 65536\n[limits]\nreload = \"20ms\"\ncni_add = \"90s\"\n"))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"))
-	first := n.RunPod(n.PodConfig("first"))
-	pid := n.PID()
+	n := newNode(t, harness.Env("NOTIFY_SOCKET="+socket), harness.LevelOfFile(), harness.Config("log_level = 'info'\nshm_size = 65536\n[limits]\nreload = \"20ms\"\ncni_add = \"90s\"\n"))
+	first, pid := n.RunPod(n.PodConfig("first")), n.PID()
+	inForce := func(limit string) {
+		t.Helper()
+		eventually(t, "the limit is "+limit, patience, func() bool {
+			return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:"+limit)
+		})
+	}
+	debug := func() int {
+		list(t, n, nil)
+		return strings.Count(n.Log(), "level=DEBUG msg=call method=ListPodSandbox")
+	}
+	if debug() > 0 {
+		t.Error("a line of level debug is in the log")
+	}
 	rewrite(t, n, "cni_add = \"90s\"", "cni_add = \"2s\"")
-	rewrite(t, n, "shm_size = 65536", "shm_size = 131072\nmetrics_address = '127.0.0.1:0'")
-	rewrite(t, n, "[limits]", "[runtimes.late]\ntype = 'oci'\npath = '/nonexistent'\n[limits]")
-	eventually(t, "the limit is reloaded", patience, func() bool {
-		return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:2s")
-	})
-	eventually(t, "the other keys are named", patience, func() bool {
-		return strings.Contains(n.Log(), "need a restart") && strings.Contains(n.Log(), "shm_size") && strings.Contains(n.Log(), "metrics_address")
+	rewrite(t, n, "'info'\nshm_size = 65536", "'debug'\nshm_size = 131072\nmetrics_address = '127.0.0.1:0'")
+	inForce("2s")
+	eventually(t, "the level is reloaded, and the other keys are named", patience, func() bool {
+		log := n.Log()
+		return debug() > 0 && strings.Contains(log, "need a restart") && strings.Contains(log, "shm_size") && strings.Contains(log, "metrics_address")
 	})
 	eventually(t, "systemd is told of the reload and of its end", patience, func() bool {
 		reloading, _ := s.count("RELOADING=1\nMONOTONIC_USEC=")
 		ready, _ := s.count("READY=1")
 		return reloading > 0 && ready > 1
 	})
-	// The limit counts.
-	r.order("one", "ADD", "hang")
-	_, err := run(t, n, n.PodConfig("hangs"))
-	if err == nil || !strings.Contains(err.Error(), "not done after 2s") {
-		t.Errorf("got %v", err)
-	}
-	r.order("one", "ADD", "")
-	// The handler is there, and its program is missed.
-	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("late"), RuntimeHandler: "late"})
-	if err == nil || !strings.Contains(err.Error(), "its runtime is not there") {
-		t.Errorf("got %v", err)
-	}
-	// A file that cannot be read changes nothing; SIGHUP asks for it too, as often as it comes.
+	// SIGHUP asks for it too, as often as it comes.
 	for range 50 {
 		check(t, syscall.Kill(pid, syscall.SIGHUP))
 		check(t, syscall.Kill(pid, syscall.SIGUSR1))
 	}
 	rewrite(t, n, "cni_add = \"2s\"", "cni_add = \"soon\"")
-	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+	check(t, syscall.Kill(pid, syscall.SIGHUP))
 	eventually(t, "the error is logged", patience, func() bool { return strings.Contains(n.Log(), "stays as it was") })
 	if n.PID() != pid || !ready(t, n, first) {
 		t.Error("the daemon was restarted, or the pod has ended")
 	}
+	rewrite(t, n, "'debug'", "'warn'")
 	rewrite(t, n, "cni_add = \"soon\"", "cni_add = \"3s\"")
-	eventually(t, "the next good file counts", patience, func() bool {
-		return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:3s")
-	})
+	inForce("3s")
+	eventually(t, "no line of level debug comes", patience, func() bool { before := debug(); return debug() == before })
 }
 
-// Each kind of key that is reloaded has its effect: images, the default network,
-// NRI.
+// Each kind of key that is reloaded has its effect: images, the default network, NRI.
 func TestReloadOfEachTable(t *testing.T) {
 	dir := t.TempDir()
 	n := newNode(t, harness.NoNetwork(), harness.Config(fmt.Sprintf(`[limits]
@@ -153,8 +149,7 @@ required_plugins = []
 `, dir)))
 	n.ImportBusybox()
 	reload(t, n, "pinned = []", "pinned = ['"+harness.BusyboxImage+"']")
-	images, err := n.Image.ListImages(limited(t), &runtimeapi.ListImagesRequest{})
-	check(t, err)
+	images := harness.Call(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{})
 	if len(images.Images) != 1 || !images.Images[0].Pinned {
 		t.Errorf("images: %v", images.Images)
 	}
@@ -171,10 +166,7 @@ required_plugins = []
 	check(t, os.Mkdir(filepath.Join(n.Dir, "config.toml.d"), 0o755))
 	check(t, os.WriteFile(filepath.Join(n.Dir, "config.toml.d", "network.toml"), fmt.Appendf(nil,
 		"[default_network]\nenabled = true\nname = %q\nbridge = %q\nsubnet = '10.77.0.0/24'\ndata_dir = %q\n", n.Network, n.Bridge, filepath.Dir(n.Addresses)), 0o600))
-	eventually(t, "the default network is there", patience, func() bool {
-		isReady, _ := networkReady(t, n)
-		return isReady
-	})
+	becomesReady(t, n, true)
 	id := n.RunPod(n.PodConfig("web"))
 
 	reload(t, n, "required_plugins = []", "required_plugins = ['absent']")
@@ -203,8 +195,7 @@ func timeOf(t *testing.T, n *harness.Node, words string) time.Time {
 	return time.Time{}
 }
 
-// A lock that is never given back stops the pings. What systemd does then costs
-// no pod.
+// A lock that is never given back stops the pings. What systemd does then costs no pod.
 func TestWatchdogOfAWedgedLock(t *testing.T) {
 	const interval = 9 * time.Second
 	s, socket := newSystemd(t)
@@ -237,4 +228,144 @@ func TestWatchdogOfAWedgedLock(t *testing.T) {
 	}
 	n.Stop()
 	eventually(t, "systemd is told of the end", patience, func() bool { stopping, _ := s.count("STOPPING=1"); return stopping > 0 })
+}
+
+// A runtime handler that is added runs containers; one that is removed is refused, and the pods that it has
+// are stopped and removed as before.
+func TestReloadOfRuntimes(t *testing.T) {
+	n := newNode(t, harness.Config(fast))
+	n.ImportBusybox()
+	runc, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
+	check(t, err)
+	pod := func(name string) (string, error) {
+		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig(name), RuntimeHandler: "late"})
+		return answer.GetPodSandboxId(), err
+	}
+	handlers := func() (names string) {
+		answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
+		for _, h := range answer.RuntimeHandlers {
+			names += h.Name + " "
+		}
+		return names
+	}
+	_, err = pod("early")
+	wantCode(t, err, codes.InvalidArgument)
+
+	table := fmt.Sprintf("[runtimes.late]\ntype = 'oci'\npath = '%s'\n", runc)
+	rewrite(t, n, "[limits]", table+"[limits]")
+	eventually(t, "the handler is there", patience, func() bool { return strings.Contains(handlers(), "late") })
+	id, err := pod("web")
+	check(t, err)
+	n.RunContainer(id, n.PodConfig("web"), harness.Container("app", "/bin/sleep", "1000000"))
+
+	rewrite(t, n, table, "")
+	eventually(t, "the handler is gone", patience, func() bool { return !strings.Contains(handlers(), "late") })
+	_, err = pod("refused")
+	wantCode(t, err, codes.InvalidArgument)
+	if !ready(t, n, id) {
+		t.Error("the pod of the handler is not ready any more")
+	}
+	n.RemovePod(id)
+}
+
+// Periods that were hours, or none, count at once when they are shorter, and a DEL that waits for an hour
+// does not.
+func TestReloadOfPeriods(t *testing.T) {
+	const long = "status_period = '1h'\ngc_period = '0s'\ncheck_period = '0s'\nretry_first = '1h'\nretry_most = '1h'\n"
+	const short = "status_period = '50ms'\ngc_period = '50ms'\ncheck_period = '50ms'\nretry_first = '50ms'\nretry_most = '50ms'\n"
+	n, r := newRecorded(t, "[limits]\nreload = '1h'\ndetach_time = '1h'\n"+long)
+	n.RunPod(n.PodConfig("web"))
+	id := n.RunPod(n.PodConfig("gone"))
+	r.order("one", "DEL", "fail 11 not now")
+	if err := stop(t, n, id); err == nil {
+		t.Fatal("a DEL that fails is no error")
+	}
+	r.order("one", "DEL", "")
+	if asked := len(r.calls("GC")) + len(r.calls("CHECK")); asked != 0 {
+		t.Fatalf("GC and CHECK ran %d times, though they are off", asked)
+	}
+	statuses := len(r.calls("STATUS"))
+	rewrite(t, n, "reload = '1h'", "reload = '20ms'")
+	rewrite(t, n, long, short)
+	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
+	eventually(t, "the plugins are asked again and again", patience, func() bool {
+		return len(r.calls("STATUS")) >= statuses+3 && len(r.calls("GC")) >= 3 && len(r.calls("CHECK")) >= 3
+	})
+	eventually(t, "the DEL is retried", patience, func() bool { return len(addresses(t, n)) == 1 })
+	if isReady, reason := networkReady(t, n); !isReady {
+		t.Errorf("the network is not ready: %s", reason)
+	}
+	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nil))
+	eventually(t, "the directory is looked at", patience, func() bool { return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "two") })
+}
+
+// Limits that were long enough for every plugin count at once when they are shorter: those of calls, of each
+// verb, and of how long a pod's deletion is blocked.
+func TestReloadOfLimits(t *testing.T) {
+	limits := map[string]string{
+		"run": "'20m'", "destroy": "'20m'", "kill": "'20m'", "cni_add": "'10m'", "cni_del": "'10m'", "cni_check": "'10m'", "cni_status": "'10m'", "cni_gc": "'10m'",
+		"detach_tries": "1000", "detach_time": "'10h'", "retry_first": "'200ms'", "retry_most": "'200ms'", "status_period": "'1s'", "check_period": "'1s'", "gc_period": "'1s'", "reload": "'20ms'",
+	}
+	text := "[limits]\n"
+	for key, value := range limits {
+		text += key + " = " + value + "\n"
+	}
+	n, r := newRecorded(t, text)
+	set := func(key, value string) {
+		t.Helper()
+		reload(t, n, key+" = "+limits[key]+"\n", key+" = "+value+"\n")
+		limits[key] = value
+	}
+	refused := func(what string, err error, says string) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	id := n.RunPod(n.PodConfig("web"))
+
+	set("cni_add", "'1s'")
+	r.order("one", "ADD", "hang")
+	_, err := run(t, n, n.PodConfig("hangs"))
+	refused("cni_add", err, "not done after 1s")
+	set("run", "'1s'") // which begins before the limit of its ADD
+	_, err = run(t, n, n.PodConfig("hangs"))
+	refused("run", err, "not done within 1s")
+	r.order("one", "ADD", "")
+
+	for verb, key := range map[string]string{"CHECK": "cni_check", "STATUS": "cni_status", "GC": "cni_gc"} {
+		set(key, "'1s'")
+		// One that began before has the limit of before.
+		before := len(r.calls(verb))
+		eventually(t, verb+" has its new limit", patience, func() bool { return len(r.calls(verb)) > before+1 })
+		r.order("one", verb, "hang")
+		eventually(t, verb+" is ended", patience, func() bool {
+			for line := range strings.Lines(n.Log()) {
+				if strings.Contains(line, "not done after 1s") && strings.Contains(line, verb) {
+					return true
+				}
+			}
+			return false
+		})
+		r.order("one", verb, "")
+	}
+
+	r.order("one", "DEL", "hang")
+	set("cni_del", "'1s'")
+	refused("cni_del", stop(t, n, id), "not done after 1s")
+	set("kill", "'1s'")
+	set("destroy", "'1s'")
+	refused("destroy", stop(t, n, id), "not done within 1s")
+	r.order("one", "DEL", "fail 11 not now")
+	for _, key := range []string{"destroy", "kill", "cni_del"} {
+		set(key, "'10m'")
+	}
+	eventually(t, "a DEL that fails blocks the deletion", patience, func() bool {
+		err := stop(t, n, id) // the first may wait for a retry that hangs
+		return err != nil && strings.Contains(err.Error(), "not now")
+	})
+	set("detach_tries", "1")
+	eventually(t, "the deletion is not blocked", patience, func() bool { return stop(t, n, id) == nil })
+	r.order("one", "DEL", "")
+	eventually(t, "the addresses are free", patience, func() bool { return len(addresses(t, n)) == 0 })
 }

@@ -1,23 +1,26 @@
 package harness
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/node"
 )
 
-// makeCgroups makes the node's parent in every hierarchy, as a kubelet does for
-// its pods.
+// makeCgroups makes the node's parent in every hierarchy, as a kubelet does for its pods.
 func (n *Node) makeCgroups() {
-	n.t.Helper()
 	if CgroupDriver() == "systemd" {
 		n.makeSlice(n.CgroupParent)
 		return
@@ -31,18 +34,8 @@ func (n *Node) makeCgroups() {
 	}
 }
 
-func (n *Node) makeCgroup(path string) {
-	n.t.Helper()
-	for _, hierarchy := range n.hierarchies() {
-		dir := filepath.Join(hierarchy, path)
-		n.must("making a cgroup", os.Mkdir(dir, 0o755))
-		n.must("filling a cpuset", fillCpuset(dir))
-	}
-}
-
-// MakeCgroup makes a cgroup below the node's parent in every hierarchy, as a
-// kubelet does for one pod, and returns its path. It is removed before the
-// node is checked, when it has to be empty.
+// MakeCgroup makes a cgroup below the node's parent in every hierarchy, as a kubelet does for one pod, and
+// returns its path. It is removed before the node is checked, when it has to be empty.
 func (n *Node) MakeCgroup(name string) string {
 	n.t.Helper()
 	path := filepath.Join(n.CgroupParent, name)
@@ -50,7 +43,10 @@ func (n *Node) MakeCgroup(name string) string {
 		path = n.slicePath(name)
 		n.makeSlice(path)
 	} else {
-		n.makeCgroup(path)
+		for _, hierarchy := range n.hierarchies() {
+			dir := filepath.Join(hierarchy, path)
+			n.must("making a cgroup", errors.Join(os.Mkdir(dir, 0o755), fillCpuset(dir)))
+		}
 	}
 	n.podCgroups = append(n.podCgroups, path)
 	return path
@@ -58,39 +54,35 @@ func (n *Node) MakeCgroup(name string) string {
 
 // removePodCgroups does not force anything: what is left below them is a leak.
 func (n *Node) removePodCgroups() error {
-	var errs []error
+	var errs error
 	for _, path := range n.podCgroups {
 		if CgroupDriver() == "systemd" {
-			errs = append(errs, n.stopEmptySlice(path))
+			errs = errors.Join(errs, n.stopEmptySlice(path))
 			continue
 		}
 		for _, hierarchy := range n.hierarchies() {
-			errs = append(errs, ignoreMissing(os.Remove(filepath.Join(hierarchy, path))))
+			errs = errors.Join(errs, IgnoreMissing(os.Remove(filepath.Join(hierarchy, path))))
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 func (n *Node) hierarchies() []string {
-	n.t.Helper()
 	mountpoints, err := hierarchies()
 	n.must("finding the cgroups", err)
 	return mountpoints
 }
 
-// fillCpuset gives a cgroup v1 cpuset what its parent has: a new one has no
-// CPUs and lets no process in. With cgroup v2 an empty one inherits.
+// fillCpuset gives a cgroup v1 cpuset what its parent has: a new one has no CPUs and lets no process in. With
+// cgroup v2 an empty one inherits.
 func fillCpuset(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.clone_children")); err != nil {
-		return ignoreMissing(err)
+		return IgnoreMissing(err)
 	}
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		value, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a v1 hierarchy of another controller
-		}
 		if err != nil {
-			return err
+			return IgnoreMissing(err) // a v1 hierarchy of another controller has none
 		}
 		if err := os.WriteFile(filepath.Join(dir, name), value, 0); err != nil {
 			return err
@@ -99,24 +91,24 @@ func fillCpuset(dir string) error {
 	return nil
 }
 
-// removeCgroups takes the parent away with all that is in it, by force. It kills
-// in every hierarchy first: a process may be in the one and not in the other.
+// removeCgroups takes the parent away with all that is in it, by force. It kills in every hierarchy first: a
+// process may be in the one and not in the other.
 func (n *Node) removeCgroups() error {
 	if CgroupDriver() == "systemd" {
-		return n.removeSlice()
+		return systemctl("stop", filepath.Base(n.CgroupParent))
 	}
-	var errs []error
+	var errs error
 	for _, hierarchy := range n.hierarchies() {
-		errs = append(errs, killAll(filepath.Join(hierarchy, n.CgroupParent)))
+		errs = errors.Join(errs, killAll(filepath.Join(hierarchy, n.CgroupParent)))
 	}
 	for _, hierarchy := range n.hierarchies() {
-		errs = append(errs, removeCgroup(filepath.Join(hierarchy, n.CgroupParent)))
+		errs = errors.Join(errs, removeCgroup(filepath.Join(hierarchy, n.CgroupParent)))
 	}
 	for _, owned := range n.cgroups {
-		errs = append(errs, owned.Close())
+		errs = errors.Join(errs, owned.Close())
 	}
 	n.cgroups = nil
-	return errors.Join(errs...)
+	return errs
 }
 
 // cgroupTree returns a cgroup and all below it, the deepest first.
@@ -126,58 +118,215 @@ func cgroupTree(root string) ([]string, error) {
 		if err == nil && entry.IsDir() {
 			dirs = append(dirs, path)
 		}
-		return ignoreMissing(err)
+		return IgnoreMissing(err)
 	})
 	slices.Reverse(dirs)
 	return dirs, err
 }
 
-func killAll(root string) error {
+// processesIn are those of a cgroup and of all below it.
+func processesIn(root string) (pids []int, err error) {
 	dirs, err := cgroupTree(root)
-	if err != nil {
-		return err
-	}
 	for _, dir := range dirs {
-		list, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-		if err != nil {
-			return ignoreMissing(err)
-		}
-		for _, field := range strings.Fields(string(list)) {
+		list, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // it may be gone by now
+		for field := range strings.FieldsSeq(string(list)) {
 			// Processes of other process namespaces are listed as 0.
 			if pid, err := strconv.Atoi(field); err == nil && pid > 1 {
-				unix.Kill(pid, unix.SIGKILL) // it may be gone by now
+				pids = append(pids, pid)
 			}
 		}
 	}
-	return nil
+	return pids, err
 }
 
-// emptyTime is what the kernel may take until processes that were killed have left
-// their cgroup.
+func killAll(root string) error {
+	pids, err := processesIn(root)
+	for _, pid := range pids {
+		_ = unix.Kill(pid, unix.SIGKILL) // it may be gone by now
+	}
+	return err
+}
+
+// emptyTime is what the kernel may take until processes that were killed have left their cgroup.
 const emptyTime = 20 * time.Second
 
-// removeCgroup waits for the processes that were killed: the kernel refuses to
-// remove a cgroup with one.
+// removeCgroup waits for the processes that were killed: the kernel refuses to remove a cgroup with one.
 func removeCgroup(root string) error {
-	var err error
-	for deadline := time.Now().Add(emptyTime); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		var dirs []string
-		if dirs, err = cgroupTree(root); err != nil {
-			return err
-		}
+	for deadline := time.Now().Add(emptyTime); ; time.Sleep(10 * time.Millisecond) {
+		dirs, err := cgroupTree(root)
 		for _, dir := range dirs {
-			err = ignoreMissing(os.Remove(dir))
+			err = IgnoreMissing(os.Remove(dir))
 		}
 		if err == nil {
 			return nil
 		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("a cgroup stays: %w", err)
+		}
 	}
-	return fmt.Errorf("a cgroup stays: %w", err)
 }
 
-func ignoreMissing(err error) error {
+// IgnoreMissing is nil for the error of a file that is not there.
+func IgnoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
+}
+
+// cgroupPrefix is what the parent cgroups of nodes begin with; the name of the node's directory follows.
+const cgroupPrefix = "minicri-tests-"
+
+// A cgroup's owner holds a lock on its directory (flock(2)), which the kernel releases with the process.
+// Whoever sees the cgroup sees the lock, also in another mount or process namespace.
+
+// makeOwned makes a cgroup that this process owns until the file is closed.
+func makeOwned(dir string) (*os.File, error) {
+	// Nobody sweeps between the two.
+	sweeps, err := locked(filepath.Dir(dir), unix.LOCK_SH)
+	if err != nil {
+		return nil, err
+	}
+	defer sweeps.Close()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	return locked(dir, unix.LOCK_EX|unix.LOCK_NB)
+}
+
+// locked opens a directory and locks it as flock(2) does.
+func locked(dir string, how int) (*os.File, error) {
+	file, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(file.Fd()), how)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), file.Close())
+	}
+	return file, nil
+}
+
+// SweepCgroups removes the cgroups of nodes whose test was killed, with the processes in them: namespaces,
+// mounts and processes end with hack/in-netns, cgroups do not.
+func SweepCgroups() error {
+	hierarchies, err := hierarchies()
+	for _, hierarchy := range hierarchies {
+		err = errors.Join(err, sweep(hierarchy))
+	}
+	return err
+}
+
+func sweep(hierarchy string) error {
+	others, err := locked(hierarchy, unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer others.Close()
+	parents, err := filepath.Glob(filepath.Join(hierarchy, cgroupPrefix+"*"))
+	for _, parent := range parents {
+		owner, lockErr := locked(parent, unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case errors.Is(lockErr, unix.EWOULDBLOCK), errors.Is(lockErr, fs.ErrNotExist): // it has an owner, or has just been removed by it
+		case lockErr != nil:
+			err = errors.Join(err, lockErr)
+		default:
+			err = errors.Join(err, killAll(parent), removeCgroup(parent), owner.Close())
+		}
+	}
+	sweepOld(hierarchy)
+	return err
+}
+
+// sweepOld removes the cgroups of tests of packages, which have no owner, once nothing runs in them and
+// nothing was made in them for longer than a test may take.
+func sweepOld(hierarchy string) {
+	const longest = 2 * time.Hour
+	for _, pattern := range []string{"minicri-unit-*", "minicri-launch-*", "minicri-release-test"} {
+		roots, _ := filepath.Glob(filepath.Join(hierarchy, pattern))
+		for _, root := range roots {
+			if info, err := os.Stat(root); err != nil || time.Since(info.ModTime()) < longest {
+				continue
+			}
+			dirs, _ := cgroupTree(root)
+			for _, dir := range dirs {
+				_ = os.Remove(dir) // what runs there keeps it
+			}
+		}
+	}
+}
+
+func hierarchies() (mountpoints []string, err error) {
+	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	for _, m := range mounts {
+		mountpoints = append(mountpoints, m.Mountpoint)
+	}
+	return mountpoints, err
+}
+
+// CgroupDriver is that of all nodes: cgroupfs, or what the environment says. systemd needs a machine that it
+// runs, and no process namespace between: it takes the ids of processes as it sees them.
+func CgroupDriver() string {
+	return cmp.Or(os.Getenv("MINICRI_CGROUP_DRIVER"), "cgroupfs")
+}
+
+// cgroupParent is the node's, in the form of the driver: systemd nests slices by their names, so the name may
+// have no dash.
+func cgroupParent(unique string) string {
+	if CgroupDriver() == "systemd" {
+		return "/" + unique + ".slice"
+	}
+	return "/" + cgroupPrefix + unique
+}
+
+// makeSlice has systemd make a slice, as a kubelet does for a pod. It is below the one that its name names,
+// up to the last dash.
+func (n *Node) makeSlice(path string) {
+	n.must("making a slice", systemctl("start", filepath.Base(path)))
+}
+
+// slicePath is where systemd has a child of the node's slice.
+func (n *Node) slicePath(name string) string {
+	child := strings.TrimSuffix(filepath.Base(n.CgroupParent), ".slice") + "-" + strings.ReplaceAll(name, "-", "_") + ".slice"
+	return filepath.Join(n.CgroupParent, child)
+}
+
+// checkUnits finds units of pods that ended and that systemd still has, such as failed ones.
+func (n *Node) checkUnits() error {
+	if CgroupDriver() != "systemd" {
+		return nil
+	}
+	identity, err := node.Read(n.Root)
+	if err != nil {
+		return err
+	}
+	units := strings.Replace(identity.Mark(), "minicri-", "minicri-*", 1) + "*"
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(50 * time.Millisecond) {
+		output, err := exec.Command("systemctl", "list-units", "--all", "--plain", "--no-legend", units).Output()
+		if err != nil || len(output) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("left behind: %s", output)
+		}
+	}
+}
+
+// stopEmptySlice: what still runs in a pod's slice is a leak, and stays.
+func (n *Node) stopEmptySlice(path string) error {
+	for _, hierarchy := range n.hierarchies() {
+		if below, err := filepath.Glob(filepath.Join(hierarchy, path, "*", "cgroup.procs")); err != nil || len(below) > 0 {
+			return errors.Join(err, fmt.Errorf("left behind: %v", below))
+		}
+	}
+	return systemctl("stop", filepath.Base(path))
+}
+
+func systemctl(arguments ...string) error {
+	if output, err := exec.Command("systemctl", arguments...).CombinedOutput(); err != nil {
+		return errors.New(strings.TrimSpace(fmt.Sprintf("systemctl %s: %v: %s", strings.Join(arguments, " "), err, output)))
+	}
+	return nil
 }

@@ -8,26 +8,26 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/leak"
 )
 
 const (
-	// settleTime is what the kernel may take for zombies, veth pairs and
-	// namespaces: some inits reap every two seconds only.
+	// settleTime is what the kernel may take for zombies, veth pairs and namespaces: some inits reap every
+	// two seconds only.
 	settleTime = time.Minute
 
 	// resultDir is libcni's, and it has no other.
 	resultDir = "/var/lib/cni/results"
 )
 
-// executables are all that a node starts: the daemon, its shim, libcontainer's
-// init, pause, and the plugins that it may lose.
+// executables are all that a node starts: the daemon, its shim, libcontainer's init, pause, and the plugins
+// that it may lose.
 var executables = []string{
 	"minicri", "minicri-shim", "runc:[1:CHILD]", "runc:[2:INIT]", "pause",
 	"bridge", "host-local", "portmap", "loopback",
@@ -36,15 +36,9 @@ var executables = []string{
 // machineScope is what there is of the node with and without its daemon.
 func (n *Node) machineScope() leak.Scope {
 	scope := leak.Scope{
-		NetnsDirs:   []string{n.Netns},
-		Mounts:      []string{n.Dir},
-		Links:       true,
-		Rules:       true,
-		Tables:      true,
-		AddressDirs: []string{n.Addresses},
-		ResultDirs:  []string{resultDir},
-		Networks:    []string{n.Network},
-		Cgroups:     []string{n.CgroupParent},
+		NetnsDirs: []string{n.Netns}, Mounts: []string{n.Dir}, Cgroups: []string{n.CgroupParent},
+		Links: true, Rules: true, Tables: true,
+		AddressDirs: []string{n.Addresses}, ResultDirs: []string{resultDir}, Networks: []string{n.Network},
 	}
 	if n.options.parallel {
 		scope.Marks = []string{n.Network}
@@ -59,23 +53,20 @@ func (n *Node) machineScope() leak.Scope {
 func (n *Node) idleScope() leak.Scope {
 	scope := n.machineScope()
 	scope.Tables = false // the daemon's, as long as it lives
-	// The supervisor that serves now is not the one of before if a test has
-	// killed that; it goes with the daemon.
+	// The supervisor that serves now is not the one of before if a test has killed that; it goes with the
+	// daemon.
 	scope.Except = append([]int{n.daemon.pid()}, n.Supervisors()...)
 	scope.Executables = slices.DeleteFunc(scope.Executables, func(name string) bool { return name == "minicri" })
 	scope.Descriptors = []int{n.daemon.pid()}
 	scope.KeptDescriptors = []string{cgroupRoot}
 	scope.StateDirs = []string{n.Root, n.State}
-	// The links of plugins are those of the plugins that are installed:
-	// checkPluginLinks looks at them.
+	// The links of plugins are those of the plugins that are installed: checkPluginLinks looks at them.
 	scope.KeptDirs = []string{filepath.Join(n.Root, "lives")}
 	return scope
 }
 
 // look takes a snapshot in the node's network namespace.
-func (n *Node) look(scope leak.Scope) leak.Snapshot {
-	n.t.Helper()
-	var seen leak.Snapshot
+func (n *Node) look(scope leak.Scope) (seen leak.Snapshot) {
 	n.must("looking", n.inNetns(func() (err error) {
 		seen, err = leak.Take(context.Background(), scope)
 		return err
@@ -83,28 +74,51 @@ func (n *Node) look(scope leak.Scope) leak.Snapshot {
 	return seen
 }
 
-// closeNodes takes the nodes of one test down together and says what they
-// left. It continues after an error: every node ends.
-func closeNodes(t testing.TB, nodes []*Node) {
-	for _, n := range nodes {
-		n.report("removing the pods that the test left", n.removeAllPods())
-		n.report("removing the cgroups of pods", n.removePodCgroups())
-		n.report("looking for units of systemd", n.checkUnits())
-	}
-	for _, n := range nodes {
-		if n.Running() {
-			n.expectNothingMore(context.Background(), "idle, compared with before the first pod", n.idle, n.idleScope())
-			n.report("stopping the daemon", n.stop())
+// Look takes a snapshot of all that the node and its daemon, which must run, hold now: for tests that compare
+// more often than at their end.
+func (n *Node) Look() leak.Snapshot {
+	n.t.Helper()
+	return n.look(n.idleScope())
+}
+
+// Differences waits until the node holds again what it held before, no longer than the kernel may take, and
+// returns what then is left behind or lost, one line for each. The daemon must run.
+func (n *Node) Differences(before leak.Snapshot) []string {
+	n.t.Helper()
+	return n.differences(before, n.idleScope(), settleTime)
+}
+
+func (n *Node) differences(before leak.Snapshot, scope leak.Scope, limit time.Duration) (lines []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	n.must("looking for leaks", n.inNetns(func() error {
+		leaks, err := leak.Settle(ctx, before, scope)
+		for _, l := range leaks {
+			lines = append(lines, "left behind: "+l.String())
+		}
+		return err
+	}))
+	for _, l := range leak.Diff(n.look(scope), before) {
+		if !n.mayEnd(l) {
+			lines = append(lines, "lost: "+l.String())
 		}
 	}
-	for _, n := range nodes {
-		n.report("unmounting the directories of namespaces", n.unmountPinDirs())
-		n.expectNothingMore(context.Background(), "stopped, compared with before the daemon's start", n.empty, n.machineScope())
+	return lines
+}
+
+// close takes the node down and says what it left. It continues after an error, to the end.
+func (n *Node) close() {
+	n.report("removing the pods that the test left", n.removeAllPods())
+	n.report("removing the cgroups of pods", n.removePodCgroups())
+	n.report("looking for units of systemd", n.checkUnits())
+	if n.Running() {
+		n.expectSame("idle, compared with before the first pod", n.idle, n.idleScope(), settleTime)
+		n.report("stopping the daemon", n.stop())
 	}
-	for _, n := range nodes {
-		if t.Failed() {
-			t.Logf("node %s: its daemon's log:\n%s", n.Network, n.Log())
-		}
+	n.report("unmounting the directories of namespaces", n.unmountPinDirs())
+	n.expectSame("stopped, compared with before the daemon's start", n.empty, n.machineScope(), settleTime)
+	if n.t.Failed() {
+		n.t.Logf("node %s: its daemon's log:\n%s", n.Network, n.Log())
 	}
 }
 
@@ -118,68 +132,52 @@ func (n *Node) removeAllPods() error {
 			return err
 		}
 	}
-	return n.removePods()
+	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	defer cancel()
+	list, err := n.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return fmt.Errorf("ListPodSandbox: %w", err)
+	}
+	for _, pod := range list.Items {
+		if err := n.removePod(pod.Id); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// cgroupRoot is opened once by the library that reads cgroups, with the first
-// pod, and kept.
+// cgroupRoot is opened once by the library that reads cgroups, with the first pod, and kept.
 const cgroupRoot = "/sys/fs/cgroup"
 
-func (n *Node) expectNothingMore(ctx context.Context, when string, before leak.Snapshot, scope leak.Scope) {
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
-	defer cancel()
-	n.report("looking for leaks", n.inNetns(func() error {
-		leaks, err := leak.Settle(ctx, before, scope)
-		for _, l := range leaks {
-			n.t.Errorf("node %s: %s: left behind: %s", n.Network, when, l)
-		}
-		return err
-	}))
-	n.expectNothingLost(when, before, scope)
+func (n *Node) expectSame(when string, before leak.Snapshot, scope leak.Scope, limit time.Duration) {
+	for _, line := range n.differences(before, scope, limit) {
+		n.t.Errorf("node %s: %s: %s", n.Network, when, line)
+	}
 }
 
-// othersMayEnd are kinds of which less is no loss: other namespaces and
-// processes in sight end when they like, and a daemon that was started again
-// has not opened yet what an idle one keeps.
+// othersMayEnd are kinds of which less is no loss: other namespaces and processes in sight end when they
+// like, and a daemon that was started again has not opened yet what an idle one keeps.
 var othersMayEnd = []leak.Kind{leak.Namespace, leak.Process, leak.Descriptor}
 
-// mayEnd reports whether the end of a thing is no loss: so may end what the
-// image store keeps, which it collects when it likes, and a run of plugins that
-// is for no pod (STATUS, GC).
+// mayEnd reports whether the end of a thing is no loss: so may end what the image store keeps, which it
+// collects when it likes, and a run of plugins that is for no pod (STATUS, GC).
 func (n *Node) mayEnd(l leak.Leak) bool {
 	return slices.Contains(othersMayEnd, l.Kind) || strings.HasPrefix(l.Name, filepath.Join(n.Root, "image")+"/") ||
 		strings.HasPrefix(filepath.Base(l.Name), "minicri-cni-")
 }
 
-// expectNothingLost finds what was taken down though it was no pod's.
-func (n *Node) expectNothingLost(when string, before leak.Snapshot, scope leak.Scope) {
-	n.report("looking for losses", n.inNetns(func() error {
-		after, err := leak.Take(context.Background(), scope)
-		if err != nil {
-			return err
-		}
-		for _, l := range leak.Diff(after, before) {
-			if !n.mayEnd(l) {
-				n.t.Errorf("node %s: %s: lost: %s", n.Network, when, l)
-			}
-		}
-		return nil
-	}))
-}
-
-// unmountPinDirs undoes what a daemon does once for all pods: it makes the
-// directories of namespaces mounts of their own, so that no other mount
-// namespace copies a pod's.
+// unmountPinDirs undoes what a daemon does once for all pods: it makes the directories of namespaces mounts
+// of their own, so that no other mount namespace copies a pod's.
 func (n *Node) unmountPinDirs() error {
-	var errs []error
+	var errs error
 	for _, dir := range []string{n.Netns, filepath.Join(n.State, "userns")} {
 		mounted, err := mountinfo.Mounted(dir)
 		if mounted {
 			err = unix.Unmount(dir, unix.MNT_DETACH)
 		}
-		errs = append(errs, ignoreMissing(err))
+		errs = errors.Join(errs, IgnoreMissing(err))
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // removeAll takes away by force what is left of the node after the checks.
@@ -199,16 +197,12 @@ func (n *Node) removeAll() {
 
 func (n *Node) unmountAll() error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(n.Dir))
-	if err != nil {
-		return err
-	}
-	var errs []error
 	for _, m := range slices.Backward(mounts) {
-		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", m.Mountpoint, err))
+		if unmountErr := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); unmountErr != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", m.Mountpoint, unmountErr))
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 func (n *Node) removeResults() error {

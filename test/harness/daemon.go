@@ -7,12 +7,108 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
+
+// child is a process that the test started. A goroutine waits for it, so it never stays as a zombie.
+type child struct {
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has ended
+	err  error         // of its end, valid after done
+}
+
+// startChild starts a process on the calling thread, whose namespaces it gets. It writes to the end of the
+// log file.
+func startChild(cmd *exec.Cmd, log string) (*child, error) {
+	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	cmd.Stdout, cmd.Stderr = file, file
+	// A group of its own: Ctrl-C is for the test, which then takes down in order.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	c := &child{cmd: cmd, done: make(chan struct{})}
+	go func() {
+		c.err = cmd.Wait()
+		close(c.done)
+	}()
+	return c, nil
+}
+
+func (c *child) pid() int { return c.cmd.Process.Pid }
+
+func (c *child) running() bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// dump ends a process of Go that hangs, after it has written down its goroutines. One that does not even do
+// that hangs in the kernel: the error says where.
+func (c *child) dump() error {
+	if err := c.cmd.Process.Signal(syscall.SIGQUIT); err == nil {
+		select {
+		case <-c.done:
+			return nil
+		case <-time.After(settleTime):
+		}
+	}
+	return errors.Join(fmt.Errorf("its threads are in the kernel at%s", kernelStacks(c.pid())), c.kill())
+}
+
+// kernelStacks are the stacks of a process's threads in the kernel, as proc_pid_stack(5) has them.
+func kernelStacks(pid int) string {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", pid)) // a good pattern
+	var all strings.Builder
+	for _, file := range files {
+		stack, err := os.ReadFile(file)
+		if err != nil {
+			stack = []byte(err.Error())
+		}
+		fmt.Fprintf(&all, "\n%s:\n%s", file, stack)
+	}
+	return all.String()
+}
+
+// kill ends the process with SIGKILL, unless it has ended.
+func (c *child) kill() error {
+	err := c.cmd.Process.Kill()
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	<-c.done
+	return err
+}
+
+// terminate ends the process with SIGTERM. It has to exit with code 0 before ctx ends.
+func (c *child) terminate(ctx context.Context) error {
+	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		<-c.done // the only reason why it cannot be told
+		return fmt.Errorf("it ended before SIGTERM: %w", errors.Join(err, c.err))
+	}
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		return errors.Join(errors.New("still runs after SIGTERM, its log ends with its goroutines"), c.dump())
+	}
+	if c.err != nil {
+		return fmt.Errorf("want exit code 0 after SIGTERM: %w", c.err)
+	}
+	return nil
+}
 
 const (
 	readyTime = 2 * time.Minute // from start to an answer of Version
@@ -22,10 +118,7 @@ const (
 // Start starts the daemon, which must not run, and waits until it answers.
 func (n *Node) Start() {
 	n.t.Helper()
-	if n.Running() {
-		n.t.Fatalf("node %s: its daemon runs already", n.Network)
-	}
-	n.must("starting the daemon", n.start())
+	n.must("starting the daemon", n.TryStart())
 }
 
 // TryStart is Start, but gives the error back: that of the daemon, if it ended.
@@ -37,14 +130,25 @@ func (n *Node) TryStart() error {
 	return n.start()
 }
 
-// RunDaemon runs a daemon with the node's flags and then these, in the node's
-// network namespace, until it ends, and gives back what it wrote. It is for
-// daemons that refuse to start.
+// RunDaemon runs a daemon with the node's flags and then these, in the node's network namespace, until it
+// ends, and gives back what it wrote. It is for daemons that refuse to start.
 func (n *Node) RunDaemon(flags ...string) (output string, err error) {
 	cmd := n.command()
 	cmd.Args = append(cmd.Args, flags...)
+	return n.runToEnd(cmd.CombinedOutput)
+}
+
+// RunCommand runs another command of the program, such as "check", with the node's flags and then these, and
+// gives back what it wrote to its output.
+func (n *Node) RunCommand(name string, flags ...string) (output string, err error) {
+	cmd := n.command()
+	cmd.Args = append([]string{cmd.Args[0], name}, append(cmd.Args[1:], flags...)...)
+	return n.runToEnd(cmd.Output)
+}
+
+func (n *Node) runToEnd(run func() ([]byte, error)) (output string, err error) {
 	err = n.inNetns(func() error {
-		text, err := cmd.CombinedOutput()
+		text, err := run()
 		output = string(text)
 		return err
 	})
@@ -75,8 +179,7 @@ func (n *Node) Kill() {
 	n.must("killing the daemon", n.daemon.kill())
 }
 
-// Stop ends the daemon with SIGTERM and fails the test unless it exits with
-// code 0. Its pods stay.
+// Stop ends the daemon with SIGTERM and fails the test unless it exits with code 0. Its pods stay.
 func (n *Node) Stop() {
 	n.t.Helper()
 	n.must("stopping the daemon", n.stop())
@@ -95,48 +198,42 @@ func (n *Node) Restart() {
 	n.Start()
 }
 
+// Crash is Kill, then Start.
+func (n *Node) Crash() {
+	n.t.Helper()
+	n.Kill()
+	n.Start()
+}
+
 // Running reports whether the daemon runs.
 func (n *Node) Running() bool { return n.daemon != nil && n.daemon.running() }
 
 // PID is the id of the daemon's process, or of the last one that ran.
 func (n *Node) PID() int { return n.daemon.pid() }
 
-// Log returns what the daemon, over all its starts, wrote to its standard
-// error and output. The test's log gets its end when the test fails.
+// Log returns what the daemon, over all its starts, wrote to its standard error and output. The test's log
+// gets its end when the test fails.
 func (n *Node) Log() string {
 	n.t.Helper()
 	data, err := os.ReadFile(n.logFile())
-	n.must("reading the daemon's log", ignoreMissing(err))
+	n.must("reading the daemon's log", IgnoreMissing(err))
 	return string(data)
 }
 
 func (n *Node) logFile() string { return filepath.Join(n.Dir, "daemon.log") }
 
-// SetFlags adds arguments to the command line of the daemons that are started
-// from now on; the last of a flag counts.
+// SetFlags adds arguments to the command line of the daemons that are started from now on; the last of a flag
+// counts.
 func (n *Node) SetFlags(flags ...string) { n.options.flags = append(n.options.flags, flags...) }
 
 // Binaries is the directory of minicri and minicri-shim.
 func (n *Node) Binaries() string { return n.binaries }
 
-// SetBinaries makes another build of minicri and minicri-shim that of the daemons
-// which are started from now on.
-func (n *Node) SetBinaries(dir string) {
-	n.t.Helper()
-	n.useBinaries(dir)
-}
-
 // command is the daemon's. Flags given twice count the last time.
 func (n *Node) command() *exec.Cmd {
 	args := []string{
-		"--config", n.configFile(),
-		"--socket", n.Socket,
-		"--root", n.Root,
-		"--state", n.State,
-		"--netns-dir", n.Netns,
-		"--cni-conf-dir", n.CNIConf,
-		"--cni-bin-dir", n.Plugins + ":" + n.CNIBin,
-		"--shim", filepath.Join(n.binaries, "minicri-shim"),
+		"--config", n.configFile(), "--socket", n.Socket, "--root", n.Root, "--state", n.State, "--netns-dir", n.Netns,
+		"--cni-conf-dir", n.CNIConf, "--cni-bin-dir", n.Plugins + ":" + n.CNIBin, "--shim", filepath.Join(n.binaries, "minicri-shim"),
 	}
 	if !n.options.levelOfFile {
 		args = append(args, "--log-level", "debug")
@@ -146,8 +243,7 @@ func (n *Node) command() *exec.Cmd {
 	return cmd
 }
 
-// dial makes a connection for each start: one that lost its daemon waits a
-// second before it tries again.
+// dial makes a connection for each start: one that lost its daemon waits a second before it tries again.
 func (n *Node) dial() error {
 	n.hangUp()
 	const largest = 16 << 20 // as the kubelet has it
@@ -156,13 +252,11 @@ func (n *Node) dial() error {
 		return err
 	}
 	n.hangUp = func() { conn.Close() }
-	n.Runtime = runtimeapi.NewRuntimeServiceClient(conn)
-	n.Image = runtimeapi.NewImageServiceClient(conn)
+	n.Runtime, n.Image = runtimeapi.NewRuntimeServiceClient(conn), runtimeapi.NewImageServiceClient(conn)
 	return nil
 }
 
-// waitReady asks for the version until the answer comes, the daemon ends or
-// the time is over.
+// waitReady asks for the version until the answer comes, the daemon ends or the time is over.
 func (n *Node) waitReady() error {
 	ctx, cancel := context.WithTimeout(context.Background(), readyTime)
 	defer cancel()

@@ -2,8 +2,26 @@ package harness
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/leak"
 )
 
 // Check ends the test with the error, if there is one.
@@ -22,9 +40,8 @@ func Same(t testing.TB, what, got, want string) {
 	}
 }
 
-// Limited is a context for calls of a test, which ends after the limit and with
-// the test. It is no child of the test's own context, so that cleanups may use
-// it.
+// Limited is a context for calls of a test, which ends after the limit and with the test. It is no child of
+// the test's own context, so that cleanups may use it.
 func Limited(t testing.TB, limit time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -32,11 +49,18 @@ func Limited(t testing.TB, limit time.Duration) context.Context {
 	return ctx
 }
 
+// Call calls an RPC that has to succeed.
+func Call[Request, Answer any](t testing.TB, rpc func(context.Context, Request, ...grpc.CallOption) (Answer, error), request Request) Answer {
+	t.Helper()
+	answer, err := rpc(Limited(t, callTime), request)
+	Check(t, err)
+	return answer
+}
+
 // pollInterval is how often Eventually asks.
 const pollInterval = 5 * time.Millisecond
 
-// Eventually polls until the condition holds, and ends the test if it does not
-// within the limit.
+// Eventually polls until the condition holds, and ends the test if it does not within the limit.
 func Eventually(t testing.TB, what string, limit time.Duration, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !holds(); time.Sleep(pollInterval) {
@@ -44,4 +68,82 @@ func Eventually(t testing.TB, what string, limit time.Duration, holds func() boo
 			t.Fatalf("not within %v: %s", limit, what)
 		}
 	}
+}
+
+// Info decodes one key of the verbose Status; a list is in an object there.
+func Info[T any](t testing.TB, n *Node, key string) (value T) {
+	t.Helper()
+	said := []byte(Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).Info[key])
+	var list struct{ Items json.RawMessage }
+	if json.Unmarshal(said, &list) == nil && list.Items != nil {
+		said = list.Items
+	}
+	if len(said) > 0 {
+		Check(t, json.Unmarshal(said, &value))
+	}
+	return value
+}
+
+// DeadMount is a mount whose server never answers: a FUSE filesystem (fuse(4)) whose requests no one reads,
+// until the test ends.
+func DeadMount(t testing.TB) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	Check(t, err)
+	Check(t, unix.Mount("dead", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())))
+	t.Cleanup(func() {
+		Check(t, server.Close()) // processes that wait get an error
+		Check(t, unix.Unmount(dir, unix.MNT_DETACH))
+	})
+	return dir
+}
+
+// Main runs the tests of a package and then looks, once for all, for what [Parallel] tests cannot tell apart:
+// namespaces and processes. It returns the exit code for os.Exit.
+func Main(m *testing.M) int {
+	if err := SweepCgroups(); err != nil {
+		fmt.Fprintln(os.Stderr, "harness: cgroups of nodes whose test was killed:", err)
+	}
+	scope := leak.Scope{Namespaces: []string{"net", "user"}, Executables: executables}
+	before, err := leak.Take(context.Background(), scope)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "harness:", err)
+		return 1
+	}
+	code := m.Run()
+	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+	defer cancel()
+	leaks, err := leak.Settle(ctx, before, scope)
+	for _, l := range leaks {
+		fmt.Fprintln(os.Stderr, "harness: left behind by all tests together:", l)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "harness:", err)
+	}
+	if len(leaks) > 0 || err != nil {
+		return 1
+	}
+	return code
+}
+
+// Certificate makes one for 127.0.0.1 that is its own authority, and its key.
+func Certificate(t testing.TB, cert, key string) (authority []byte) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	Check(t, err)
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<60))
+	Check(t, err)
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "node " + serial.String()}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	Check(t, err)
+	secret, err := x509.MarshalPKCS8PrivateKey(private)
+	Check(t, err)
+	authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	secret = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})
+	Check(t, errors.Join(os.WriteFile(cert, authority, 0o600), os.WriteFile(key, secret, 0o600)))
+	return authority
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Failpoints is the file that tells a daemon with failpoints (Binaries, MINICRI_BIN) what is to
-// happen at which of them.
+// Failpoints is the file that tells a daemon with failpoints (Binaries, MINICRI_BIN) what is to happen at
+// which of them.
 type Failpoints string
 
 // Option has the daemon read the file.
@@ -17,7 +17,7 @@ func (f Failpoints) Option() Option { return Env("MINICRI_FAILPOINTS=" + string(
 // Arm says what is to happen at which points: "POINT ACTION" each.
 func (f Failpoints) Arm(t testing.TB, orders ...string) {
 	t.Helper()
-	Check(t, ignoreMissing(os.Remove(string(f)+".hit")))
+	Check(t, IgnoreMissing(os.Remove(string(f)+".hit")))
 	var lines strings.Builder
 	for _, order := range orders {
 		space := strings.LastIndexByte(order, ' ')
@@ -30,7 +30,7 @@ func (f Failpoints) Arm(t testing.TB, orders ...string) {
 // Disarm has nothing happen any more.
 func (f Failpoints) Disarm(t testing.TB) {
 	t.Helper()
-	Check(t, ignoreMissing(os.Remove(string(f))))
+	Check(t, IgnoreMissing(os.Remove(string(f))))
 }
 
 // WasHit reports whether a point was reached since Arm.

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,70 +15,58 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/test/leak"
 )
 
 func prepared(t testing.TB, opts ...Option) *Node {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("needs root: it makes namespaces, mounts, links and cgroups")
-	}
 	return prepare(t, BinDir(t), opts)
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	Check(t, err)
-}
-
-// The CNI configuration works with the real plugins, and what they make is
-// within the scope in which the node looks for leaks.
+// What the real plugins make for one attachment is within the scope in which the node looks for leaks, with
+// either backend, and what they keep after DEL is not.
 func TestNetworkIsInScope(t *testing.T) {
-	n := prepared(t, DualStack(), PortMap())
-	empty := n.look(n.machineScope())
-
+	n := prepared(t, DualStack(), NoNetwork())
 	pod := exec.Command("unshare", "--net", "sleep", "600")
-	check(t, n.inNetns(pod.Start))
-	waitForCommand(t, pod.Process.Pid, "sleep")
-	network, err := libcni.ConfListFromFile(filepath.Join(n.CNIConf, "10-test.conflist"))
-	check(t, err)
+	Check(t, n.inNetns(pod.Start))
+	Eventually(t, "unshare becomes sleep", settleTime, func() bool {
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pod.Process.Pid))
+		Check(t, err)
+		return string(comm) == "sleep\n"
+	})
+	defer func() {
+		Check(t, pod.Process.Kill())
+		_ = pod.Wait() // its error is the kill
+	}()
 	attachment := &libcni.RuntimeConf{
 		ContainerID: "c0ffee", IfName: "eth0", NetNS: fmt.Sprintf("/proc/%d/ns/net", pod.Process.Pid),
-		CapabilityArgs: map[string]any{
-			"portMappings": []map[string]any{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}},
-		},
+		CapabilityArgs: map[string]any{"portMappings": []Object{{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}}},
 	}
 	cni := libcni.NewCNIConfig([]string{n.CNIBin}, nil)
-	n.RunInNetns(func() error {
-		_, err := cni.AddNetworkList(context.Background(), network, attachment)
-		return err
-	})
-
-	more := leak.Diff(empty, n.look(n.machineScope()))
-	tally := leak.Tally(more)
-	want := map[leak.Kind]int{leak.Address: 2, leak.Link: 1, leak.Result: 1, leak.Namespace: 1}
-	for kind, count := range want {
-		if tally[kind] != count {
-			t.Errorf("want %d of kind %s, got %d: %v", count, kind, tally[kind], more)
+	for _, backend := range []string{"iptables", "nftables"} {
+		bridge := n.BridgePlugin()
+		bridge["ipMasqBackend"] = backend
+		network, err := libcni.ConfListFromFile(n.WriteConflist("10-test.conflist", bridge,
+			Object{"type": "portmap", "backend": backend, "capabilities": Object{"portMappings": true}}, Object{"type": "firewall", "backend": "iptables"}))
+		Check(t, err)
+		add := func() error { _, err := cni.AddNetworkList(context.Background(), network, attachment); return err }
+		del := func() error { return cni.DelNetworkList(context.Background(), network, attachment) }
+		n.RunInNetns(add)
+		n.RunInNetns(del)
+		clean := n.look(n.machineScope())
+		if kept := leak.Tally(leak.Diff(leak.Snapshot{}, clean))[leak.Rule]; kept != 0 {
+			t.Errorf("%s: the plugins' own chains count as %d leaks", backend, kept)
 		}
+		n.RunInNetns(add)
+		more := leak.Diff(clean, n.look(n.machineScope()))
+		tally := leak.Tally(more)
+		if tally[leak.Address] != 2 || tally[leak.Link] != 1 || tally[leak.Result] != 1 || tally[leak.Rule] < 4 {
+			t.Errorf("%s: want two addresses, a link, a result, rules of masquerade and portmap of both families, got %v", backend, more)
+		}
+		n.RunInNetns(del)
+		n.expectSame("after DEL", clean, n.machineScope(), settleTime)
 	}
-	if tally[leak.Rule] < 4 {
-		t.Errorf("want rules of masquerade and portmap for both families, got %d", tally[leak.Rule])
-	}
-
-	n.RunInNetns(func() error { return cni.DelNetworkList(context.Background(), network, attachment) })
-	check(t, pod.Process.Kill())
-	pod.Wait() // its error is the kill
-	n.expectNothingMore(t.Context(), "after DEL", empty, n.machineScope())
-}
-
-func waitForCommand(t *testing.T, pid int, name string) {
-	t.Helper()
-	Eventually(t, fmt.Sprintf("process %d is %s", pid, name), settleTime, func() bool {
-		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		check(t, err)
-		return strings.TrimSpace(string(comm)) == name
-	})
 }
 
 // recorder is a test whose errors are wanted.
@@ -95,19 +84,12 @@ func TestLeaksAndLossesAreReportedAndTakenAway(t *testing.T) {
 	n := prepared(r)
 	cgroup := filepath.Join(n.hierarchies()[0], n.CgroupParent, "left")
 	empty := n.look(n.machineScope())
-
-	check(t, unix.Mount("harness-test", n.Logs, "tmpfs", 0, ""))
-	check(t, os.Mkdir(cgroup, 0o755))
-	check(t, n.inNetns(func() error {
-		return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.Bridge}})
-	}))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // all of it stays
-	defer cancel()
-	n.expectNothingMore(ctx, "test", empty, n.machineScope())
+	Check(t, unix.Mount("harness-test", n.Logs, "tmpfs", 0, ""))
+	Check(t, os.Mkdir(cgroup, 0o755))
+	n.RunInNetns(func() error { return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.Bridge}}) })
+	n.expectSame("test", empty, n.machineScope(), 5*time.Second) // all of it stays
 	report := strings.Join(r.errors, "\n")
-	for _, want := range []string{
-		"left behind: mount " + n.Logs, "left behind: cgroup " + n.CgroupParent + "/left", "lost: link " + n.Bridge,
-	} {
+	for _, want := range []string{"left behind: mount " + n.Logs, "left behind: cgroup " + n.CgroupParent + "/left", "lost: link " + n.Bridge} {
 		if !strings.Contains(report, want) {
 			t.Errorf("not reported: %s", want)
 		}
@@ -115,16 +97,53 @@ func TestLeaksAndLossesAreReportedAndTakenAway(t *testing.T) {
 	if len(r.errors) != 3 {
 		t.Errorf("want 3 errors, got:\n%s", report)
 	}
-
 	r.errors = nil
 	n.removeAll()
 	if len(r.errors) != 0 {
 		t.Errorf("removing all: %v", r.errors)
 	}
-	if _, err := os.Stat(n.Dir); !os.IsNotExist(err) {
-		t.Errorf("the directory stays: %v", err)
+	wantAbsent(t, n.Dir)
+	wantAbsent(t, cgroup)
+}
+
+func wantAbsent(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s stays: %v", path, err)
 	}
-	if _, err := os.Stat(cgroup); !os.IsNotExist(err) {
-		t.Errorf("the cgroup stays: %v", err)
+}
+
+// The cgroup of a node that has no owner is removed. That of one that has an owner stays, also when the one
+// that sweeps sees nothing else of the node: it is in a mount namespace with another /tmp.
+func TestSweepCgroups(t *testing.T) {
+	n := prepared(t)
+	all := n.hierarchies()
+	for _, hierarchy := range all {
+		Check(t, os.MkdirAll(filepath.Join(hierarchy, cgroupPrefix+"mcr-gone", "below"), 0o755))
+	}
+	ended := filepath.Join(all[0], cgroupPrefix+"mcr-ended")
+	lock, err := makeOwned(ended)
+	Check(t, err)
+	Check(t, lock.Close()) // as the kernel does for a process that was killed
+	old, young := filepath.Join(all[0], "minicri-unit-sweep-old"), filepath.Join(all[0], "minicri-unit-sweep-young")
+	Check(t, errors.Join(os.MkdirAll(filepath.Join(old, "below"), 0o755), os.Mkdir(young, 0o755)))
+	yesterday := time.Now().AddDate(0, 0, -1)
+	Check(t, os.Chtimes(old, yesterday, yesterday))
+	Check(t, namespace.OnDisposableThread(func() error {
+		err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("tmpfs", os.TempDir(), "tmpfs", 0, ""))
+		if _, sees := os.Stat(n.Dir); err != nil || !errors.Is(sees, os.ErrNotExist) {
+			return fmt.Errorf("the node's directory is in sight: %v, %w", sees, err)
+		}
+		return SweepCgroups()
+	}))
+	wantAbsent(t, old)
+	wantAbsent(t, ended)
+	Check(t, os.Remove(young))
+	for _, hierarchy := range all {
+		wantAbsent(t, filepath.Join(hierarchy, cgroupPrefix+"mcr-gone"))
+		if _, err := os.Stat(filepath.Join(hierarchy, n.CgroupParent)); err != nil {
+			t.Errorf("the cgroup of a node that has an owner: %v", err)
+		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"runtime"
 )
 
-// ImportImage brings the images of an archive to the node, by way of its
-// daemon. What they take does not count as left behind.
+// ImportImage brings the images of an archive to the node, by way of its daemon. What they take does not
+// count as left behind.
 func (n *Node) ImportImage(archive string) {
 	n.t.Helper()
 	output, err := exec.Command(filepath.Join(n.binaries, "minicri"), "image", "--socket", n.Socket, "import", archive).CombinedOutput()
@@ -23,8 +23,8 @@ func (n *Node) ImportImage(archive string) {
 	n.idle = n.look(n.idleScope())
 }
 
-// BuildImage makes an image of layers, each by a function that adds its files,
-// and brings it to the node. The config is the "config" of image-spec.
+// BuildImage makes an image of layers, each by a function that adds its files, and brings it to the node. The
+// config is the "config" of image-spec.
 func (n *Node) BuildImage(name string, config Object, layers ...func(*Layer)) {
 	n.t.Helper()
 	archive := newLayer(n)
@@ -53,7 +53,6 @@ func (n *Node) BuildImage(name string, config Object, layers ...func(*Layer)) {
 }
 
 func (n *Node) encode(value any) string {
-	n.t.Helper()
 	data, err := json.Marshal(value)
 	n.must("encoding", err)
 	return string(data)
@@ -74,37 +73,71 @@ func newLayer(n *Node) *Layer {
 
 // Dir adds a directory that belongs to a user and the group of the same number.
 func (l *Layer) Dir(name string, mode int64, uid int) {
-	l.node.t.Helper()
 	l.add(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode, Uid: uid, Gid: uid}, "")
 }
 
 // File adds a file that belongs to a user and the group of the same number.
 func (l *Layer) File(name string, mode int64, uid int, content string) {
-	l.node.t.Helper()
 	l.add(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Uid: uid, Gid: uid, Size: int64(len(content))}, content)
 }
 
 // Link adds a symbolic link.
 func (l *Layer) Link(name, target string) {
-	l.node.t.Helper()
 	l.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, "")
 }
 
 // Device adds a character device that everybody may use.
 func (l *Layer) Device(name string, major, minor int64) {
-	l.node.t.Helper()
 	l.add(&tar.Header{Typeflag: tar.TypeChar, Name: name, Mode: 0o666, Devmajor: major, Devminor: minor}, "")
 }
 
 func (l *Layer) add(header *tar.Header, content string) {
-	l.node.t.Helper()
 	l.node.must("adding "+header.Name, l.tar.WriteHeader(header))
 	_, err := l.tar.Write([]byte(content))
 	l.node.must("adding "+header.Name, err)
 }
 
 func (l *Layer) close() []byte {
-	l.node.t.Helper()
 	l.node.must("ending a layer", l.tar.Close())
 	return l.buffer.Bytes()
+}
+
+const (
+	// BusyboxImage is the image that ImportBusybox brings: the programs of busybox in /bin, a user "web", and
+	// settings that differ from all defaults.
+	BusyboxImage = "test.example/busybox:1"
+	busybox      = "/bin/busybox" // Debian's busybox-static
+)
+
+// applets are the commands that the image has, beside busybox.
+var applets = []string{
+	"cat", "chmod", "dd", "echo", "env", "false", "grep", "head", "hostname", "httpd", "id", "kill", "ls", "mkdir", "mknod", "mount",
+	"nc", "printf", "ps", "pwd", "readlink", "rm", "seq", "sh", "sleep", "stat", "stty", "tail", "test", "touch", "tr", "true", "umount", "unshare", "wc", "wget", "yes",
+}
+
+// ImportBusybox builds BusyboxImage and brings it to the node.
+func (n *Node) ImportBusybox() {
+	n.t.Helper()
+	n.BuildImage(BusyboxImage, Object{
+		"Env": []string{"PATH=/bin", "FROM=image"}, "Entrypoint": []string{"/bin/sh"}, "Cmd": []string{"-c", "exit 9"},
+		"WorkingDir": "/srv", "StopSignal": "SIGUSR1",
+	}, n.AddBusybox)
+}
+
+// AddBusybox adds what BusyboxImage has to a layer.
+func (n *Node) AddBusybox(l *Layer) {
+	n.t.Helper()
+	program, err := os.ReadFile(busybox)
+	n.must("reading busybox, which 'make setup' installs", err)
+	for _, dir := range []string{"bin", "dev", "etc", "proc", "srv", "sys"} {
+		l.Dir(dir, 0o755, 0)
+	}
+	l.Dir("tmp", 0o1777, 0)
+	l.Dir("home", 0o755, 1000)
+	l.File("bin/busybox", 0o755, 0, string(program))
+	for _, applet := range applets {
+		l.Link("bin/"+applet, "busybox")
+	}
+	l.File("etc/passwd", 0o644, 0, "root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/home:/bin/sh\n")
+	l.File("etc/group", 0o644, 0, "root:x:0:\nweb:x:1000:\nextra:x:2000:web\n")
 }

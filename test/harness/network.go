@@ -2,12 +2,142 @@ package harness
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/namespace"
 )
+
+// makeNetns makes the node's network namespace, loopback up. It has no name, so it ends with the test's
+// process: an open descriptor holds it.
+func (n *Node) makeNetns() {
+	n.must("making the network namespace", namespace.OnDisposableThread(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		if n.netns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	}))
+}
+
+// RunInNetns calls do on a thread that is in the node's network namespace. Programs that do starts are in
+// there too, goroutines that it starts are not. An error of do fails the test; do itself must not, as it runs
+// on another goroutine.
+func (n *Node) RunInNetns(do func() error) {
+	n.t.Helper()
+	n.must("in its network namespace", n.inNetns(do))
+}
+
+func (n *Node) inNetns(do func() error) error {
+	return Inside(fmt.Sprint("/proc/self/fd/", n.netns.Fd()), do)
+}
+
+// Inside calls do on a thread that has joined a namespace, by its file, and that ends then.
+func Inside(file string, do func() error) error {
+	return namespace.OnDisposableThread(func() error {
+		namespace, err := os.Open(file)
+		if err != nil {
+			return err
+		}
+		defer namespace.Close()
+		// A thread that shares its root directory joins no mount namespace.
+		if err := errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(int(namespace.Fd()), 0)); err != nil {
+			return fmt.Errorf("join %s: %w", file, err)
+		}
+		return do()
+	})
+}
+
+// Listen listens in the node's network namespace until the test ends.
+func (n *Node) Listen(address string) (listener net.Listener) {
+	n.t.Helper()
+	n.RunInNetns(func() (err error) {
+		listener, err = net.Listen("tcp", address)
+		return err
+	})
+	n.t.Cleanup(func() { _ = listener.Close() })
+	return listener
+}
+
+// Dial connects from inside the node's network namespace.
+func (n *Node) Dial(address string) (conn net.Conn, err error) {
+	n.RunInNetns(func() error {
+		conn, err = net.DialTimeout("tcp", address, settleTime)
+		return nil
+	})
+	return conn, err
+}
+
+// Relay leads from the test's network namespace to an address in the node's, until the test ends, and returns
+// where: clients dial as they like.
+func (n *Node) Relay(server string) (address string) {
+	n.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	n.must("listening for a relay", err)
+	n.t.Cleanup(func() { _ = listener.Close() })
+	go serve(listener, func(client *net.TCPConn) {
+		conn, err := n.Dial(server)
+		if err != nil {
+			_ = client.Close()
+			return
+		}
+		go join(conn, client)
+		go join(client, conn)
+	})
+	return listener.Addr().String()
+}
+
+func join(to, from net.Conn) {
+	if _, err := io.Copy(to, from); err != nil {
+		_, _ = to.Close(), from.Close()
+		return
+	}
+	_ = to.(*net.TCPConn).CloseWrite()
+}
+
+// ServeInPod listens in the network namespace of a pod, and has a function answer each connection, which is
+// closed when that returns. The test's end closes the listener.
+func (n *Node) ServeInPod(pod, network, address string, answer func(*net.TCPConn)) {
+	n.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(n.Netns, "*"+pod))
+	if err != nil || len(pins) != 1 {
+		n.t.Fatalf("network namespaces of pod %s: %q, %v; want one", pod, pins, err)
+	}
+	var listener net.Listener
+	n.must("listening in pod "+pod, Inside(pins[0], func() (err error) {
+		listener, err = net.Listen(network, address)
+		return err
+	}))
+	n.t.Cleanup(func() { _ = listener.Close() })
+	go serve(listener, func(conn *net.TCPConn) {
+		defer conn.Close()
+		answer(conn)
+	})
+}
+
+// serve answers connections until the listener is closed.
+func serve(listener net.Listener, answer func(*net.TCPConn)) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go answer(conn.(*net.TCPConn))
+	}
+}
 
 // The subnets of every node: each is alone in its network namespace.
 const (
@@ -20,7 +150,6 @@ type Object = map[string]any
 
 // configure writes the CNI configuration and that of the daemon.
 func (n *Node) configure() {
-	n.t.Helper()
 	n.makeBridge()
 	if !n.options.noNetwork {
 		n.WriteNetwork()
@@ -31,16 +160,15 @@ func (n *Node) configure() {
 
 func (n *Node) configFile() string { return filepath.Join(n.Dir, "config.toml") }
 
-// makeBridge makes the bridge before the first pod does. The plugin keeps it
-// forever, and it is not a pod's leak.
+// makeBridge makes the bridge before the first pod does. The plugin keeps it forever, and it is not a pod's
+// leak.
 func (n *Node) makeBridge() {
-	n.t.Helper()
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.Bridge}}
 	n.must("making the bridge", n.inNetns(func() error { return netlink.LinkAdd(bridge) }))
 }
 
-// WriteNetwork writes the node's CNI configuration, and returns its path. The
-// file comes by rename, as from a careful installer.
+// WriteNetwork writes the node's CNI configuration, and returns its path. The file comes by rename, as from a
+// careful installer.
 func (n *Node) WriteNetwork() string {
 	n.t.Helper()
 	plugins := []Object{n.BridgePlugin()}
@@ -50,8 +178,8 @@ func (n *Node) WriteNetwork() string {
 	return n.WriteConflist("10-test.conflist", plugins...)
 }
 
-// WriteConflist writes a CNI configuration with these plugins and the name of
-// the node's network, by rename, and returns its path.
+// WriteConflist writes a CNI configuration with these plugins and the name of the node's network, by rename,
+// and returns its path.
 func (n *Node) WriteConflist(file string, plugins ...Object) string {
 	n.t.Helper()
 	data, err := json.MarshalIndent(Object{"cniVersion": "1.1.0", "name": n.Network, "plugins": plugins}, "", "  ")
@@ -62,8 +190,8 @@ func (n *Node) WriteConflist(file string, plugins ...Object) string {
 	return path
 }
 
-// BridgePlugin is the configuration of the bridge plugin with host-local
-// addresses, as [Node.WriteNetwork] uses it.
+// BridgePlugin is the configuration of the bridge plugin with host-local addresses, as [Node.WriteNetwork]
+// uses it.
 func (n *Node) BridgePlugin() Object {
 	ranges := [][]Object{{{"subnet": subnet4}}}
 	routes := []Object{{"dst": "0.0.0.0/0"}}

@@ -1,6 +1,28 @@
+// Package harness makes nodes for end-to-end tests: the real daemon with real CNI plugins, in a network
+// namespace, directories and cgroups of its own.
+//
+//	n := harness.NewNode(t, harness.PortMap())
+//	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
+//	n.Kill()
+//	n.Start()
+//	status, err := n.Runtime.PodSandboxStatus(ctx, ...)
+//
+// When the test ends, every pod that is left is stopped and removed, and the node has to hold what it held
+// when it was idle before the first one. Then the daemon is stopped, and the machine has to hold what it held
+// before the node was made. What differs fails the test, each thing by its name. Then it is taken away by
+// force, so that the next test starts clean.
+//
+// A node's life: made and started (NewNode), any number of Kill, Stop, Start and Restart, closed by the
+// test's end in whatever state it is. A Node belongs to its test's goroutine; Runtime, Image and RunInNetns
+// may be used from others, but not during Start.
+//
+// Leaks are looked for in all processes that are in sight. So tests with nodes do not run in parallel, unless
+// they have the option [Parallel], and they run under hack/in-netns, where no other work of the machine is in
+// sight. Nothing is skipped: without root or without the binaries a test fails.
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,8 +33,8 @@ import (
 	"github.com/minicri/minicri/test/leak"
 )
 
-// Node is one daemon and what it works with. The directories exist from the
-// beginning, and are removed when the test ends.
+// Node is one daemon and what it works with. The directories exist from the beginning, and are removed when
+// the test ends.
 type Node struct {
 	Dir     string // holds all the directories below
 	Root    string // --root
@@ -47,36 +69,19 @@ type Node struct {
 	idle  leak.Snapshot // after it, before any pod
 }
 
-// NewNode makes a node and starts its daemon, and checks it when the test ends.
-// It fails the test when that is not possible, and panics in a parallel test
-// unless the option [Parallel] makes it one.
+// NewNode makes a node and starts its daemon, and checks it when the test ends. It fails the test when that
+// is not possible, and panics in a parallel test unless the option [Parallel] makes it one.
 func NewNode(t testing.TB, opts ...Option) *Node {
-	t.Helper()
-	return NewNodes(t, 1, opts...)[0]
-}
-
-// NewNodes makes several nodes for one test. They are checked together: the
-// processes of one are in sight of the others.
-func NewNodes(t testing.TB, count int, opts ...Option) []*Node {
 	t.Helper()
 	runBesideOthers(t, opts)
 	binaries := BinDir(t)
-	if err := checkRequirements(os.Getuid(), binaries); err != nil {
-		t.Fatal(err)
-	}
-	nodes := make([]*Node, count)
-	for i := range nodes {
-		nodes[i] = prepare(t, binaries, opts)
-	}
-	t.Cleanup(func() { closeNodes(t, nodes) })
-	for _, n := range nodes {
-		n.empty = n.look(n.machineScope())
-	}
-	for _, n := range nodes {
-		n.Start()
-		n.idle = n.look(n.idleScope())
-	}
-	return nodes
+	Check(t, checkRequirements(binaries))
+	n := prepare(t, binaries, opts)
+	t.Cleanup(n.close)
+	n.empty = n.look(n.machineScope())
+	n.Start()
+	n.idle = n.look(n.idleScope())
+	return n
 }
 
 func runBesideOthers(t testing.TB, opts []Option) {
@@ -84,13 +89,11 @@ func runBesideOthers(t testing.TB, opts []Option) {
 	for _, option := range opts {
 		option(&o)
 	}
-	test, ok := t.(*testing.T)
-	switch {
-	case o.parallel && ok:
+	if test, ok := t.(*testing.T); o.parallel && ok {
 		test.Parallel()
-	default:
-		t.Setenv("MINICRI_TEST", "1") // panics in a parallel test, which would see the pods of others as leaks
+		return
 	}
+	t.Setenv("MINICRI_TEST", "1") // panics in a parallel test, which would see the pods of others as leaks
 }
 
 // prepare makes all that a daemon needs to start.
@@ -101,12 +104,10 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	if err == nil {
 		err = os.Chmod(dir, 0o711) // processes of user namespaces have to get through
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	Check(t, err)
 	unique := filepath.Base(dir)
 	n := &Node{
-		Dir:     dir,
+		Dir: dir, Network: unique, Bridge: unique,
 		Root:    filepath.Join(dir, "root"),
 		State:   filepath.Join(dir, "state"),
 		Netns:   filepath.Join(dir, "netns"),
@@ -116,8 +117,6 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 		Logs:    filepath.Join(dir, "logs"),
 		Socket:  filepath.Join(dir, "cri.sock"),
 
-		Network:      unique,
-		Bridge:       unique,
 		Addresses:    filepath.Join(dir, "addresses", unique),
 		CgroupParent: cgroupParent(unique),
 
@@ -129,28 +128,17 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	for _, option := range append([]Option{testedRuntime()}, opts...) {
 		option(&n.options)
 	}
-	n.useBinaries(n.options.binaries)
-	n.makeDirectories()
+	if from := n.options.binaries; from != "" {
+		n.must("looking for binaries", checkRequirements(from))
+		n.binaries, n.CNIBin = from, filepath.Join(from, "cni")
+	}
+	for _, dir := range []string{n.Root, n.State, n.Netns, n.CNIConf, n.Plugins, n.Logs} {
+		n.must("making a directory", os.Mkdir(dir, 0o755))
+	}
 	n.makeNetns()
 	n.makeCgroups()
 	n.configure()
 	return n
-}
-
-func (n *Node) useBinaries(dir string) {
-	n.t.Helper()
-	if dir == "" {
-		return
-	}
-	n.must("looking for binaries", checkRequirements(os.Getuid(), dir))
-	n.binaries, n.CNIBin = dir, filepath.Join(dir, "cni")
-}
-
-func (n *Node) makeDirectories() {
-	n.t.Helper()
-	for _, dir := range []string{n.Root, n.State, n.Netns, n.CNIConf, n.Plugins, n.Logs} {
-		n.must("making a directory", os.Mkdir(dir, 0o755))
-	}
 }
 
 func (n *Node) must(what string, err error) {
@@ -167,9 +155,7 @@ func BinDir(t testing.TB) string {
 		return dir
 	}
 	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Check(t, err)
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return filepath.Join(dir, "bin")
@@ -181,9 +167,9 @@ func BinDir(t testing.TB) string {
 	}
 }
 
-func checkRequirements(uid int, binaries string) error {
-	if uid != 0 {
-		return fmt.Errorf("tests with pods need root: they make real namespaces, mounts, links and cgroups")
+func checkRequirements(binaries string) error {
+	if os.Getuid() != 0 {
+		return errors.New("tests with pods need root: they make real namespaces, mounts, links and cgroups")
 	}
 	for _, name := range []string{"minicri", "minicri-shim", "cni/bridge", "cni/host-local", "cni/portmap"} {
 		if _, err := os.Stat(filepath.Join(binaries, name)); err != nil {
@@ -192,3 +178,67 @@ func checkRequirements(uid int, binaries string) error {
 	}
 	return nil
 }
+
+// Option changes how a node is made.
+type Option func(*options)
+
+type options struct {
+	dualStack, portMap, noNetwork, parallel bool
+
+	levelOfFile      bool // the configuration file has the log level
+	config, binaries string
+	env, flags       []string
+	// handler is that of RunPod; runtimes are tables that come last in the file.
+	handler, runtimes string
+}
+
+// Runtime adds a runtime handler of that name, an OCI runtime with runc's command line, which RunPod uses
+// from then on.
+func Runtime(handler, path string) Option {
+	return func(o *options) {
+		o.handler = handler
+		o.runtimes += fmt.Sprintf("[runtimes.%s]\ntype = 'oci'\npath = '%s'\n", handler, path)
+		if filepath.Base(path) == "runsc" { // docs/runtimes.md says why
+			o.runtimes += "args = ['--platform=ptrace', '--network=host']\nsandbox_per_container = true\n"
+		}
+	}
+}
+
+// testedRuntime is the OCI runtime that all tests of a run use, by the environment variable
+// MINICRI_TEST_RUNTIME; libcontainer without it.
+func testedRuntime() Option {
+	return func(o *options) {
+		if path := os.Getenv("MINICRI_TEST_RUNTIME"); path != "" {
+			Runtime("tested", path)(o)
+		}
+	}
+}
+
+// DualStack gives pods an IPv6 address beside the IPv4 one.
+func DualStack() Option { return func(o *options) { o.dualStack = true } }
+
+// PortMap adds the portmap plugin, so that pods may have host ports.
+func PortMap() Option { return func(o *options) { o.portMap = true } }
+
+// NoNetwork leaves the directory of CNI configurations empty.
+func NoNetwork() Option { return func(o *options) { o.noNetwork = true } }
+
+// Parallel lets the test run beside others that have this option too. Leaks of processes are then looked for
+// among those that carry the node's name, and those of namespaces only by [Main], when all tests have ended.
+func Parallel() Option { return func(o *options) { o.parallel = true } }
+
+// Config adds TOML to the daemon's configuration file: keys, then tables. cgroup_driver and cgroup_parent are
+// there already.
+func Config(toml string) Option { return func(o *options) { o.config += toml + "\n" } }
+
+// LevelOfFile leaves the log level to the configuration file. Without it a flag says debug.
+func LevelOfFile() Option { return func(o *options) { o.levelOfFile = true } }
+
+// Env adds KEY=VALUE pairs to the daemon's environment.
+func Env(pairs ...string) Option { return func(o *options) { o.env = append(o.env, pairs...) } }
+
+// Binaries takes minicri, its shim and the plugins from another directory.
+func Binaries(dir string) Option { return func(o *options) { o.binaries = dir } }
+
+// Flags adds arguments to the daemon's command line.
+func Flags(flags ...string) Option { return func(o *options) { o.flags = append(o.flags, flags...) } }

@@ -1,23 +1,29 @@
 package hostile
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/hostile/registry"
 )
 
 // attack: containers: an exec with an argument, or with arguments together, that execve does not take
@@ -45,19 +51,15 @@ func TestExecBeyondWhatExecveTakes(t *testing.T) {
 // field: containerd logs the whole command line
 func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
 	const secret = "S3CRETEXEC"
-	p := newTarget(t, "")
+	p := newTarget(t)
 	for _, command := range [][]string{{"/no/such/program", secret}, {"/etc/hostname", secret}, {"sh", "-c", "sleep 1000", secret}} {
 		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 1})
 		if err == nil {
 			t.Errorf("%q did not fail", command)
 		}
 	}
-	c := p.upgrade(p.exec("/no/such/program", "-a", secret), "v4.channel.k8s.io")
-	ended := c.open(t, "error", 0, 0)
-	for _, kind := range []string{"stdin", "stdout", "stderr"} {
-		c.open(t, kind, 0, 0)
-	}
-	status, err := io.ReadAll(ended)
+	_, streams := p.begin("/no/such/program", "-a", secret)
+	status, err := io.ReadAll(streams[0])
 	check(t, err)
 	if !strings.Contains(string(status), "Failure") {
 		t.Errorf("the status is %s", status)
@@ -85,8 +87,7 @@ func TestNullOfAnExecIsNotTheNodes(t *testing.T) {
 	t.Cleanup(func() { check(t, os.Chmod(os.DevNull, before)) })
 	for _, handler := range []string{"", "runc"} {
 		pod := n.PodConfig("null" + handler)
-		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: handler})
-		check(t, err)
+		answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: handler})
 		p := &tenant{n, t, pod, answer.GetPodSandboxId()}
 		id := p.run("c", func(c *runtimeapi.ContainerConfig) {
 			c.Command = []string{"/bin/sh", "-c", "chmod 0600 /proc/self/fd/0; touch /tmp/done; exec sleep 1000000"}
@@ -108,8 +109,7 @@ func modeOfNull(t *testing.T) os.FileMode {
 	return info.Mode().Perm()
 }
 
-// written is how many bytes of file a command of the container could write, of
-// the many that it tries.
+// written is how many bytes of file a command of the container could write, of the many that it tries.
 func written(t testing.TB, n *harness.Node, container, file string) int64 {
 	t.Helper()
 	const most = 128 // MiB, more than anything here may hold
@@ -161,8 +161,7 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 	n.RunPod(next) // with hostname, hosts and resolv.conf of its own
 }
 
-// kept is what a directory holds of its file system, without what is mounted in
-// it.
+// kept is what a directory holds of its file system, without what is mounted in it.
 func kept(t testing.TB, directory string) (bytes int64) {
 	t.Helper()
 	var root unix.Stat_t
@@ -200,15 +199,13 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 		if time.Since(began) > patience {
 			t.Fatalf("the container's usage is %d bytes after %v", usage, patience)
 		}
-		answer, err := n.Runtime.ContainerStats(limited(t), &runtimeapi.ContainerStatsRequest{ContainerId: id})
-		check(t, err)
+		answer := harness.Call(t, n.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
 		usage = answer.GetStats().GetWritableLayer().GetUsedBytes().GetValue()
 		time.Sleep(100 * time.Millisecond)
 	}
 	t.Logf("measured after %v", time.Since(began))
 	before := layers(t, n)
-	_, err := n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
-	check(t, err)
+	harness.Call(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
 	for began = time.Now(); layers(t, n) >= before; time.Sleep(100 * time.Millisecond) {
 		if time.Since(began) > 10*patience {
 			t.Fatal("the layer is still there")
@@ -217,8 +214,7 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 	t.Logf("removed after %v", time.Since(began))
 }
 
-// makeDeep does what a program in a container would: directories within each other,
-// and a file in the last.
+// makeDeep does what a program in a container would: directories within each other, and a file in the last.
 func makeDeep(t testing.TB, top string, depth, size int) {
 	t.Helper()
 	const directory = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
@@ -244,4 +240,183 @@ func layers(t testing.TB, n *harness.Node) int {
 	all, err := os.ReadDir(filepath.Join(n.Root, "image", "overlayfs", "snapshots"))
 	check(t, err)
 	return len(all)
+}
+
+// attack: images: RemoveImage, ImageStatus, PullImage and ListImages with a runtime handler that the node does not have; annotations of a pod
+// held: the handler is refused by name, the annotations change nothing
+//
+// cri: Image.spec ImageSpec.annotations ImageSpec.runtime_handler
+func TestRuntimeHandlerOfImageCalls(t *testing.T) {
+	n := harness.NewNode(t)
+	n.ImportBusybox() // makes the directories of the image store
+	content, host := newRegistry(t, n)
+	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")))
+	content.Manifest("plain:1", m.MediaType, m)
+	unknown := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "no-such-handler"}
+	ctx := limited(t)
+	_, pull := n.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: unknown})
+	_, look := n.Image.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: unknown})
+	_, remove := n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: unknown})
+	_, list := n.Image.ListImages(ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}})
+	for name, err := range map[string]error{"pull": pull, "status": look, "remove": remove, "list": list} {
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "no-such-handler") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	known := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "runc", Annotations: map[string]string{"of.the/pod": "x"}}
+	_, err := n.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: known})
+	check(t, err)
+	answer, err := n.Image.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: known})
+	check(t, err)
+	if spec := answer.GetImage().GetSpec(); spec.GetRuntimeHandler() != "" || len(spec.GetAnnotations()) != 0 {
+		t.Errorf("Image.spec: %v", spec)
+	}
+	_, err = n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: known})
+	check(t, err)
+}
+
+// attack: images: a setuid program and a device node, in a layer and in a volume of the image, looked for by a local user of the node who knows every path
+// held: not one can be reached; the volume has no device node
+// field: CVE-2021-41103 of containerd; its volumes still hold the device nodes
+func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
+	n := harness.NewNode(t)
+	n.ImportBusybox()
+	content, host := newRegistry(t, n)
+	program, err := os.ReadFile("/bin/busybox")
+	check(t, err)
+	m := content.Image(
+		ocispec.ImageConfig{Env: []string{"PATH=/bin"}, Volumes: map[string]struct{}{"/data": {}}},
+		registry.Layer(
+			registry.Dir("bin", 0o755, 0), registry.File("bin/sleep", 0o755, string(program)), registry.File("bin/stat", 0o755, string(program)), registry.File("bin/suid", 0o4755, string(program)), registry.Device("mem", 0o666, 1, 1),
+			registry.Dir("data", 0o777, 0), registry.File("data/suid", 0o4755, string(program)), registry.Device("data/mem", 0o666, 1, 1),
+		))
+	content.Manifest("suid:1", m.MediaType, m)
+	_, err = pull(t, n, host+"/suid:1", nil)
+	check(t, err)
+	var found []string
+	for name, options := range map[string][]harness.PodOption{"suid": nil, "suid-userns": {harness.UserNamespace}} {
+		p := newTenant(t, n, name, options...)
+		id := p.run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
+		if code, output := run(t, n, id, "/bin/stat", "-c", "%u:%a", "/bin/suid", "/data"); code != 0 || output != "0:4755\n0:777\n" {
+			t.Errorf("%s: the container's own view: %d, %s", name, code, output)
+		}
+		found = append(found, filepath.Join(n.State, "containers", id, "config.json"))
+		_, err := os.Lstat(found[len(found)-1])
+		check(t, err) // else it would prove nothing
+	}
+	found = append(found, dangerous(t, n.Root, n.State)...)
+	if len(found) < 2+2*3 {
+		t.Fatalf("the attack is not in place: %q", found)
+	}
+	for _, path := range found {
+		if strings.Contains(path, "container-volumes") && strings.HasSuffix(path, "/mem") {
+			t.Errorf("a device node was copied into a volume: %s", path)
+		}
+	}
+	if reached := asNobody(t, found); reached != "" {
+		t.Errorf("a local user reaches:\n%s", reached)
+	}
+	harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/suid:1"}})
+}
+
+// dangerous finds setuid programs and device nodes. Whiteouts (device 0:0) are none.
+func dangerous(t testing.TB, roots ...string) (paths []string) {
+	t.Helper()
+	for _, root := range roots {
+		check(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil {
+				return harness.IgnoreMissing(err)
+			}
+			info, err := entry.Info()
+			if err != nil {
+				return harness.IgnoreMissing(err)
+			}
+			device := info.Mode()&fs.ModeDevice != 0 && info.Sys().(*syscall.Stat_t).Rdev != 0
+			if device || info.Mode()&fs.ModeSetuid != 0 {
+				paths = append(paths, path)
+			}
+			return nil
+		}))
+	}
+	return paths
+}
+
+// asNobody returns which of the paths uid 65534 reaches.
+func asNobody(t testing.TB, paths []string) string {
+	t.Helper()
+	command := exec.Command("/bin/sh", "-c", `while read -r path; do [ ! -e "$path" ] || echo "$path"; done`)
+	command.Stdin = strings.NewReader(strings.Join(paths, "\n") + "\n")
+	command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	output, err := command.CombinedOutput()
+	check(t, err)
+	return string(output)
+}
+
+// Each form of credentials that the CRI has opens the registry that asks for it, wrong ones open none, and
+// those of another server are not shown.
+//
+// cri: AuthConfig.auth AuthConfig.identity_token AuthConfig.password AuthConfig.registry_token
+// cri: AuthConfig.server_address AuthConfig.username PullImageRequest.auth PullImageResponse.image_ref
+func TestCredentialsOfAPull(t *testing.T) {
+	n := harness.NewNode(t)
+	n.ImportBusybox() // makes the directories of the image store
+	content, host := newRegistry(t, n)
+	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")))
+	content.Manifest("password:1", m.MediaType, m)
+	content.Manifest("token:1", m.MediaType, m)
+	const password, token, access = "Basic dXNlcjpzM2NyZXQ=", "Bearer registry-token", "Bearer access-token" // user:s3cret
+	shown := make(chan string, 100)
+	content.Answer(func(w http.ResponseWriter, r *http.Request) (answered bool) {
+		sent := r.Header.Get("Authorization")
+		ofTokens := strings.HasPrefix(r.URL.Path, "/v2/token/")
+		switch {
+		case r.URL.Path == "/token":
+			identity := r.PostFormValue("refresh_token")
+			if shown <- "identity " + identity; identity == "identity-token" {
+				_, _ = w.Write([]byte(`{"access_token":"access-token"}`))
+				return true
+			}
+		case sent != "":
+			if shown <- sent; ofTokens && (sent == token || sent == access) || !ofTokens && sent == password {
+				return false
+			}
+		}
+		if ofTokens {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+host+`/token",service="registry"`)
+		} else {
+			w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	type auth = runtimeapi.AuthConfig
+	for name, test := range map[string]struct {
+		image string
+		auth  *auth
+		opens bool
+		shown string
+	}{
+		"none":                   {"password", nil, false, ""},
+		"username and password":  {"password", &auth{Username: "user", Password: "s3cret"}, true, password},
+		"a wrong password":       {"password", &auth{Username: "user", Password: "wrong"}, false, "Basic "},
+		"auth":                   {"password", &auth{Auth: base64.StdEncoding.EncodeToString([]byte("user:s3cret"))}, true, password},
+		"this server's":          {"password", &auth{Username: "user", Password: "s3cret", ServerAddress: "http://" + host}, true, password},
+		"another server's":       {"password", &auth{Username: "user", Password: "s3cret", ServerAddress: "another.example"}, false, ""},
+		"registry token":         {"token", &auth{RegistryToken: "registry-token"}, true, token},
+		"identity token":         {"token", &auth{IdentityToken: "identity-token"}, true, "identity identity-token, " + access},
+		"a wrong identity token": {"token", &auth{IdentityToken: "wrong"}, false, "identity wrong"},
+	} {
+		id, err := pull(t, n, host+"/"+test.image+":1", test.auth)
+		if opened := err == nil && id == m.Config.Digest.String(); opened != test.opens || err != nil && strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%s: image %q, error %v", name, id, err)
+		}
+		var seen []string
+		for len(shown) > 0 {
+			seen = append(seen, <-shown)
+		}
+		if all := strings.Join(seen, ", "); (all == "") != (test.shown == "") || !strings.HasPrefix(all, test.shown) {
+			t.Errorf("%s: the registry was shown %q, want %q", name, all, test.shown)
+		}
+		harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/" + test.image + ":1"}})
+	}
 }

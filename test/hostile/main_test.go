@@ -1,14 +1,21 @@
+// Package hostile attacks a node as tenants, images, registries and the machine's local users could: the real
+// daemon, with content that was made to harm it.
+//
+// A test that is an attack says so in its comment, in lines that begin with "attack:" (a subject, and what is
+// tried), "held:" (how it ends here) and "field:" (what other runtimes do, where that is known).
+// docs/security.md is made from these lines, of all packages; TestSecurityPageIsCurrent, at the top of the
+// repository, holds it to them.
 package hostile
 
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -23,8 +30,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// serve serves a handler on loopback of the node's network namespace and returns
-// its host and port.
+// serve serves a handler on loopback of the node's network namespace and returns its host and port.
 func serve(t testing.TB, n *harness.Node, address string, handler http.Handler) string {
 	t.Helper()
 	listener := n.Listen(address)
@@ -50,8 +56,7 @@ func pull(t testing.TB, n *harness.Node, reference string, auth *runtimeapi.Auth
 
 func run(t testing.TB, n *harness.Node, container string, command ...string) (code int32, output string) {
 	t.Helper()
-	answer, err := n.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: container, Cmd: command, Timeout: 60})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: container, Cmd: command, Timeout: 60})
 	return answer.GetExitCode(), string(answer.GetStdout()) + string(answer.GetStderr())
 }
 
@@ -92,8 +97,7 @@ func newTenant(t testing.TB, n *harness.Node, name string, options ...harness.Po
 // change changes a container's configuration.
 type change func(*runtimeapi.ContainerConfig)
 
-// powerless is a container without any capability, with the default filter of system
-// calls or without one.
+// powerless is a container without any capability, with the default filter of system calls or without one.
 func powerless(profile runtimeapi.SecurityProfile_ProfileType) change {
 	return func(c *runtimeapi.ContainerConfig) {
 		c.Linux.SecurityContext.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
@@ -157,8 +161,7 @@ type facts struct {
 
 func (p *tenant) facts(id string) (f facts) {
 	p.t.Helper()
-	answer, err := p.Runtime.ContainerStatus(limited(p.t), &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	check(p.t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &f))
 	f.CgroupsPath = cgroup.Path(f.CgroupsPath)
 	return f
@@ -175,16 +178,10 @@ func (p *tenant) awaitLog(name, text string) {
 	harness.Eventually(p.t, name+" writes "+text, patience, func() bool { return strings.Contains(p.log(name), text) })
 }
 
-// supervisors are the processes that the node's pods depend on.
-func supervisors(n *harness.Node) []int {
-	return slices.Sorted(slices.Values(n.Supervisors()))
-}
-
 // holdings are what supervisors have of what an exec may leave.
 type holdings struct{ descriptors, threads, children int }
 
-// held is what supervisors have at the quietest of several moments: other pods come
-// and go.
+// held is what supervisors have at the quietest of several moments: other pods come and go.
 func held(t testing.TB, pids []int) (least holdings) {
 	t.Helper()
 	for try := range 11 {
@@ -196,8 +193,8 @@ func held(t testing.TB, pids []int) (least holdings) {
 			check(t, err)
 			now.descriptors, now.threads = now.descriptors+len(open), now.threads+len(threads)
 		}
-		for _, p := range processes() {
-			if slices.Contains(pids, p.parent) {
+		for _, p := range harness.Processes() {
+			if slices.Contains(pids, p.Parent) {
 				now.children++
 			}
 		}
@@ -210,32 +207,6 @@ func held(t testing.TB, pids []int) (least holdings) {
 	return least
 }
 
-// process is one of /proc.
-type process struct {
-	pid, parent int
-	state       string
-	args        []string
-}
-
-// processes are those of the test's pid namespace.
-func processes() (all []process) {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		stat, _ := os.ReadFile(path) // it may have ended
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		fields := strings.Fields(rest)
-		if len(fields) < 2 {
-			continue
-		}
-		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
-		p := process{state: fields[0], args: strings.Split(string(line), "\x00")}
-		p.pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		p.parent, _ = strconv.Atoi(fields[1])
-		all = append(all, p)
-	}
-	return all
-}
-
 func pidNamespaceOf(pid int) string {
 	link, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)) // it may have ended
 	return link
@@ -243,16 +214,16 @@ func pidNamespaceOf(pid int) string {
 
 // stoppedIn are the processes of a pid namespace that a signal has stopped.
 func stoppedIn(namespace string) (pids []int) {
-	for _, p := range processes() {
-		if p.state == "T" && pidNamespaceOf(p.pid) == namespace {
-			pids = append(pids, p.pid)
+	for _, p := range harness.Processes() {
+		if p.State == 'T' && pidNamespaceOf(p.PID) == namespace {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids
 }
 
-// releaseStopped kills, at the test's end, what an attacker has stopped in the pid
-// namespace of a process: where the attack succeeds, nobody else can.
+// releaseStopped kills, at the test's end, what an attacker has stopped in the pid namespace of a process:
+// where the attack succeeds, nobody else can.
 func releaseStopped(t testing.TB, of int) {
 	t.Helper()
 	theirs := pidNamespaceOf(of)
@@ -266,4 +237,144 @@ func releaseStopped(t testing.TB, of int) {
 			}
 		}
 	})
+}
+
+const (
+	// reference is how long is looked before an attack, for what is usual.
+	reference = 4 * time.Second
+	// tact is how often something happens in the other pod.
+	tact = 100 * time.Millisecond
+	// moreThreads is what Go's scheduler may start of its own accord.
+	moreThreads = 8
+)
+
+// neighbour is the pod of another tenant: things happen in it that no attack may delay.
+type neighbour struct {
+	*tenant
+	witness, made string
+	number        int
+}
+
+func newNeighbour(t testing.TB, n *harness.Node) *neighbour {
+	t.Helper()
+	p := &neighbour{tenant: newTenant(t, n, "neighbour")}
+	p.witness = p.run("witness")
+	p.run("writes", command("/bin/sh", "-c", "while sleep 0.05; do echo line; done"))
+	p.awaitLog("writes", "line")
+	return p
+}
+
+func command(words ...string) change {
+	return func(c *runtimeapi.ContainerConfig) { c.Command = words }
+}
+
+// calls are made in turn, each by its name.
+func (p *neighbour) calls() (names []string, calls []func() error) {
+	return []string{"exec", "create and start", "log line", "stop and remove"}, []func() error{
+		func() error {
+			_, err := p.exec(p.witness, 0, "true")
+			return err
+		},
+		func() (err error) {
+			p.number++
+			if p.made, err = p.create(fmt.Sprint("short", p.number)); err == nil {
+				err = p.start(p.made)
+			}
+			return err
+		},
+		func() error {
+			size := len(p.log("writes"))
+			for began := time.Now(); len(p.log("writes")) == size; time.Sleep(time.Millisecond) {
+				if time.Since(began) > patience {
+					return fmt.Errorf("no line within %v", patience)
+				}
+			}
+			return nil
+		},
+		func() error {
+			if err := p.stop(p.made); err != nil {
+				return err
+			}
+			return p.remove(p.made)
+		},
+	}
+}
+
+// watch makes calls, one after the other, until it is told to end, and says how long the slowest of each kind
+// took. After one that fails there is nothing to learn.
+func (p *neighbour) watch(end <-chan struct{}) (slowest map[string]time.Duration) {
+	slowest = make(map[string]time.Duration)
+	names, calls := p.calls()
+	ticks := time.NewTicker(tact)
+	defer ticks.Stop()
+	for ended := false; ; {
+		for i, call := range calls {
+			began := time.Now()
+			err := call()
+			slowest[names[i]] = max(slowest[names[i]], time.Since(began))
+			if err != nil {
+				p.t.Errorf("%s in another pod, after %v: %v", names[i], time.Since(began), err)
+				return slowest
+			}
+			select {
+			case <-ticks.C:
+			case <-end:
+				ended = true
+			}
+		}
+		if ended {
+			return slowest
+		}
+	}
+}
+
+// besides makes an attack while things happen in another pod, and fails the test if that delays them, costs a
+// supervisor its life or leaves anything with it. target is what is attacked, and stays.
+func besides(t *testing.T, n *harness.Node, attack func()) {
+	t.Helper()
+	p := newNeighbour(t, n)
+	pause := make(chan struct{})
+	time.AfterFunc(reference, func() { close(pause) })
+	usual := p.watch(pause)
+	if t.Failed() {
+		t.Fatal("this failed before the attack")
+	}
+	pids := n.Supervisors()
+	node, own := n.Look(), held(t, pids)
+
+	end, watched := make(chan struct{}), make(chan map[string]time.Duration, 1)
+	go func() { watched <- p.watch(end) }()
+	func() {
+		defer close(end)
+		attack()
+	}()
+	during := <-watched
+	for _, name := range slices.Sorted(maps.Keys(during)) {
+		t.Logf("%s in another pod: at most %v, %v before the attack", name, during[name], usual[name])
+		if during[name] > 4*usual[name]+2*time.Second { // a call is slow where system calls are, in a virtual machine
+			t.Errorf("%s in another pod took %v, %v before the attack", name, during[name], usual[name])
+		}
+	}
+	if now := n.Supervisors(); !slices.Equal(now, pids) {
+		t.Errorf("the supervisors are %v, before the attack %v", now, pids)
+	}
+	if !t.Failed() {
+		wantNothingLeft(t, n, pids, own)
+		for _, left := range n.Differences(node) {
+			t.Error(left)
+		}
+	}
+}
+
+// wantNothingLeft waits until supervisors have what they had before.
+func wantNothingLeft(t testing.TB, n *harness.Node, pids []int, before holdings) {
+	t.Helper()
+	after := held(t, pids)
+	for began := time.Now(); (after.descriptors > before.descriptors || after.children > before.children) && time.Since(began) < patience/2; {
+		after = held(t, pids)
+	}
+	t.Logf("of the supervisor: before %+v, after %+v", before, after)
+	if after.descriptors > before.descriptors || after.children > before.children || after.threads > before.threads+moreThreads {
+		t.Errorf("the supervisor has %+v, before the attack %+v", after, before)
+	}
 }

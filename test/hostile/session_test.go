@@ -37,32 +37,36 @@ func limited(t testing.TB) context.Context {
 
 // target is a pod with one container, whose streams are attacked.
 type target struct {
-	*harness.Node
-	t         testing.TB
-	pod       string
+	*tenant
 	container string
 }
 
-func newTarget(t testing.TB, config string) *target {
+func newTarget(t testing.TB) *target {
 	t.Helper()
-	n := harness.NewNode(t, harness.Config("[streaming]\n"+config), harness.Parallel())
+	n := harness.NewNode(t, harness.Parallel())
 	n.ImportBusybox()
 	p := newTenant(t, n, "target")
-	return &target{Node: n, t: t, pod: p.id, container: p.run("app")}
+	return &target{p, p.run("app")}
 }
 
-func (p *target) exec(command ...string) string {
+func (p *target) execURL(command ...string) string {
 	p.t.Helper()
-	answer, err := p.Runtime.Exec(limited(p.t), &runtimeapi.ExecRequest{ContainerId: p.container, Cmd: command, Stdin: true, Stdout: true, Stderr: true})
-	check(p.t, err)
-	return answer.Url
+	return harness.Call(p.t, p.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: p.container, Cmd: command, Stdin: true, Stdout: true, Stderr: true}).Url
 }
 
-func (p *target) forward() string {
+// begin runs a command in a session, and opens its streams: of the error, stdin, stdout and stderr.
+func (p *target) begin(command ...string) (c spdyClient, streams []*spdystream.Stream) {
 	p.t.Helper()
-	answer, err := p.Runtime.PortForward(limited(p.t), &runtimeapi.PortForwardRequest{PodSandboxId: p.pod})
-	check(p.t, err)
-	return answer.Url
+	c = p.upgrade(p.execURL(command...), "v4.channel.k8s.io")
+	for _, kind := range []string{"error", "stdin", "stdout", "stderr"} {
+		streams = append(streams, c.open(p.t, kind, 0, 0))
+	}
+	return c, streams
+}
+
+func (p *target) forward() spdyClient {
+	p.t.Helper()
+	return p.upgrade(harness.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id}).Url, "portforward.k8s.io")
 }
 
 // spdyClient is a client that may write what it likes.
@@ -113,8 +117,8 @@ func (c spdyClient) open(t testing.TB, kind string, port, id int) *spdystream.St
 	return stream
 }
 
-// memory is what the daemon has allocated, in bytes. Pages of its program are no cost
-// of a session: the kernel drops them when memory is short.
+// memory is what the daemon has allocated, in bytes. Pages of its program are no cost of a session: the
+// kernel drops them when memory is short.
 func (p *target) memory() int {
 	p.t.Helper()
 	return harness.ProcKiB(p.t, p.PID(), "RssAnon") << 10
@@ -130,22 +134,22 @@ func dataFrame(id uint32, length int) []byte {
 // field: spdystream, of containerd and CRI-O too, keeps up to 4 GiB
 func TestSessionsThatSendALotCostLittle(t *testing.T) {
 	const sessions, length = 12, 1<<24 - 1
-	p := newTarget(t, "")
-	attacks := map[string]func(c spdyClient, ids []uint32){
-		"data": func(c spdyClient, ids []uint32) {
+	p := newTarget(t)
+	attacks := map[string]func(c spdyClient, streams []*spdystream.Stream){
+		"data": func(c spdyClient, streams []*spdystream.Stream) {
 			zeros := make([]byte, length)
 			for range 4 {
-				for _, id := range ids {
-					if _, err := c.raw.Write(append(dataFrame(id, length), zeros...)); err != nil {
+				for _, stream := range streams {
+					if _, err := c.raw.Write(append(dataFrame(stream.Identifier(), length), zeros...)); err != nil {
 						return
 					}
 				}
 			}
 		},
-		"settings": func(c spdyClient, _ []uint32) {
+		"settings": func(c spdyClient, _ []*spdystream.Stream) {
 			_, _ = c.raw.Write(append([]byte{0x80, 3, 0, 4, 0, 0xff, 0xff, 0xff}, make([]byte, length)...))
 		},
-		"streams": func(c spdyClient, _ []uint32) {
+		"streams": func(c spdyClient, _ []*spdystream.Stream) {
 			for range 20_000 {
 				if _, err := c.CreateStream(http.Header{"Streamtype": {"none"}}, nil, false); err != nil {
 					return
@@ -157,13 +161,9 @@ func TestSessionsThatSendALotCostLittle(t *testing.T) {
 		before := p.memory()
 		largest := before
 		for range sessions {
-			c := p.upgrade(p.exec("sleep", "1000"), "v4.channel.k8s.io")
-			var ids []uint32
-			for _, kind := range []string{"error", "stdin", "stdout", "stderr"} {
-				ids = append(ids, c.open(t, kind, 0, 0).Identifier())
-			}
+			c, streams := p.begin("sleep", "1000")
 			check(t, c.raw.SetWriteDeadline(time.Now().Add(3*time.Second))) // it is held up, or cut off
-			attack(c, ids)
+			attack(c, streams)
 			largest = max(largest, p.memory())
 		}
 		if each := (largest - before) / sessions; each > 1<<20 {
@@ -178,13 +178,13 @@ func echo(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }
 // held: the others of its session continue; this one ends and gets the reason
 // field: it holds up its whole session
 func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
-	p := newTarget(t, "")
+	p := newTarget(t)
 	stop := make(chan struct{})
 	defer close(stop)
-	p.ServeInPod(p.pod, "tcp", "127.0.0.1:7", echo)
-	p.ServeInPod(p.pod, "tcp", "127.0.0.1:9", func(*net.TCPConn) { <-stop })
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:9", func(*net.TCPConn) { <-stop })
 	before := p.memory()
-	c := p.upgrade(p.forward(), "portforward.k8s.io")
+	c := p.forward()
 	reason := c.open(t, "error", 9, 1)
 	told := make(chan string, 1)
 	go func() { // at once: this client's library holds up streams for one that is not read
@@ -234,12 +234,12 @@ func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 // held: less than 1 MiB; more are refused with a word
 func TestManyConnectionsOfASession(t *testing.T) {
 	const sessions = 4
-	p := newTarget(t, "")
-	p.ServeInPod(p.pod, "tcp", "127.0.0.1:7", echo)
-	p.upgrade(p.forward(), "portforward.k8s.io") // what the first one makes stays
+	p := newTarget(t)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
+	p.forward() // what the first one makes stays
 	before := p.memory()
 	for range sessions {
-		c := p.upgrade(p.forward(), "portforward.k8s.io")
+		c := p.forward()
 		for id := range 128 {
 			c.open(t, "error", 7, id)
 			data := c.open(t, "data", 7, id)
@@ -266,13 +266,12 @@ func TestManyConnectionsOfASession(t *testing.T) {
 // field: containerd's streaming server has no limit
 func TestStrangers(t *testing.T) {
 	const attempts = 20_000
-	p := newTarget(t, "")
-	u, err := url.Parse(p.exec("true"))
+	p := newTarget(t)
+	u, err := url.Parse(p.execURL("true"))
 	check(t, err)
 	answer := func() time.Duration {
 		began := time.Now()
-		_, err := p.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
-		check(t, err)
+		harness.Call(t, p.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 		return time.Since(began)
 	}
 	held := make([]net.Conn, 0, attempts)
@@ -308,12 +307,8 @@ func TestStrangers(t *testing.T) {
 		t.Errorf("the daemon has %d descriptors", len(files))
 	}
 	for range 5 {
-		c := p.upgrade(p.exec("echo", "hello"), "v4.channel.k8s.io")
-		streams := make(map[string]*spdystream.Stream)
-		for _, kind := range []string{"error", "stdin", "stdout", "stderr"} {
-			streams[kind] = c.open(t, kind, 0, 0)
-		}
-		out, err := io.ReadAll(streams["stdout"])
+		_, streams := p.begin("echo", "hello")
+		out, err := io.ReadAll(streams[2])
 		if err != nil || string(out) != "hello\n" {
 			t.Errorf("exec with %d idle connections: %q (%v)", len(held), out, err)
 		}

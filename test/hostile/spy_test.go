@@ -24,8 +24,7 @@ const (
 // secret is in the supervisor's environment, which is in its memory.
 const secret = "/no/secret-of-the-node"
 
-// newSpiedNode makes a node with a file of root's that is a mount, too, and says what a
-// spy needs to know.
+// newSpiedNode makes a node with a file of root's that is a mount, too, and says what a spy needs to know.
 func newSpiedNode(t *testing.T) (n *harness.Node, args func(kinds string) []string) {
 	t.Helper()
 	n = newAttackedNode(t, harness.Env("PATH="+os.Getenv("PATH")+":"+secret))
@@ -36,8 +35,8 @@ func newSpiedNode(t *testing.T) (n *harness.Node, args func(kinds string) []stri
 	return n, func(kinds string) []string { return []string{"spy", n.Network, own, secret, kinds} }
 }
 
-// wantNoBreach makes execs until the spy has seen a twentieth of that many processes, and
-// fails the test if it has seen of one of them what it should not have.
+// wantNoBreach makes execs until the spy has seen a twentieth of that many processes, and fails the test if
+// it has seen of one of them what it should not have.
 func (p *tenant) wantNoBreach(id, spy string, execs int) {
 	p.t.Helper()
 	const limit = 5 * time.Minute // a busy machine lets a spy see few
@@ -120,23 +119,22 @@ func descriptorsOf(pid int) map[string]string {
 // attack: what a container can see: its processes, and those of an exec, look at what they have open
 // held: their three streams
 func TestContainersHaveTheirStreamsOnly(t *testing.T) {
-	n := newAttackedNode(t)
-	p := newTenant(t, n, "streams")
+	p := newTenant(t, newAttackedNode(t), "streams")
 	p.run("other") // whose streams, log and record the supervisor has open, too
 	for _, profile := range profiles {
 		id := p.run("app-"+profile.String(), powerless(profile), command("sleep", "7774"))
 		go func() { _, _ = p.exec(id, 5, "sleep", "7773") }() // at its limit
 		for _, argument := range []string{"7774", "7773"} {
-			var found process
+			var found harness.Process
 			harness.Eventually(t, "sleep "+argument+" runs", patience, func() bool {
-				all := processes()
-				i := slices.IndexFunc(all, func(p process) bool { return len(p.args) > 1 && p.args[0] == "sleep" && p.args[1] == argument })
+				all := harness.Processes()
+				i := slices.IndexFunc(all, func(p harness.Process) bool { return len(p.Args) > 1 && p.Args[0] == "sleep" && p.Args[1] == argument })
 				if i >= 0 {
 					found = all[i]
 				}
 				return i >= 0
 			})
-			open := descriptorsOf(found.pid)
+			open := descriptorsOf(found.PID)
 			if len(open) != 3 || open["0"] == "" || open["1"] == "" || open["2"] == "" {
 				t.Errorf("sleep %s has %v, want its three streams", argument, open)
 			}
@@ -145,21 +143,20 @@ func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 	}
 }
 
-// A starter that waits has its own descriptors alone. One that works has those of its
-// request, too, and what it has opened itself: while a hook of its container hangs.
+// A starter that waits has its own descriptors alone. One that works has those of its request, too, and what
+// it has opened itself: while a hook of its container hangs.
 //
 // attack: what a container can see: what makes it, as long as a hook hangs, holds descriptors
 // held: three for its own output, its socket, the container's streams and what libcontainer opens; no lock, socket, log or spool of the supervisor
 func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
-	n := newAttackedNode(t)
-	p := newTenant(t, n, "starters")
+	p := newTenant(t, newAttackedNode(t), "starters")
 	p.run("other") // whose streams, log and record the supervisor has open
 	starters := func(working bool) (pids []int) {
-		all := processes()
+		all := harness.Processes()
 		for _, one := range all {
-			busy := slices.ContainsFunc(all, func(p process) bool { return p.parent == one.pid })
-			if len(one.args) > 1 && strings.HasSuffix(one.args[0], "minicri-shim") && one.args[1] == "start" && busy == working {
-				pids = append(pids, one.pid)
+			busy := slices.ContainsFunc(all, func(p harness.Process) bool { return p.Parent == one.PID })
+			if len(one.Args) > 1 && strings.HasSuffix(one.Args[0], "minicri-shim") && one.Args[1] == "start" && busy == working {
+				pids = append(pids, one.PID)
 			}
 		}
 		return pids
@@ -168,7 +165,7 @@ func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 	harness.Eventually(t, fmt.Sprintf("a starter waits with %v", own), patience, func() bool {
 		return slices.ContainsFunc(starters(false), func(pid int) bool { return slices.Equal(kindsOf(descriptorsOf(pid)), own) })
 	})
-	before := fifosOf(t, n)
+	before := fifosOf(t, p.Node)
 	made := make(chan error, 1)
 	go func() {
 		id, err := p.create("hangs", hookThatHangs(t))
@@ -178,9 +175,9 @@ func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 		made <- err
 	}()
 	harness.Eventually(t, "a starter runs a hook", patience, func() bool {
-		return slices.ContainsFunc(processes(), func(p process) bool { return len(p.args) > 1 && p.args[0] == "sleep" && p.args[1] == "7772" })
+		return slices.ContainsFunc(harness.Processes(), func(p harness.Process) bool { return len(p.Args) > 1 && p.Args[0] == "sleep" && p.Args[1] == "7772" })
 	})
-	request := slices.DeleteFunc(fifosOf(t, n), func(fifo string) bool { return slices.Contains(before, fifo) })
+	request := slices.DeleteFunc(fifosOf(t, p.Node), func(fifo string) bool { return slices.Contains(before, fifo) })
 	if len(request) != 2 {
 		t.Fatalf("the new container has the streams %v, want two", request)
 	}
@@ -216,13 +213,12 @@ func fifosOf(t *testing.T, n *harness.Node) []string {
 	return fifos
 }
 
-// wantNothingShared fails the test unless a starter has the outputs of its request once
-// each, and beside them no file of the node, no pipe and no socket that the
-// supervisor has, too.
+// wantNothingShared fails the test unless a starter has the outputs of its request once each, and beside them
+// no file of the node, no pipe and no socket that the supervisor has, too.
 func (p *tenant) wantNothingShared(pid int, request []string) {
 	p.t.Helper()
 	theirs := make(map[string]bool)
-	for _, supervisor := range supervisors(p.Node) {
+	for _, supervisor := range p.Supervisors() {
 		for _, to := range descriptorsOf(supervisor) {
 			theirs[to] = true
 		}

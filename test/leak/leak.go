@@ -1,3 +1,16 @@
+// Package leak finds what a runtime left behind.
+//
+// It asks the machine itself, never the runtime: the kernel by /proc, netlink and cgroup directories, the CNI
+// plugins by their files and rules. [Take] writes down what is there within a [Scope], [Diff] returns what
+// one snapshot has more than another, and with its arguments exchanged what was lost: something that belonged
+// to another and was removed too. [Settle] gives the kernel time for what it removes by itself: zombies, the
+// second end of a veth pair.
+//
+// Links and rules are those of the calling thread's network namespace, mounts those of its mount namespace: a
+// caller who looks into another namespace locks its thread first.
+//
+// What goes away while it is looked at is not there. What may not be read (on hardened machines the
+// namespaces of process 1) cannot be ours and is left out.
 package leak
 
 import (
@@ -55,8 +68,7 @@ func (l Leak) String() string {
 	return line
 }
 
-// Snapshot is what was there at one moment. Made by [Take]; the zero value is
-// a machine with nothing on it.
+// Snapshot is what was there at one moment. Made by [Take]; the zero value is a machine with nothing on it.
 type Snapshot struct {
 	things map[thing]evidence
 }
@@ -67,7 +79,8 @@ type thing struct {
 	name, where string
 }
 
-// evidence is what a thing has besides its identity.
+func (l Leak) thing() thing { return thing{l.Kind, l.Name, l.Where} }
+
 type evidence struct {
 	count int
 	note  string
@@ -78,19 +91,7 @@ func (s Snapshot) add(kind Kind, name, where, note string) {
 	s.things[key] = evidence{s.things[key].count + 1, note}
 }
 
-// Count returns how many things of a kind the snapshot has.
-func (s Snapshot) Count(kind Kind) int {
-	n := 0
-	for key, found := range s.things {
-		if key.kind == kind {
-			n += found.count
-		}
-	}
-	return n
-}
-
-// Diff returns what after has more than before, ordered by kind, place and
-// name.
+// Diff returns what after has more than before, ordered by kind, place and name.
 func Diff(before, after Snapshot) []Leak {
 	var leaks []Leak
 	for key, found := range after.things {
@@ -107,30 +108,25 @@ func Diff(before, after Snapshot) []Leak {
 	return leaks
 }
 
-// Tally returns how many leaks there are of each kind, the kinds without one
-// included: a report shows what it looked for.
+// Tally returns how many leaks there are of each kind.
 func Tally(leaks []Leak) map[Kind]int {
 	tally := make(map[Kind]int)
-	for _, kind := range Kinds() {
-		tally[kind] = 0
-	}
 	for _, l := range leaks {
 		tally[l.Kind] += l.Count
 	}
 	return tally
 }
 
-// settleInterval is short against the 2 s after which some inits reap, and
-// long against the few milliseconds that a look takes.
+// settleInterval is short against the 2 s after which some inits reap, and long against the few milliseconds
+// that a look takes.
 const settleInterval = 20 * time.Millisecond
 
 // lastingTime is more than a periodic run of plugins (STATUS) may take.
 const lastingTime = 8 * time.Second
 
-// Settle looks again and again until nothing is left that before has not, or
-// until ctx ends. It returns what was left then and still is as long after again,
-// lastingTime at most: not what comes and goes while something else stays. A ctx
-// that ended is no error then. ctx needs a deadline, or a leak makes Settle wait
+// Settle looks again and again until nothing is left that before has not, or until ctx ends. It returns what
+// was left then and still is as long after again, lastingTime at most: not what comes and goes while
+// something else stays. A ctx that ended is no error then. ctx needs a deadline, or a leak makes Settle wait
 // forever.
 func Settle(ctx context.Context, before Snapshot, scope Scope) ([]Leak, error) {
 	for began := time.Now(); ; {
@@ -146,21 +142,88 @@ func Settle(ctx context.Context, before Snapshot, scope Scope) ([]Leak, error) {
 		select {
 		case <-ctx.Done():
 			time.Sleep(min(time.Since(began), lastingTime))
-			return lasting(ctx, before, leaks, scope)
+			if after, err = Take(context.WithoutCancel(ctx), scope); err != nil {
+				return nil, err
+			}
+			now := Diff(before, after)
+			return slices.DeleteFunc(leaks, func(l Leak) bool {
+				return !slices.ContainsFunc(now, func(n Leak) bool { return n.thing() == l.thing() })
+			}), nil
 		case <-time.After(settleInterval):
 		}
 	}
 }
 
-// lasting are those of the leaks that are there now, too.
-func lasting(ctx context.Context, before Snapshot, leaks []Leak, scope Scope) ([]Leak, error) {
-	after, err := Take(context.WithoutCancel(ctx), scope)
-	if err != nil {
-		return nil, err
+// Scope says where [Take] looks. What is left empty is not looked at; a directory that does not exist holds
+// nothing.
+type Scope struct {
+	// NetnsDirs are directories whose files are network namespaces, such as /run/netns. A file whose mount is
+	// gone counts too.
+	NetnsDirs []string
+
+	// Namespaces are namespace types by their names in /proc/PID/ns, such as "net". Counted are all that a
+	// thread or a descriptor of any process in sight holds: on a machine that does other work too, look from
+	// a process namespace of one's own.
+	Namespaces []string
+
+	Mounts []string // path prefixes, "/" for all; symbolic links are not followed
+	Links  bool     // the network interfaces
+
+	// Rules asks for the iptables and nftables rules that CNI plugins make for one attachment, without the
+	// chains and tables that they share and never remove. Tables asks for minicri's own, which it has while
+	// its embedded network is in use.
+	Rules, Tables bool
+
+	// AddressDirs are host-local's directories of one network each: its dataDir and the network's name, such
+	// as /var/lib/cni/networks/NAME.
+	AddressDirs []string
+
+	// ResultDirs are directories where libcni keeps results, such as /var/lib/cni/results. Networks, when not
+	// empty, limits them to the networks of these names.
+	ResultDirs, Networks []string
+
+	// Cgroups are paths below the root of a hierarchy, such as /minicri. They and what is below them counts,
+	// in every mounted hierarchy.
+	Cgroups []string
+
+	// A process counts when its executable or its command is one of Executables (a zombie has a command only,
+	// of at most 15 bytes, and so has libcontainer's init: "runc:[2:INIT]"), when it descends from one of
+	// Ancestors, or when its arguments, its environment or its cgroups have one of Marks, texts that are in
+	// nothing else. Except are processes that never count.
+	Executables       []string
+	Marks             []string
+	Ancestors, Except []int
+
+	// Descriptors are processes whose open descriptors count, sockets and pipes by number. KeptDescriptors
+	// are targets that do not, such as a file that a library opens when it is first used, and keeps.
+	Descriptors     []int
+	KeptDescriptors []string
+
+	// StateDirs are directories whose files and directories count. KeptDirs are among them, and what is in
+	// them does not count: they are bounded, and kept on purpose.
+	StateDirs, KeptDirs []string
+}
+
+// Take looks at everything within the scope. An error means that a place could not be looked at, so the
+// snapshot would say less than it seems to. ctx ends the programs that list rules.
+func Take(ctx context.Context, scope Scope) (Snapshot, error) {
+	s := Snapshot{things: make(map[thing]evidence)}
+	s.addDescriptors(scope.Descriptors, scope.KeptDescriptors)
+	for kind, err := range map[Kind]error{
+		NetnsFile: s.addNetnsFiles(scope.NetnsDirs),
+		Namespace: s.addNamespaces(scope.Namespaces),
+		Mount:     s.addMounts(scope.Mounts),
+		Link:      s.addLinks(scope.Links),
+		Rule:      s.addRules(ctx, scope),
+		Address:   s.addAddresses(scope.AddressDirs),
+		Result:    s.addResults(scope.ResultDirs, scope.Networks),
+		Cgroup:    s.addCgroups(scope.Cgroups),
+		Process:   s.addProcesses(scope),
+		File:      s.addFiles(scope.StateDirs, scope.KeptDirs),
+	} {
+		if err != nil {
+			return Snapshot{}, fmt.Errorf("looking for leaks of kind %s: %w", kind, err)
+		}
 	}
-	there := make(map[thing]bool)
-	for _, l := range Diff(before, after) {
-		there[thing{l.Kind, l.Name, l.Where}] = true
-	}
-	return slices.DeleteFunc(leaks, func(l Leak) bool { return !there[thing{l.Kind, l.Name, l.Where}] }), nil
+	return s, nil
 }

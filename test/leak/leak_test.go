@@ -2,11 +2,13 @@ package leak
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,73 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getuid() != 0 {
-		fmt.Fprintln(os.Stderr, "these tests need root: they make namespaces, mounts, links and cgroups")
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
-
 // patience is how long a test waits for what the kernel or another process does.
 const patience = time.Minute
-
-// eventually polls until the condition holds, and fails the test if it does not.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
-}
-
-// expectLeak checks a whole life: clean, found once made, clean once undone.
-// name has to be part of the only leak's name.
-func expectLeak(t *testing.T, scope Scope, kind Kind, name string, makeIt func(), undo func()) {
-	t.Helper()
-	before := take(t, scope)
-	if leaks := Diff(before, take(t, scope)); len(leaks) != 0 {
-		t.Fatalf("clean state has leaks: %v", leaks)
-	}
-
-	makeIt()
-	leaks := Diff(before, take(t, scope))
-	if len(leaks) != 1 || leaks[0].Kind != kind || !strings.Contains(leaks[0].Name, name) || leaks[0].Count != 1 {
-		t.Errorf("want one leak, %s %s, got %v", kind, name, leaks)
-	}
-	if lost := Diff(take(t, scope), before); len(lost) != 0 {
-		t.Errorf("something was lost: %v", lost)
-	}
-
-	undo()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	leaks, err := Settle(ctx, before, scope)
-	if err != nil || len(leaks) != 0 {
-		t.Errorf("left after undo: %v, error %v", leaks, err)
-	}
-}
-
-func take(t *testing.T, scope Scope) Snapshot {
-	t.Helper()
-	s, err := Take(t.Context(), scope)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// inNetns moves the test into a network namespace of its own. The thread is
-// never unlocked, so it ends with the test and the namespace with it.
-func inNetns(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	must(t, unix.Unshare(unix.CLONE_NEWNET))
-	lo, err := netlink.LinkByName("lo")
-	must(t, err)
-	must(t, netlink.LinkSetUp(lo))
-}
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -91,87 +28,101 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func run(t *testing.T, name string, args ...string) {
+func take(t *testing.T, scope Scope) Snapshot {
 	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	s, err := Take(t.Context(), scope)
+	must(t, err)
+	return s
+}
+
+// life is that of one leak: how it is made and undone.
+type life struct {
+	kind       Kind
+	name       string // part of the leak's
+	scope      Scope
+	make, undo func() error
+}
+
+// expect checks a whole life: clean, found once made, clean once undone.
+func (l life) expect(t *testing.T) {
+	t.Helper()
+	before := take(t, l.scope)
+	if leaks := Diff(before, take(t, l.scope)); len(leaks) != 0 {
+		t.Fatalf("clean state has leaks: %v", leaks)
+	}
+	if standing := Diff(Snapshot{}, before); slices.Contains([]Kind{Address, Result, Rule}, l.kind) && len(standing) > 0 {
+		t.Errorf("what is shared, or another's, counts: %v", standing)
+	}
+	must(t, l.make())
+	leaks := Diff(before, take(t, l.scope))
+	if len(leaks) != 1 || leaks[0].Kind != l.kind || !strings.Contains(leaks[0].Name, l.name) || leaks[0].Count != 1 {
+		t.Errorf("want one leak, %s %s, got %v", l.kind, l.name, leaks)
+	}
+	if lost := Diff(take(t, l.scope), before); len(lost) != 0 {
+		t.Errorf("something was lost: %v", lost)
+	}
+	must(t, l.undo())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if leaks, err := Settle(ctx, before, l.scope); err != nil || len(leaks) != 0 {
+		t.Errorf("left after undo: %v, error %v", leaks, err)
 	}
 }
 
-func writeFile(t *testing.T, path string) {
-	t.Helper()
-	must(t, os.WriteFile(path, nil, 0o600))
+func ofFile(kind Kind, scope Scope, path string) life {
+	return life{kind, filepath.Base(path), scope, func() error { return os.WriteFile(path, nil, 0o600) }, func() error { return os.Remove(path) }}
 }
 
-func TestNetnsFile(t *testing.T) {
+func ofCommands(kind Kind, scope Scope, name string, add, remove []string) life {
+	run := func(words []string) func() error { return exec.Command(words[0], words[1:]...).Run }
+	return life{kind, name, scope, run(add), run(remove)}
+}
+
+// Each kind of thing is found, whatever plugins share and others have beside it.
+func TestEachKindIsFound(t *testing.T) {
+	// The thread is never unlocked, so it ends with the test and the namespace with it.
+	runtime.LockOSThread()
+	must(t, unix.Unshare(unix.CLONE_NEWNET))
 	dir := t.TempDir()
-	path := filepath.Join(dir, "cni-1")
-	expectLeak(t, Scope{NetnsDirs: []string{dir}}, NetnsFile, "cni-1",
-		func() { writeFile(t, path) },
-		func() { must(t, os.Remove(path)) })
-}
-
-func TestMount(t *testing.T) {
-	dir := t.TempDir()
-	expectLeak(t, Scope{Mounts: []string{dir}}, Mount, dir,
-		func() { must(t, unix.Mount("leak-test", dir, "tmpfs", 0, "")) },
-		func() { must(t, unix.Unmount(dir, 0)) })
-}
-
-func TestLink(t *testing.T) {
-	inNetns(t)
+	dirs := []string{dir}
+	for _, name := range []string{"lock", "last_reserved_ip.0", "other-c0ffee-eth0"} {
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	for _, words := range []string{"iptables -t nat -N CNI-HOSTPORT-DNAT", "nft add table inet another"} {
+		must(t, exec.Command("/bin/sh", "-c", words).Run())
+	}
+	const chain, table = "CNI-DN-b115d0f60c93e46bfc23d", "minicri-cni-1-masquerade"
 	link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "leak0"}}
-	expectLeak(t, Scope{Links: true}, Link, "leak0",
-		func() { must(t, netlink.LinkAdd(link)) },
-		func() { must(t, netlink.LinkDel(link)) })
-}
-
-func TestAddress(t *testing.T) {
-	dir := t.TempDir()
-	scope := Scope{AddressDirs: []string{dir}}
-	// host-local writes the address of IPv6 with colons, and keeps these two.
-	writeFile(t, filepath.Join(dir, "lock"))
-	for _, address := range []string{"10.88.0.7", "fd00::7"} {
-		path := filepath.Join(dir, address)
-		expectLeak(t, scope, Address, address,
-			func() { writeFile(t, path) },
-			func() { must(t, os.Remove(path)) })
+	program := filepath.Join(t.TempDir(), fmt.Sprintf("lk%d", os.Getpid())) // a name that nothing else has
+	must(t, exec.Command("cp", "/bin/sleep", program).Run())
+	sleep := exec.Command(program, "600")
+	var fd int
+	lives := []life{
+		ofFile(NetnsFile, Scope{NetnsDirs: dirs}, dir+"/cni-1"),
+		ofFile(Address, Scope{AddressDirs: dirs}, dir+"/10.88.0.7"),
+		ofFile(Address, Scope{AddressDirs: dirs}, dir+"/fd00::7"),
+		ofFile(Result, Scope{ResultDirs: dirs, Networks: []string{"mine"}}, dir+"/mine-c0ffee-eth0"),
+		ofFile(File, Scope{StateDirs: dirs}, dir+"/c0ffee"),
+		{Mount, dir, Scope{Mounts: dirs}, func() error { return unix.Mount("leak-test", dir, "tmpfs", 0, "") }, func() error { return unix.Unmount(dir, 0) }},
+		{Link, "leak0", Scope{Links: true}, func() error { return netlink.LinkAdd(link) }, func() error { return netlink.LinkDel(link) }},
+		ofCommands(Rule, Scope{Rules: true}, chain, []string{"iptables", "-t", "nat", "-N", chain}, []string{"iptables", "-t", "nat", "-X", chain}),
+		ofCommands(Rule, Scope{Tables: true}, table, []string{"nft", "add", "table", "inet", table}, []string{"nft", "delete", "table", "inet", table}),
+		{Process, filepath.Base(program), Scope{Executables: []string{filepath.Base(program)}}, sleep.Start, func() error {
+			err := sleep.Process.Kill()
+			_ = sleep.Wait() // its error is the kill
+			return err
+		}},
 	}
-	before := take(t, scope)
-	writeFile(t, filepath.Join(dir, "last_reserved_ip.0"))
-	if leaks := Diff(before, take(t, scope)); len(leaks) != 0 {
-		t.Errorf("host-local's own file counts as a leak: %v", leaks)
+	for name, open := range map[string]func() (int, error){
+		"/leak": func() (int, error) {
+			return unix.Open(filepath.Join(t.TempDir(), "leak"), unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+		},
+		"socket": func() (int, error) { return unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) },
+	} {
+		makeIt := func() (err error) { fd, err = open(); return err }
+		lives = append(lives, life{Descriptor, name, Scope{Descriptors: []int{os.Getpid()}}, makeIt, func() error { return unix.Close(fd) }})
 	}
-}
-
-func TestResult(t *testing.T) {
-	dir := t.TempDir()
-	scope := Scope{ResultDirs: []string{dir}, Networks: []string{"mine"}}
-	path := filepath.Join(dir, "mine-c0ffee-eth0")
-	expectLeak(t, scope, Result, "c0ffee",
-		func() { writeFile(t, path) },
-		func() { must(t, os.Remove(path)) })
-
-	writeFile(t, filepath.Join(dir, "other-c0ffee-eth0"))
-	if n := take(t, scope).Count(Result); n != 0 {
-		t.Errorf("%d results of another network count", n)
-	}
-	if n := take(t, Scope{ResultDirs: []string{dir}}).Count(Result); n != 1 {
-		t.Errorf("want 1 result of all networks, got %d", n)
-	}
-}
-
-func TestFile(t *testing.T) {
-	dir := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(dir, "pods"), 0o700))
-	path := filepath.Join(dir, "pods", "c0ffee")
-	expectLeak(t, Scope{StateDirs: []string{dir}}, File, path,
-		func() { must(t, os.Mkdir(path, 0o700)) },
-		func() { must(t, os.Remove(path)) })
-}
-
-// One cgroup in one hierarchy is a leak, not only one in all of them.
-func TestCgroup(t *testing.T) {
+	// One cgroup in one hierarchy is a leak, not only one in all of them.
 	hierarchies, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	must(t, err)
 	if len(hierarchies) == 0 {
@@ -181,43 +132,65 @@ func TestCgroup(t *testing.T) {
 	for _, hierarchy := range hierarchies {
 		path := filepath.Join(hierarchy.Mountpoint, parent)
 		must(t, os.Mkdir(path, 0o755))
-		child := filepath.Join(path, "pod")
-		expectLeak(t, Scope{Cgroups: []string{parent}}, Cgroup, parent+"/pod",
-			func() { must(t, os.Mkdir(child, 0o755)) },
-			func() { must(t, os.Remove(child)) })
-		must(t, os.Remove(path))
+		defer os.Remove(path)
+		lives = append(lives, life{
+			Cgroup, parent + "/pod",
+			Scope{Cgroups: []string{parent}},
+			func() error { return os.Mkdir(path+"/pod", 0o755) }, func() error { return os.Remove(path + "/pod") },
+		})
+	}
+	for _, l := range lives {
+		l.expect(t)
 	}
 }
 
-// What cannot be looked at must not look clean.
-func TestUnreadablePlaceIsAnError(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	writeFile(t, file)
-	if _, err := Take(t.Context(), Scope{NetnsDirs: []string{file}}); err == nil {
-		t.Error("a file was taken for an empty directory")
+// A namespace is found as long as a process is in it. Other work on the machine has namespaces that come and
+// go, so only this one is looked for.
+func TestNamespaceOfProcess(t *testing.T) {
+	for _, kind := range []string{"net", "user"} {
+		cmd := exec.Command("unshare", "--"+kind, "sleep", "600")
+		must(t, cmd.Start())
+		eventually(t, "unshare becomes sleep", func() bool { return command(cmd.Process.Pid) == "sleep" })
+		namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", cmd.Process.Pid, kind))
+		must(t, err)
+		found := func() bool {
+			return slices.ContainsFunc(Diff(Snapshot{}, take(t, Scope{Namespaces: []string{kind}})), func(l Leak) bool { return l.Name == namespace })
+		}
+		eventually(t, "it is found", found)
+		must(t, cmd.Process.Kill())
+		_ = cmd.Wait() // its error is the kill
+		eventually(t, "it is gone", func() bool { return !found() })
 	}
 }
 
-func TestSettleWaits(t *testing.T) {
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// What cannot be looked at must not look clean. What is left at the deadline is a leak, what goes before it
+// is none.
+func TestSettle(t *testing.T) {
 	dir := t.TempDir()
-	scope := Scope{StateDirs: []string{dir}}
+	path, scope := filepath.Join(dir, "late"), Scope{StateDirs: []string{dir}}
 	before := take(t, scope)
-	path := filepath.Join(dir, "late")
-	writeFile(t, path)
-
+	must(t, os.WriteFile(path, nil, 0o600))
+	if _, err := Take(t.Context(), Scope{NetnsDirs: []string{path}}); !errors.Is(err, unix.ENOTDIR) {
+		t.Errorf("a file was taken for an empty directory: %v", err)
+	}
 	short, cancel := context.WithTimeout(t.Context(), 3*settleInterval)
 	defer cancel()
-	leaks, err := Settle(short, before, scope)
-	if err != nil || len(leaks) != 1 {
+	if leaks, err := Settle(short, before, scope); err != nil || len(leaks) != 1 {
 		t.Errorf("want the leak at the deadline, got %v, error %v", leaks, err)
 	}
-
-	removed := time.AfterFunc(3*settleInterval, func() { os.Remove(path) })
-	defer removed.Stop()
+	defer time.AfterFunc(3*settleInterval, func() { os.Remove(path) }).Stop()
 	long, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	leaks, err = Settle(long, before, scope)
-	if err != nil || len(leaks) != 0 {
+	if leaks, err := Settle(long, before, scope); err != nil || len(leaks) != 0 {
 		t.Errorf("want nothing left, got %v, error %v", leaks, err)
 	}
 }

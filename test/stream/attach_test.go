@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,14 +15,16 @@ import (
 
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // goroutines asks the daemon's metrics.
 func (p *pod) goroutines() (count int) {
 	p.t.Helper()
-	transport := &http.Transport{DisableKeepAlives: true}
-	transport.DialContext = dialer(p)
-	answer, err := (&http.Client{Transport: transport}).Get("http://127.0.0.1:9440/metrics")
+	answer, err := (&http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true, DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return p.Dial(address) },
+	}}).Get("http://127.0.0.1:9440/metrics")
 	check(p.t, err)
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
@@ -65,11 +68,11 @@ func TestAttach(t *testing.T) {
 	var out1, err1, out2, err2 safe
 	left := make(chan error, 1)
 	go func() {
-		left <- spdyClient(t, p.attachURL(r)).StreamWithContext(first, remotecommand.StreamOptions{Stdin: in1, Stdout: &out1, Stderr: &err1})
+		left <- spdyClient(t, p.attachURL(r)).StreamWithContext(first, streams{Stdin: in1, Stdout: &out1, Stderr: &err1})
 	}()
 	stayed := make(chan error, 1)
 	go func() {
-		stayed <- v5Client(t, p.attachURL(r)).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdin: in2, Stdout: &out2, Stderr: &err2})
+		stayed <- p.session(v5Client, p.attachURL(r), streams{Stdin: in2, Stdout: &out2, Stderr: &err2})
 	}()
 	eventually(t, "both see what one types", func() bool {
 		fmt.Fprintln(type1, "one")
@@ -81,8 +84,7 @@ func TestAttach(t *testing.T) {
 		fmt.Fprintln(type2, "two")
 		return strings.Contains(out2.String(), "out two") && strings.Contains(err2.String(), "err two")
 	})
-	_, err := p.Runtime.StopContainer(limited(t), &runtimeapi.StopContainerRequest{ContainerId: p.container})
-	check(t, err)
+	harness.Call(t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: p.container})
 	if err := <-stayed; err != nil {
 		t.Errorf("the container ended: %v", err)
 	}
@@ -97,8 +99,7 @@ func TestAttach(t *testing.T) {
 func TestAttachStdinOnce(t *testing.T) {
 	p := newPod(t, "cat; echo end; exit 3", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true })
 	var out safe
-	err := spdyClient(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(limited(t),
-		remotecommand.StreamOptions{Stdin: strings.NewReader("hello\n"), Stdout: &out, Stderr: io.Discard})
+	err := p.session(spdyClient, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true}), streams{Stdin: strings.NewReader("hello\n"), Stdout: &out, Stderr: io.Discard})
 	if err != nil || out.String() != "hello\nend\n" {
 		t.Errorf("%v, %q", err, out.String())
 	}
@@ -106,40 +107,30 @@ func TestAttachStdinOnce(t *testing.T) {
 
 // cri: AttachRequest.tty ContainerConfig.tty
 func TestAttachTerminal(t *testing.T) {
-	p := newPod(t, "until stty size | grep -q '33 77'; do sleep 0.02; done; stty size; read x; echo got $x", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true })
-	in, typed := io.Pipe()
-	defer typed.Close()
-	go func() { _, _ = io.WriteString(typed, "typed\n") }()
-	var out safe
-	err := spdyClient(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Tty: true})).StreamWithContext(limited(t),
-		remotecommand.StreamOptions{Stdin: in, Stdout: &out, Tty: true, TerminalSizeQueue: &sizes{{Width: 77, Height: 33}}})
-	if err != nil || !strings.Contains(out.String(), "33 77\r\n") || !strings.Contains(out.String(), "got typed\r\n") {
-		t.Errorf("%v, %q", err, out.String())
-	}
+	p := newPod(t, terminal, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true })
+	p.wantTerminal(spdyClient, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Tty: true}), remotecommand.TerminalSize{Width: 77, Height: 33})
 }
 
-// Several clients see the same; one that does not read holds up neither them
-// nor the container, and what no one sees is in the log.
+// Several clients see the same; one that does not read holds up neither them nor the container, and what no
+// one sees is in the log.
 //
 // cri: AttachRequest.stderr AttachRequest.stdout
 func TestAttachMany(t *testing.T) {
 	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", nil)
 	eventually(t, "it has written before a client is attached", func() bool { return strings.Count(p.logged(), "\n") > 20 })
 	ctx, leave := context.WithCancel(context.Background())
-	ended := make(chan error)
+	var sessions sync.WaitGroup
+	attach := func(c client, to io.Writer) {
+		sessions.Go(func() {
+			_ = c(t, p.attachURL(&runtimeapi.AttachRequest{Stdout: true, Stderr: true})).StreamWithContext(ctx, streams{Stdout: to, Stderr: io.Discard})
+		})
+	}
 	stop := make(chan struct{})
 	outs := make([]safe, 6)
-	list := []client{spdyClient, v5Client, v4Client}
 	for i := range outs {
-		go func() {
-			ended <- list[i%3](t, p.attachURL(&runtimeapi.AttachRequest{Stdout: true, Stderr: true})).StreamWithContext(ctx,
-				remotecommand.StreamOptions{Stdout: &outs[i], Stderr: io.Discard})
-		}()
+		attach([]client{spdyClient, v5Client, v4Client}[i%3], &outs[i])
 	}
-	go func() {
-		ended <- spdyClient(t, p.attachURL(&runtimeapi.AttachRequest{Stdout: true, Stderr: true})).StreamWithContext(ctx,
-			remotecommand.StreamOptions{Stdout: &stalled{stop}, Stderr: io.Discard})
-	}()
+	attach(spdyClient, &stalled{stop})
 	for i := range outs {
 		eventually(t, "each sees lines", func() bool { return strings.Count(outs[i].String(), "\n") > 20 })
 		text := outs[i].String()
@@ -147,9 +138,7 @@ func TestAttachMany(t *testing.T) {
 	}
 	leave()
 	close(stop)
-	for range len(outs) + 1 {
-		<-ended
-	}
+	sessions.Wait()
 	p.contiguous("the log", p.logged())
 }
 
@@ -170,8 +159,7 @@ func (p *pod) contiguous(what, text string) {
 	}
 }
 
-// logged is what the container's log has, without the time and the stream's
-// name.
+// logged is what the container's log has, without the time and the stream's name.
 func (p *pod) logged() string {
 	p.t.Helper()
 	paths, err := filepath.Glob(filepath.Join(p.Logs, "*", "app.log"))

@@ -4,14 +4,18 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/net/websocket"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/tools/remotecommand"
@@ -30,8 +34,7 @@ func TestExec(t *testing.T) {
 	p := newPod(t, forever, nil)
 	for name, client := range clients {
 		var out, errs bytes.Buffer
-		e := client(t, p.execURL(shell("echo out; echo err >&2; exit 42")))
-		err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: &errs})
+		err := p.session(client, p.execURL(shell("echo out; echo err >&2; exit 42")), streams{Stdout: &out, Stderr: &errs})
 		var exit utilexec.CodeExitError
 		if !errors.As(err, &exit) || exit.Code != 42 {
 			t.Errorf("%s: %v, want exit code 42", name, err)
@@ -39,20 +42,18 @@ func TestExec(t *testing.T) {
 		if out.String() != "out\n" || errs.String() != "err\n" {
 			t.Errorf("%s: stdout %q, stderr %q", name, &out, &errs)
 		}
-		e = client(t, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"/no/such"}, Stdout: true}))
-		if err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: io.Discard}); err == nil {
+		if err := p.session(client, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"/no/such"}, Stdout: true}), streams{Stdout: io.Discard}); err == nil {
 			t.Errorf("%s: a program that does not exist: no error", name)
 		}
 		errs.Reset()
-		e = client(t, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "seq 100000; echo err >&2"}, Stderr: true}))
-		if err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stderr: &errs}); err != nil || errs.String() != "err\n" {
+		if err := p.session(client, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "seq 100000; echo err >&2"}, Stderr: true}), streams{Stderr: &errs}); err != nil || errs.String() != "err\n" {
 			t.Errorf("%s: stderr alone: %v, %q", name, err, &errs)
 		}
 	}
 }
 
-// Bytes go in and come out, and are as they were, also when there are many
-// more than any buffer holds; then comes the exit code.
+// Bytes go in and come out, and are as they were, also when there are many more than any buffer holds; then
+// comes the exit code.
 //
 // cri: ExecRequest.stdin
 func TestExecBytes(t *testing.T) {
@@ -70,7 +71,7 @@ func TestExecBytes(t *testing.T) {
 		request.Stdin = true
 		// No WriterTo: the client takes its chunks as from a file.
 		data := struct{ io.Reader }{io.LimitReader(rand.NewChaCha8([32]byte{1}), of.size)}
-		err := of.client(t, p.execURL(request)).StreamWithContext(ctx, remotecommand.StreamOptions{
+		err := of.client(t, p.execURL(request)).StreamWithContext(ctx, streams{
 			Stdin: io.TeeReader(data, sent), Stdout: received, Stderr: io.Discard,
 		})
 		var exit utilexec.CodeExitError
@@ -89,24 +90,29 @@ func hash(data []byte) []byte {
 	return sum[:]
 }
 
+// terminal waits for its size, and then for a line.
+const terminal = "until stty size | grep -q '33 77'; do sleep 0.02; done; stty size; read x; echo got $x"
+
+// wantTerminal runs a session with one. Its input is open until the end: a client that closes its stdin is
+// another test.
+func (p *pod) wantTerminal(client client, u *url.URL, queue ...remotecommand.TerminalSize) {
+	p.t.Helper()
+	in, typed := io.Pipe()
+	defer typed.Close()
+	go func() { _, _ = io.WriteString(typed, "typed\n") }()
+	var out safe
+	err := p.session(client, u, streams{Stdin: in, Stdout: &out, Tty: true, TerminalSizeQueue: (*sizes)(&queue)})
+	if err != nil || !strings.Contains(out.String(), "33 77\r\n") || !strings.Contains(out.String(), "got typed\r\n") {
+		p.t.Errorf("%v, %q", err, out.String())
+	}
+}
+
 // cri: ExecRequest.tty
 func TestExecTerminal(t *testing.T) {
 	p := newPod(t, forever, nil)
-	for name, client := range clients {
-		request := &runtimeapi.ExecRequest{
-			Cmd: []string{"sh", "-c", "until stty size | grep -q '33 77'; do sleep 0.02; done; stty size; read x; echo got $x"}, Stdin: true, Stdout: true, Tty: true,
-		}
-		var out bytes.Buffer
-		// Open until the end: a client that closes its stdin is another test.
-		in, typed := io.Pipe()
-		go func() { _, _ = io.WriteString(typed, "typed\n") }()
-		err := client(t, p.execURL(request)).StreamWithContext(limited(t), remotecommand.StreamOptions{
-			Stdin: in, Stdout: &out, Tty: true, TerminalSizeQueue: &sizes{{Width: 80, Height: 24}, {Width: 77, Height: 33}},
-		})
-		typed.Close()
-		if err != nil || !strings.Contains(out.String(), "33 77\r\n") || !strings.Contains(out.String(), "got typed\r\n") {
-			t.Errorf("%s: %v, %q", name, err, &out)
-		}
+	for _, client := range clients {
+		request := &runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", terminal}, Stdin: true, Stdout: true, Tty: true}
+		p.wantTerminal(client, p.execURL(request), remotecommand.TerminalSize{Width: 80, Height: 24}, remotecommand.TerminalSize{Width: 77, Height: 33})
 	}
 }
 
@@ -150,8 +156,8 @@ func TestTokens(t *testing.T) {
 	p := newPod(t, forever, nil, harness.Config("max_open = 3\n"))
 	u := p.execURL(shell("echo once"))
 	var out bytes.Buffer
-	check(t, spdyClient(t, u).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard}))
-	if err := spdyClient(t, u).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard}); err == nil || out.String() != "once\n" {
+	check(t, p.session(spdyClient, u, streams{Stdout: &out, Stderr: io.Discard}))
+	if err := p.session(spdyClient, u, streams{Stdout: &out, Stderr: io.Discard}); err == nil || out.String() != "once\n" {
 		t.Errorf("a token worked twice: %v, %q", err, &out)
 	}
 	for _, path := range []string{"/", "/exec", "/exec/", "/exec/x", "/metrics"} {
@@ -177,23 +183,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-func TestSelfSigned(t *testing.T) {
-	p := newPod(t, forever, nil, harness.Config("tls_self_signed = true\n"))
-	for name, client := range clients {
-		var out bytes.Buffer
-		u := p.execURL(shell("echo secret"))
-		if u.Scheme != "https" && u.Scheme != "wss" {
-			t.Errorf("%s: URL %s", name, u)
-		}
-		err := client(t, u).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard})
-		if err != nil || out.String() != "secret\n" {
-			t.Errorf("%s: %v, %q", name, err, &out)
-		}
-	}
-}
-
-// unread is more than a process's pipe holds, and less than the sockets on the
-// way do: with those full, a client's end does not arrive either.
+// unread is more than a process's pipe holds, and less than the sockets on the way do: with those full, a
+// client's end does not arrive either.
 const unread = 128 << 10
 
 // settle waits until the container has its own processes only.
@@ -206,9 +197,158 @@ func (p *pod) settle() {
 		}
 	}()
 	eventually(p.t, "the processes of aborted clients are gone", func() bool {
-		answer, err := p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: []string{"ps", "-o", "args"}})
-		check(p.t, err)
-		text = string(answer.Stdout)
+		text = p.run("ps", "-o", "args")
 		return !strings.Contains(text, "sleep 1000") && !strings.Contains(text, "cat") && !strings.Contains(text, "yes")
 	})
+}
+
+// An exec is in the container, in each way there is, and never on the host.
+//
+// cri: LinuxContainerSecurityContext.run_as_group LinuxContainerSecurityContext.run_as_user
+// cri: LinuxContainerSecurityContext.supplemental_groups
+func TestExecJoinsTheContainer(t *testing.T) {
+	p := newPod(t, forever, func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext = &runtimeapi.LinuxContainerSecurityContext{
+			NamespaceOptions:   &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
+			RunAsUser:          &runtimeapi.Int64Value{Value: 1000},
+			RunAsGroup:         &runtimeapi.Int64Value{Value: 1000},
+			SupplementalGroups: []int64{3000},
+			NoNewPrivs:         true,
+			Capabilities:       &runtimeapi.Capability{DropCapabilities: []string{"ALL"}, AddCapabilities: []string{"NET_BIND_SERVICE"}},
+			Seccomp:            &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+		}
+	})
+	// What the kernel says of the container's process 1, and then of the exec itself.
+	const looks = `for p in 1 self; do cd /proc/$p/ns; for k in cgroup ipc mnt net pid user uts; do readlink $k; done
+grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp)' ../status; stat -c %d:%i ../root/etc/passwd; cat ../cgroup; echo; done`
+	for name, client := range clients {
+		var out bytes.Buffer
+		check(t, p.session(client, p.execURL(shell(looks)), streams{Stdout: &out, Stderr: io.Discard}))
+		first, own, _ := strings.Cut(out.String(), "\n\n")
+		lines, want := strings.Split(strings.TrimSpace(own), "\n"), strings.Split(first, "\n")
+		below := func(i int) bool { return strings.Contains(want[i], ":/") && strings.HasPrefix(lines[i], want[i]+"/") } // a cgroup
+		for i, line := range lines {
+			if len(lines) != len(want) || len(lines) < 20 || line != want[i] && !below(i) {
+				t.Fatalf("%s: the exec has %q, the container %q; of all of it, %q and %q", name, line, want[min(i, len(want)-1)], lines, want)
+			}
+		}
+		if !strings.Contains(own, "Seccomp:\t2") {
+			t.Errorf("%s: no filter of system calls: %s", name, own)
+		}
+		for _, kind := range []string{"ipc", "mnt", "net", "pid", "uts"} {
+			if nodes, err := os.Readlink("/proc/self/ns/" + kind); err != nil || strings.Contains(own, nodes) {
+				t.Errorf("%s: namespace %s is the node's: %s, %v", name, kind, own, err)
+			}
+		}
+	}
+}
+
+// The subprotocols of exec and attach over a WebSocket, and whether the last message is a status in JSON.
+var webSocketProtocols = map[string]bool{
+	"": false, "channel.k8s.io": false, "base64.channel.k8s.io": false,
+	"v2.channel.k8s.io": false, "v2.base64.channel.k8s.io": false, "v3.channel.k8s.io": false, "v3.base64.channel.k8s.io": false,
+	"v4.channel.k8s.io": true, "v4.base64.channel.k8s.io": true,
+	"v5.channel.k8s.io": true, "v5.base64.channel.k8s.io": true,
+}
+
+// rawExec runs a command over a WebSocket and gives what comes on each channel, and the channel of the first
+// message.
+func (p *pod) rawExec(protocol string, r *runtimeapi.ExecRequest, input string) (channels [5]bytes.Buffer, first int) {
+	p.t.Helper()
+	protocols := []string{"unknown.k8s.io", protocol}
+	if protocol == "" {
+		protocols = nil
+	}
+	conn, err := p.webSocket(p.execURL(r), protocols...)
+	check(p.t, err)
+	defer conn.Close()
+	encoded := strings.Contains(protocol, "base64")
+	if input != "" && encoded {
+		check(p.t, websocket.Message.Send(conn, "0"+base64.StdEncoding.EncodeToString([]byte(input))))
+	} else if input != "" {
+		check(p.t, websocket.Message.Send(conn, append([]byte{0}, input...)))
+	}
+	first = -1
+	for {
+		var message []byte
+		err := websocket.Message.Receive(conn, &message)
+		if errors.Is(err, io.EOF) {
+			return channels, first
+		}
+		check(p.t, err)
+		channel, data := int(message[0]), message[1:]
+		if encoded {
+			channel -= '0'
+			data, err = base64.StdEncoding.AppendDecode(nil, data)
+			check(p.t, err)
+		}
+		if first < 0 {
+			if first = channel; len(data) != 0 {
+				p.t.Errorf("%q: the first message is not empty: %q", protocol, data)
+			}
+		}
+		channels[channel].Write(data)
+	}
+}
+
+// A client may speak any version of the protocol of exec, with and without base64, or none. Before v4 it gets
+// a failure as text, and nothing for success. One whose protocols are all unknown is refused.
+//
+// cri: ContainerConfig.metadata ContainerMetadata.name ExecResponse.url StartContainerRequest.container_id
+func TestWebSocketProtocols(t *testing.T) {
+	p := newPod(t, forever, nil)
+	if _, err := p.webSocket(p.execURL(shell("true")), "v9.channel.k8s.io"); err == nil {
+		t.Error("v9 is served")
+	}
+	for protocol, inJSON := range webSocketProtocols {
+		request := shell("head -c 5; echo >&2 error")
+		request.Stdin = true
+		channels, first := p.rawExec(protocol, request, "hello")
+		if first != 1 || channels[1].String() != "hello" || channels[2].String() != "error\n" {
+			t.Errorf("%q: first channel %d, stdout %q, stderr %q", protocol, first, &channels[1], &channels[2])
+		}
+		want := ""
+		if inJSON {
+			want = `{"status":"Success"}`
+		}
+		if got := channels[3].String(); got != want {
+			t.Errorf("%q: success is told as %q, want %q", protocol, got, want)
+		}
+		failing := &runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "exit 7"}, Stderr: true}
+		channels, first = p.rawExec(protocol, failing, "")
+		if first != 2 {
+			t.Errorf("%q: without stdout the first channel is %d", protocol, first)
+		}
+		want = "command terminated with non-zero exit code: exit code 7"
+		if inJSON {
+			want = `"reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}`
+		}
+		if text := channels[3].String(); text != want && !(inJSON && strings.Contains(text, want)) {
+			t.Errorf("%q: exit code 7 is told as %q", protocol, text)
+		}
+	}
+}
+
+// A message of ten megabytes is taken in pieces, in order.
+func TestLongWebSocketMessage(t *testing.T) {
+	p := newPod(t, forever, nil)
+	conn, err := p.webSocket(p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"head", "-c", "10000007"}, Stdin: true, Stdout: true}), "v5.channel.k8s.io")
+	check(t, err)
+	go func() {
+		_ = websocket.Message.Send(conn, append([]byte{0}, make([]byte, 10_000_000)...)) // one frame
+		_ = websocket.Message.Send(conn, append([]byte{0}, "the end"...))
+	}()
+	var out bytes.Buffer
+	for {
+		var message []byte
+		if err := websocket.Message.Receive(conn, &message); err != nil {
+			break
+		}
+		if message[0] == 1 {
+			out.Write(message[1:])
+		}
+	}
+	if out.Len() != 10_000_007 || !strings.HasSuffix(out.String(), "the end") {
+		t.Errorf("%d bytes came back", out.Len())
+	}
 }

@@ -2,18 +2,23 @@ package stream
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/net/websocket"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
@@ -21,10 +26,6 @@ import (
 
 	"github.com/minicri/minicri/test/harness"
 )
-
-func dialer(p *pod) func(context.Context, string, string) (net.Conn, error) {
-	return func(_ context.Context, _, address string) (net.Conn, error) { return p.Dial(address) }
-}
 
 // forwardClient is how client-go opens a port-forward.
 type forwardClient func(t testing.TB, u *url.URL) httpstream.Dialer
@@ -47,8 +48,7 @@ var forwardClients = map[string]forwardClient{"SPDY": spdyForward, "WebSocket": 
 
 func (p *pod) forwardURL(ports ...int32) *url.URL {
 	p.t.Helper()
-	answer, err := p.Runtime.PortForward(limited(p.t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: ports})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: ports})
 	return p.reach(answer.Url)
 }
 
@@ -66,11 +66,7 @@ func (p *pod) forward(client forwardClient, ports ...int) (addresses []string, s
 		defer close(ended)
 		_ = f.ForwardPorts()
 	}()
-	select {
-	case <-ready:
-	case <-time.After(patience):
-		p.t.Fatal("port-forward is not ready")
-	}
+	within(p.t, "port-forward is ready", func() { <-ready })
 	forwarded, err := f.GetPorts()
 	check(p.t, err)
 	for _, port := range forwarded {
@@ -123,28 +119,22 @@ func TestPortForward(t *testing.T) {
 			}
 		}
 		t.Logf("%s: twice %d MiB there and back in %v", name, len(data)>>20, time.Since(began))
-		const many = 20
-		same := make(chan bool)
-		for i := range many {
-			go func() {
-				part := data[:i*i*1000]
-				same <- bytes.Equal(exchange(t, addresses[i%2], part), hash(part))
-			}()
+		var many sync.WaitGroup
+		for i := range 20 {
+			many.Go(func() {
+				if part := data[:i*i*1000]; !bytes.Equal(exchange(t, addresses[i%2], part), hash(part)) {
+					t.Errorf("%s: several at once: other bytes", name)
+				}
+			})
 		}
-		for range many {
-			if !<-same {
-				t.Errorf("%s: several at once: other bytes", name)
-			}
-		}
+		many.Wait()
 		stop()
 	}
 }
 
 // cri: ExecSyncRequest.cmd ExecSyncRequest.container_id
 func TestPortForwardOfTheHostNetwork(t *testing.T) {
-	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'\n"), harness.Parallel())
-	n.ImportBusybox()
-	p := runPod(t, n, "nc -ll -p 7 -e cat & "+forever, nil, harness.HostNetwork())
+	p := runPod(t, newNode(t), "nc -ll -p 7 -e cat & "+forever, nil, harness.HostNetwork())
 	p.awaitPort(7)
 	addresses, stop := p.forward(spdyForward, 7)
 	defer stop()
@@ -157,9 +147,7 @@ func TestPortForwardOfTheHostNetwork(t *testing.T) {
 func (p *pod) awaitPort(port int) {
 	p.t.Helper()
 	eventually(p.t, fmt.Sprintf("port %d is open", port), func() bool {
-		answer, err := p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: []string{"cat", "/proc/net/tcp", "/proc/net/tcp6"}})
-		check(p.t, err)
-		return strings.Contains(string(answer.Stdout), fmt.Sprintf(":%04X ", port))
+		return strings.Contains(p.run("cat", "/proc/net/tcp", "/proc/net/tcp6"), fmt.Sprintf(":%04X ", port))
 	})
 }
 
@@ -171,4 +159,191 @@ func (p *pod) noErrors() {
 			p.t.Errorf("the daemon says: %s", line)
 		}
 	}
+}
+
+// rawForward is a session whose streams the test has in its hands.
+func (p *pod) rawForward(client forwardClient) httpstream.Connection {
+	p.t.Helper()
+	conn, protocol, err := client(p.t, p.forwardURL()).Dial("portforward.k8s.io")
+	check(p.t, err)
+	if protocol != "portforward.k8s.io" {
+		p.t.Fatalf("protocol %q", protocol)
+	}
+	p.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func open(t testing.TB, conn httpstream.Connection, kind string, port, id int) httpstream.Stream {
+	t.Helper()
+	header := http.Header{"Streamtype": {kind}, "Port": {strconv.Itoa(port)}, "Requestid": {strconv.Itoa(id)}}
+	stream, err := conn.CreateStream(header)
+	check(t, err)
+	return stream
+}
+
+func openPair(t testing.TB, conn httpstream.Connection, port, id int) (data, errs httpstream.Stream) {
+	t.Helper()
+	errs = open(t, conn, "error", port, id)
+	check(t, errs.Close())
+	return open(t, conn, "data", port, id), errs
+}
+
+// readAll reads a stream to its end.
+func readAll(t testing.TB, from io.Reader) (text string) {
+	t.Helper()
+	within(t, "the stream ends", func() {
+		data, err := io.ReadAll(from)
+		if err != nil {
+			t.Error(err)
+		}
+		text = string(data)
+	})
+	return text
+}
+
+// within fails the test unless do returns.
+func within(t testing.TB, what string, do func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		do()
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatalf("not within %v: %s", patience, what)
+	}
+}
+
+// Each side closes its half while the other one continues.
+func TestPortForwardHalfClose(t *testing.T) {
+	p := newPod(t, forever, nil)
+	counted := make(chan int, 1)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", func(conn *net.TCPConn) { // answers after the client's end
+		data, _ := io.ReadAll(conn)
+		_, _ = io.WriteString(conn, strconv.Itoa(len(data)))
+	})
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:8", func(conn *net.TCPConn) { // listens after its own end
+		_, _ = io.WriteString(conn, "that is all")
+		_ = conn.CloseWrite()
+		data, _ := io.ReadAll(conn)
+		counted <- len(data)
+	})
+	for name, client := range forwardClients {
+		conn := p.rawForward(client)
+		data, errs := openPair(t, conn, 7, 0)
+		_, err := data.Write(make([]byte, 100_000))
+		check(t, err)
+		check(t, data.Close())
+		if answer := readAll(t, data); answer != "100000" {
+			t.Errorf("%s: after the client's end: %q", name, answer)
+		}
+		if text := readAll(t, errs); text != "" {
+			t.Errorf("%s: error %q", name, text)
+		}
+		data, _ = openPair(t, conn, 8, 1)
+		if answer := readAll(t, data); answer != "that is all" {
+			t.Errorf("%s: before the pod's end: %q", name, answer)
+		}
+		for range 100 {
+			_, err := data.Write(make([]byte, 1000))
+			check(t, err)
+		}
+		check(t, data.Close())
+		within(t, name+": the pod sees the client's end", func() {
+			if n := <-counted; n != 100_000 {
+				t.Errorf("%s: after its end the pod got %d bytes", name, n)
+			}
+		})
+	}
+}
+
+// A client that resets a stream ends the connection to the pod.
+//
+// cri: PortForwardResponse.url
+func TestPortForwardReset(t *testing.T) {
+	p := newPod(t, forever, nil)
+	ended := make(chan struct{}, 1)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", func(conn *net.TCPConn) {
+		for err := error(nil); err == nil; {
+			_, err = conn.Write(make([]byte, 1000))
+		}
+		ended <- struct{}{}
+	})
+	for name, client := range forwardClients {
+		data, _ := openPair(t, p.rawForward(client), 7, 0)
+		_, err := io.ReadFull(data, make([]byte, 100_000))
+		check(t, err)
+		check(t, data.Reset())
+		within(t, name+": the pod ends writing", func() { <-ended })
+	}
+}
+
+// The error stream says why there is no connection; the session continues.
+//
+// cri: PortForwardRequest.port StopPodSandboxRequest.pod_sandbox_id
+func TestPortForwardRefused(t *testing.T) {
+	p := newPod(t, forever, nil)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
+	var last httpstream.Connection
+	for name, client := range forwardClients {
+		conn := p.rawForward(client)
+		last = conn
+		data, errs := openPair(t, conn, 81, 0)
+		if text := readAll(t, errs); !strings.Contains(text, "port 81") || !strings.Contains(text, "connection refused") {
+			t.Errorf("%s: error %q", name, text)
+		}
+		if text := readAll(t, data); text != "" {
+			t.Errorf("%s: data %q", name, text)
+		}
+		data, errs = openPair(t, conn, 7, 1)
+		_, err := data.Write([]byte("hello"))
+		check(t, err)
+		check(t, data.Close())
+		if text := readAll(t, data) + readAll(t, errs); text != "hello" {
+			t.Errorf("%s: after an error: %q", name, text)
+		}
+	}
+	harness.Call(t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+	_, errs := openPair(t, last, 7, 2)
+	if text := readAll(t, errs); !strings.Contains(text, "it is stopped") {
+		t.Errorf("a session whose pod is stopped: %q", text)
+	}
+	_, err := p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{7}})
+	if status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a stopped pod: %v", err)
+	}
+}
+
+// A WebSocket with two channels for each port, which begin with its number.
+func TestPortForwardChannels(t *testing.T) {
+	p := newPod(t, forever, nil)
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
+	conn, err := p.webSocket(p.forwardURL(7, 81), "v4.channel.k8s.io")
+	check(t, err)
+	check(t, websocket.Message.Send(conn, append([]byte{0}, "hello"...)))
+	var got [4]bytes.Buffer
+	for got[0].String() != "\x07\x00hello" || !strings.Contains(got[3].String(), "connection refused") {
+		var message []byte
+		if err := websocket.Message.Receive(conn, &message); err != nil {
+			t.Fatalf("%v; until then %q %q", err, got[0].String(), got[3].String())
+		}
+		got[message[0]].Write(message[1:])
+	}
+	for i, port := range []uint16{7, 7, 81, 81} {
+		if number := got[i].Next(2); len(number) < 2 || binary.LittleEndian.Uint16(number) != port {
+			t.Errorf("channel %d begins with %q", i, number)
+		}
+	}
+}
+
+// A client that does not open the streams of an exec is cut off.
+func TestCreationTimeout(t *testing.T) {
+	p := newPod(t, forever, nil, harness.Config("creation_timeout = '3s'\n"))
+	conn, _, err := spdyForward(t, p.execURL(shell("sleep 1000"))).Dial("v4.channel.k8s.io")
+	check(t, err)
+	defer conn.Close()
+	open(t, conn, "stdout", 0, 0)
+	within(t, "exec waits no longer for its streams", func() { <-conn.CloseChan() })
 }

@@ -2,24 +2,22 @@ package stream
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	cryptorand "crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,8 +28,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// A session that is silent ends, and its process with it, also when the client
-// has stopped to read.
+// A session that is silent ends, and its process with it, also when the client has stopped to read.
 func TestIdleTimeout(t *testing.T) {
 	p := newPod(t, forever, nil, harness.Config("idle_timeout = '4s'\n"))
 	for _, client := range clients {
@@ -40,32 +37,25 @@ func TestIdleTimeout(t *testing.T) {
 	}
 }
 
-// silent runs a program in a session that becomes silent, and waits for its
-// end.
+// silent runs a program in a session that becomes silent, and waits for its end.
 func (p *pod) silent(client client, program string) {
 	p.t.Helper()
 	to := &stalled{stop: make(chan struct{})}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = client(p.t, p.execURL(shell("touch /tmp/begun; exec "+program))).StreamWithContext(context.Background(), remotecommand.StreamOptions{Stdout: to, Stderr: io.Discard})
-	}()
+	var session sync.WaitGroup
+	session.Go(func() {
+		_ = client(p.t, p.execURL(shell("touch /tmp/begun; exec "+program))).StreamWithContext(context.Background(), streams{Stdout: to, Stderr: io.Discard})
+	})
 	eventually(p.t, program+" is begun", func() bool { return p.run("ls", "/tmp") == "begun\n" })
 	eventually(p.t, program+" is ended", func() bool { return !strings.Contains(p.run("ps", "-o", "args"), program+"\n") })
 	close(to.stop)
-	select {
-	case <-ended:
-	case <-time.After(patience):
-		p.t.Fatalf("%s: the client is not told", program)
-	}
+	within(p.t, program+": the client is told", session.Wait)
 	p.run("rm", "/tmp/begun")
 }
 
 // run gives what a command writes.
 func (p *pod) run(command ...string) string {
 	p.t.Helper()
-	answer, err := p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command})
 	return string(answer.Stdout)
 }
 
@@ -77,55 +67,46 @@ func (s *stalled) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The user's certificate is served, and a new one after it was replaced.
+// The user's certificate is served, and a new one after it was replaced, or one that the daemon makes.
 func TestCertificate(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	authority := writeCertificate(t, cert, key)
+	authority := harness.Certificate(t, cert, key)
 	p := newPod(t, forever, nil, harness.Config(fmt.Sprintf("tls_cert = '%s'\ntls_key = '%s'\n", cert, key)))
 	for range 2 {
-		var out bytes.Buffer
-		u := p.execURL(shell("echo secret"))
-		config := &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: authority}}
-		e, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, u)
-		check(t, err)
-		if err := e.StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out, Stderr: io.Discard}); err != nil || out.String() != "secret\n" {
-			t.Errorf("%s: %v, %q", u.Scheme, err, &out)
-		}
-		authority = writeCertificate(t, cert, key)
+		p.wantSecret(func(t testing.TB, u *url.URL) remotecommand.Executor {
+			e, err := remotecommand.NewSPDYExecutor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: authority}}, http.MethodPost, u)
+			check(t, err)
+			return e
+		})
+		authority = harness.Certificate(t, cert, key)
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(authority)
-	conn, err := tls.Dial("tcp", p.relay, &tls.Config{RootCAs: pool, MaxVersion: tls.VersionTLS11})
-	if err == nil {
+	if conn, err := tls.Dial("tcp", p.relay, &tls.Config{RootCAs: pool, MaxVersion: tls.VersionTLS11}); err == nil {
 		conn.Close()
 		t.Error("TLS 1.1 is served")
 	}
 }
 
-// writeCertificate makes one that is its own authority.
-func writeCertificate(t testing.TB, cert, key string) (authority []byte) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
-	check(t, err)
-	serial, err := cryptorand.Int(cryptorand.Reader, big.NewInt(1<<60))
-	check(t, err)
-	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "node " + serial.String()}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+func TestSelfSigned(t *testing.T) {
+	p := newPod(t, forever, nil, harness.Config("tls_self_signed = true\n"))
+	for _, client := range clients {
+		p.wantSecret(client)
 	}
-	der, err := x509.CreateCertificate(cryptorand.Reader, template, template, private.Public(), private)
-	check(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	check(t, err)
-	authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	check(t, os.WriteFile(cert, authority, 0o600))
-	check(t, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600))
-	return authority
 }
 
-// Clients that do not read hold up no one else, and the daemon keeps little for
-// them.
+func (p *pod) wantSecret(client client) {
+	p.t.Helper()
+	var out bytes.Buffer
+	u := p.execURL(shell("echo secret"))
+	err := p.session(client, u, streams{Stdout: &out, Stderr: io.Discard})
+	if err != nil || out.String() != "secret\n" || u.Scheme != "https" && u.Scheme != "wss" {
+		p.t.Errorf("%s: %v, %q", u.Scheme, err, &out)
+	}
+}
+
+// Clients that do not read hold up no one else, and the daemon keeps little for them.
 //
 // cri: ExecRequest.cmd ExecRequest.stdout
 func TestSlowReaders(t *testing.T) {
@@ -137,14 +118,14 @@ func TestSlowReaders(t *testing.T) {
 	})
 	before := p.memory()
 	ctx, leave := context.WithCancel(context.Background())
-	ended := make(chan error)
+	var sessions sync.WaitGroup
 	stop := make(chan struct{})
 	const slow = 8 // of each kind
 	for range slow {
 		for _, client := range clients {
-			go func() {
-				ended <- client(t, p.execURL(shell("yes"))).StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stalled{stop}, Stderr: io.Discard})
-			}()
+			sessions.Go(func() {
+				_ = client(t, p.execURL(shell("yes"))).StreamWithContext(ctx, streams{Stdout: &stalled{stop}, Stderr: io.Discard})
+			})
 		}
 		for _, client := range forwardClients {
 			data, _ := openPair(t, p.rawForward(client), 7, 0)
@@ -156,7 +137,7 @@ func TestSlowReaders(t *testing.T) {
 	for name, client := range clients {
 		var out safe
 		request := &runtimeapi.ExecRequest{Cmd: []string{"head", "-c", strconv.Itoa(size), "/dev/zero"}, Stdout: true}
-		err := client(t, p.execURL(request)).StreamWithContext(limited(t), remotecommand.StreamOptions{Stdout: &out})
+		err := p.session(client, p.execURL(request), streams{Stdout: &out})
 		if err != nil || out.String() != strings.Repeat("\x00", size) {
 			t.Errorf("%s beside slow ones: %v, %d bytes", name, err, len(out.String()))
 		}
@@ -169,9 +150,7 @@ func TestSlowReaders(t *testing.T) {
 	}
 	leave()
 	close(stop)
-	for range slow * len(clients) {
-		<-ended
-	}
+	sessions.Wait()
 }
 
 // memory is the daemon's resident memory in KiB.
@@ -180,8 +159,7 @@ func (p *pod) memory() int {
 	return harness.ProcKiB(p.t, p.PID(), "VmRSS")
 }
 
-// The daemon's end ends its sessions at once, and their processes; the
-// container continues.
+// The daemon's end ends its sessions at once, and their processes; the container continues.
 //
 // cri: AttachResponse.url ContainerConfig.stdin
 func TestShutdown(t *testing.T) {
@@ -220,7 +198,7 @@ func (p *pod) stopWithSessions() (took time.Duration) {
 		}
 		e := []client{spdyClient, v5Client, v4Client}[i%3](p.t, u)
 		sessions.Go(func() {
-			_ = e.StreamWithContext(context.Background(), remotecommand.StreamOptions{Stdin: in, Stdout: &out, Stderr: io.Discard})
+			_ = e.StreamWithContext(context.Background(), streams{Stdin: in, Stdout: &out, Stderr: io.Discard})
 		})
 		eventually(p.t, "the session has begun", func() bool { return out.String() == want })
 	}
@@ -235,15 +213,176 @@ func (p *pod) stopWithSessions() (took time.Duration) {
 	p.Stop()
 	took = time.Since(began)
 	p.t.Logf("the daemon ended within %v of SIGTERM, with %d sessions", took, shutdownSessions+len(forwardClients))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		sessions.Wait()
-	}()
-	select {
-	case <-ended:
-	case <-time.After(patience):
-		p.t.Fatal("a client does not see the end")
-	}
+	within(p.t, "each client sees the end", sessions.Wait)
 	return took
+}
+
+const (
+	// fewCycles are for make test; STREAM_CYCLES says how many otherwise.
+	fewCycles = "400"
+	// atOnce is how many clients there are at a time.
+	atOnce = 4
+	// longest is how long a client stays, at most.
+	longest = 40 * time.Millisecond
+)
+
+func cycles(t testing.TB) int {
+	t.Helper()
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("STREAM_CYCLES"), fewCycles))
+	check(t, err)
+	return n
+}
+
+// Clients of all kinds come and go away at random moments; then everything is as before they came: goroutines
+// of the daemon, descriptors and processes of daemon, shim and container.
+func TestAbortedCycles(t *testing.T) {
+	p := newPod(t, "while read x; do echo $x; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true },
+		harness.Config(fmt.Sprintf("max_open = %d\n", 10000+cycles(t)))) // who never comes counts for a minute
+	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
+	p.runCycles(60) // what the first ones make stays, such as caches
+	p.settle()
+	before := p.least()
+	total := cycles(t)
+	began := time.Now()
+	for done := 0; done < total; done += 1000 {
+		p.runCycles(min(total-done, 1000))
+		t.Logf("%d cycles in %v: %v", min(done+1000, total), time.Since(began), p.holdings())
+	}
+	p.settle()
+	after := p.least()
+	defer func() {
+		t.Logf("before: %v; after %d cycles: %v", before, total, after)
+		if t.Failed() {
+			t.Logf("children of the shim: %q", children(p.Supervisors()[0]))
+		}
+	}()
+	eventually(t, "all is as before", func() bool {
+		p.settle()
+		after = after.lower(p.holdings())
+		return after.within(before)
+	})
+	p.noErrors()
+}
+
+// runCycles returns when all clients have gone.
+func (p *pod) runCycles(count int) {
+	p.t.Helper()
+	kinds := p.abortedKinds()
+	var next atomic.Int64
+	var clients sync.WaitGroup
+	for range atOnce {
+		clients.Go(func() {
+			for i := next.Add(1); i <= int64(count); i = next.Add(1) {
+				kinds[i%int64(len(kinds))]()
+			}
+		})
+	}
+	clients.Wait()
+}
+
+// abortedKinds are one cycle each.
+func (p *pod) abortedKinds() (kinds []func()) {
+	for _, c := range []client{spdyClient, v5Client, v4Client} {
+		kinds = append(kinds, func() { p.abortedExec(c) }, func() { p.abortedAttach(c) })
+	}
+	return append(kinds, func() { p.abortedForward(spdyForward) }, func() { p.abortedForward(tunnelForward) })
+}
+
+var scripts = []string{"sleep 1000", "yes", "cat", "sleep 1000 & sleep 1000", "cat >/dev/null", "exit 3"}
+
+func (p *pod) abortedExec(c client) {
+	request := shell(scripts[rand.IntN(len(scripts))])
+	request.Stdin = true
+	ctx, cancel := context.WithTimeout(context.Background(), rand.N(longest))
+	defer cancel()
+	in, typed := io.Pipe()
+	defer typed.Close()
+	_ = c(p.t, p.execURL(request)).StreamWithContext(ctx, streams{
+		Stdin: io.MultiReader(bytes.NewReader(make([]byte, unread)), in), Stdout: io.Discard, Stderr: io.Discard,
+	})
+}
+
+func (p *pod) abortedAttach(c client) {
+	ctx, cancel := context.WithTimeout(context.Background(), rand.N(longest))
+	defer cancel()
+	in, typed := io.Pipe()
+	defer typed.Close()
+	_ = c(p.t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(ctx, streams{
+		Stdin: io.MultiReader(strings.NewReader(strings.Repeat("line\n", rand.IntN(100))), in), Stdout: io.Discard, Stderr: io.Discard,
+	})
+}
+
+func (p *pod) abortedForward(c forwardClient) {
+	addresses, stop := p.forward(c, 7)
+	for range rand.IntN(3) {
+		conn, err := net.Dial("tcp", addresses[0])
+		if err != nil {
+			p.t.Error(err)
+			break
+		}
+		defer conn.Close()
+		go func() { _, _ = conn.Write(make([]byte, unread/8)) }()
+	}
+	time.Sleep(rand.N(longest))
+	stop()
+}
+
+// holdings are what must not grow.
+type holdings struct {
+	goroutines, daemonFiles, shimFiles, processes int
+}
+
+func (h holdings) String() string {
+	return fmt.Sprintf("%d goroutines, %d descriptors of the daemon and %d of the shim, %d processes", h.goroutines, h.daemonFiles, h.shimFiles, h.processes)
+}
+
+// asking are goroutines that serve the request for the number of goroutines: how many of them are counted is
+// chance.
+const asking = 2
+
+func (h holdings) within(other holdings) bool {
+	return h.goroutines <= other.goroutines+asking && h.daemonFiles <= other.daemonFiles && h.shimFiles <= other.shimFiles && h.processes <= other.processes
+}
+
+func (p *pod) holdings() holdings {
+	p.t.Helper()
+	shim := p.Supervisors()[0]
+	return holdings{goroutines: p.goroutines(), daemonFiles: descriptors(p.t, p.PID()), shimFiles: descriptors(p.t, shim), processes: len(children(p.PID())) + len(children(shim))}
+}
+
+// least is the least that is held within a while, of each kind: what comes and goes with the daemon's own
+// work does not count, nor what waits for Go's collector. Execs make it run.
+func (p *pod) least() holdings {
+	p.t.Helper()
+	all := p.holdings()
+	for range 100 {
+		p.settle()
+		all = all.lower(p.holdings())
+	}
+	return all
+}
+
+func (h holdings) lower(other holdings) holdings {
+	return holdings{
+		min(h.goroutines, other.goroutines), min(h.daemonFiles, other.daemonFiles),
+		min(h.shimFiles, other.shimFiles), min(h.processes, other.processes),
+	}
+}
+
+func descriptors(t testing.TB, pid int) int {
+	t.Helper()
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	check(t, err)
+	return len(list)
+}
+
+// children describes the processes that have a parent: what each is, and in which cgroup.
+func children(parent int) (list []string) {
+	for _, one := range harness.Processes() {
+		if one.Parent == parent {
+			cgroups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", one.PID))
+			list = append(list, fmt.Sprintf("%d %c %q started %d: %s", one.PID, one.State, one.Args, one.StartTime, cgroups))
+		}
+	}
+	return list
 }

@@ -1,5 +1,5 @@
-// Package stream tests exec, attach and port-forward with the clients that
-// kubectl uses, client-go's, against the real daemon.
+// Package stream tests exec, attach and port-forward with the clients that kubectl uses, client-go's, against
+// the real daemon.
 package stream
 
 import (
@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/websocket"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
@@ -53,13 +54,18 @@ type pod struct {
 	relay     string // leads to where the daemon listens
 }
 
-// newPod runs a script in a pod.
-func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
+func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
 	t.Helper()
 	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\n"
 	n := harness.NewNode(t, append([]harness.Option{harness.Config(streaming), harness.Parallel()}, opts...)...)
 	n.ImportBusybox()
-	return runPod(t, n, script, change)
+	return n
+}
+
+// newPod runs a script in a pod.
+func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
+	t.Helper()
+	return runPod(t, newNode(t, opts...), script, change)
 }
 
 func runPod(t testing.TB, n *harness.Node, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.PodOption) *pod {
@@ -87,8 +93,7 @@ func (p *pod) reach(text string) *url.URL {
 func (p *pod) execURL(r *runtimeapi.ExecRequest) *url.URL {
 	p.t.Helper()
 	r.ContainerId = p.container
-	answer, err := p.Runtime.Exec(limited(p.t), r)
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.Exec, r)
 	return p.reach(answer.Url)
 }
 
@@ -96,8 +101,7 @@ func (p *pod) attachURL(r *runtimeapi.AttachRequest) *url.URL {
 	p.t.Helper()
 	r = proto.CloneOf(r) // several clients ask with one request
 	r.ContainerId = p.container
-	answer, err := p.Runtime.Attach(limited(p.t), r)
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.Attach, r)
 	return p.reach(answer.Url)
 }
 
@@ -105,22 +109,21 @@ func (p *pod) attachURL(r *runtimeapi.AttachRequest) *url.URL {
 type client func(t testing.TB, u *url.URL) remotecommand.Executor
 
 func spdyClient(t testing.TB, u *url.URL) remotecommand.Executor {
-	t.Helper()
 	e, err := remotecommand.NewSPDYExecutor(clientConfig(), http.MethodPost, u)
 	check(t, err)
 	return e
 }
 
 func v5Client(t testing.TB, u *url.URL) remotecommand.Executor {
-	t.Helper()
-	e, err := remotecommand.NewWebSocketExecutor(clientConfig(), http.MethodGet, u.String())
-	check(t, err)
-	return e
+	return webSocketClient(t, u, "v5.channel.k8s.io")
 }
 
 func v4Client(t testing.TB, u *url.URL) remotecommand.Executor {
-	t.Helper()
-	e, err := remotecommand.NewWebSocketExecutorForProtocols(clientConfig(), http.MethodGet, u.String(), "v4.channel.k8s.io")
+	return webSocketClient(t, u, "v4.channel.k8s.io")
+}
+
+func webSocketClient(t testing.TB, u *url.URL, protocol string) remotecommand.Executor {
+	e, err := remotecommand.NewWebSocketExecutorForProtocols(clientConfig(), http.MethodGet, u.String(), protocol)
 	check(t, err)
 	return e
 }
@@ -130,6 +133,27 @@ func clientConfig() *rest.Config {
 }
 
 var clients = map[string]client{"SPDY": spdyClient, "WebSocket v5": v5Client, "WebSocket v4": v4Client}
+
+type streams = remotecommand.StreamOptions
+
+// session runs one to its end.
+func (p *pod) session(c client, u *url.URL, s streams) error {
+	return c(p.t, u).StreamWithContext(limited(p.t), s)
+}
+
+// webSocket dials one, and asks for protocols.
+func (p *pod) webSocket(u *url.URL, protocols ...string) (*websocket.Conn, error) {
+	p.t.Helper()
+	config, err := websocket.NewConfig("ws://"+u.Host+u.Path, "http://localhost")
+	check(p.t, err)
+	config.Protocol = protocols
+	conn, err := config.DialContext(limited(p.t))
+	if err == nil {
+		p.t.Cleanup(func() { _ = conn.Close() })
+		err = conn.SetDeadline(time.Now().Add(patience))
+	}
+	return conn, err
+}
 
 // shell is an exec of a script.
 func shell(script string) *runtimeapi.ExecRequest {

@@ -1,0 +1,381 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocni "github.com/containerd/go-cni"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// capabilities are all that a plugin can declare, and more than are given.
+var capabilities = harness.Object{
+	"portMappings": true, "bandwidth": true, "dns": true, "cgroupPath": true, "io.kubernetes.cri.pod-annotations": true,
+	"ipRanges": true, "mac": true, "aliases": true, "deviceID": true,
+}
+
+// sortedArgs splits CNI_ARGS; their order has no meaning.
+func sortedArgs(args string) []string {
+	pairs := strings.Split(args, ";")
+	slices.Sort(pairs)
+	return pairs
+}
+
+func decoded(t *testing.T, text []byte) (value map[string]any) {
+	t.Helper()
+	check(t, json.Unmarshal(text, &value))
+	return value
+}
+
+func runtimeConfig(t *testing.T, call pluginCall) map[string]any {
+	t.Helper()
+	given, _ := decoded(t, call.Config)["runtimeConfig"].(map[string]any)
+	return given
+}
+
+// The arguments and capabilities are those that containerd passes.
+//
+// cri: PodSandboxConfig.annotations PortMapping.host_port PortMapping.protocol
+func TestPluginsSeeWhatContainerdPasses(t *testing.T) {
+	n := newNode(t, harness.NoNetwork())
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", harness.Object{"capabilities": capabilities}))
+	config := n.PodConfig("web", harness.HostPort(8080, 80))
+	config.PortMappings = append(config.PortMappings,
+		&runtimeapi.PortMapping{Protocol: runtimeapi.Protocol_UDP, HostPort: 53, ContainerPort: 5353, HostIp: "127.0.0.1"},
+		&runtimeapi.PortMapping{ContainerPort: 82})
+	config.Annotations = map[string]string{"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1Gi", "other": "x"}
+	config.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10"}, Searches: []string{"svc"}, Options: []string{"ndots:5"}}
+	id := n.RunPod(config)
+
+	calls := r.calls("ADD")
+	if sequence(calls) != "ADD one, ADD two" {
+		t.Fatalf("got %s", sequence(calls))
+	}
+	call := calls[1]
+	if call.Container != id || call.Interface != "eth0" || call.Netns != verbose(t, n, id).NetNamespace {
+		t.Errorf("got %+v", call)
+	}
+	want := []string{
+		"IgnoreUnknown=1", "K8S_POD_INFRA_CONTAINER_ID=" + id, "K8S_POD_NAME=web", "K8S_POD_NAMESPACE=test", "K8S_POD_UID=uid-web",
+	}
+	if got := sortedArgs(call.Args); !slices.Equal(got, want) {
+		t.Errorf("CNI_ARGS are %v", got)
+	}
+	capabilities, err := json.Marshal(map[string]any{
+		"portMappings": []gocni.PortMapping{
+			{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 53, ContainerPort: 5353, Protocol: "udp", HostIP: "127.0.0.1"},
+		},
+		"bandwidth": gocni.BandWidth{
+			IngressRate: 10_000_000, IngressBurst: math.MaxUint32, EgressRate: 1 << 30, EgressBurst: math.MaxUint32,
+		},
+		"dns":                               gocni.DNS{Servers: []string{"10.96.0.10"}, Searches: []string{"svc"}, Options: []string{"ndots:5"}},
+		"cgroupPath":                        n.CgroupParent,
+		"io.kubernetes.cri.pod-annotations": config.Annotations,
+	})
+	check(t, err)
+	if given := runtimeConfig(t, call); !reflect.DeepEqual(given, decoded(t, capabilities)) {
+		t.Errorf("want the capabilities %s, got %v", capabilities, given)
+	}
+	if given := runtimeConfig(t, calls[0]); len(given) != 0 {
+		t.Errorf("a plugin that declares no capability got %s", given)
+	}
+	n.RunPod(n.PodConfig("bare"))
+	given := runtimeConfig(t, r.calls("ADD")[3])
+	delete(given, "io.kubernetes.cri.pod-annotations")
+	delete(given, "cgroupPath")
+	if len(given) != 0 {
+		t.Errorf("a pod that asks for nothing gives %s", given)
+	}
+}
+
+func TestProperty11_ChainThatFailsInTheMiddle(t *testing.T) {
+	n, r := newRecorded(t, "", "two", "three")
+	r.order("two", "ADD", "fail 42 no more cheese")
+	_, err := run(t, n, n.PodConfig("web"))
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, part := range []string{"plugin two", "ADD", "42", "no more cheese"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error lacks %s: %v", part, err)
+		}
+	}
+	if got := sequence(r.calls("")); got != "ADD one, ADD two, DEL three, DEL two, DEL one" {
+		t.Errorf("got %s", got)
+	}
+	for _, call := range r.calls("DEL") {
+		first := r.calls("ADD")[0]
+		if call.Container != first.Container || call.Netns != first.Netns || !slices.Equal(sortedArgs(call.Args), sortedArgs(first.Args)) {
+			t.Errorf("DEL was called with %+v, ADD with %+v", call, first)
+		}
+	}
+	wantAddresses(t, n, 0)
+	wantPods(t, n)
+	r.order("two", "ADD", "")
+	n.RunPod(n.PodConfig("web"))
+}
+
+func TestProperty11_ChainThatFailsInTheMiddleAndWithDEL(t *testing.T) {
+	n := newNode(t, harness.NoNetwork(), harness.Config(fast))
+	r := newRecorder(t, n)
+	n.WriteConflist("10-test.conflist", r.addressesOnly("one"), r.plugin("two", nil))
+	r.order("two", "ADD", "fail 42 no")
+	r.order("two", "DEL", "fail 43 not now")
+	if _, err := run(t, n, n.PodConfig("web")); err == nil {
+		t.Fatal("no error")
+	}
+	// The plugin that fails does not keep the other one from its DEL, and is asked until it succeeds.
+	wantAddresses(t, n, 0)
+	pending := func() bool { return strings.Contains(statusInfo(t, n)["pendingAttachments"], "not now") }
+	eventually(t, "the attachment is pending", patience, pending)
+	r.order("two", "ADD", "")
+	// The name is not blocked by what is being released.
+	n.RunPod(n.PodConfig("web"))
+	r.order("two", "DEL", "")
+	eventually(t, "the attachment is released", patience, func() bool { return !pending() })
+	wantAddresses(t, n, 1)
+}
+
+func TestAddressIsNeeded(t *testing.T) {
+	n := newNode(t, harness.NoNetwork())
+	r := newRecorder(t, n)
+	bridge := r.bridge("one")
+	bridge["ipam"], bridge["isGateway"], bridge["ipMasq"] = harness.Object{}, false, false
+	n.WriteConflist("10-test.conflist", bridge)
+	_, err := run(t, n, n.PodConfig("web"))
+	if err == nil || !strings.Contains(err.Error(), "address") {
+		t.Errorf("got %v", err)
+	}
+	if got := sequence(r.calls("")); got != "ADD one, DEL one" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestProperty19_DELHasTheConfigurationOfADD(t *testing.T) {
+	for name, change := range map[string]func(n *harness.Node, file string) error{
+		"other network": func(_ *harness.Node, file string) error {
+			return os.WriteFile(file, []byte(`{"cniVersion": "1.1.0", "name": "other", "plugins": [{"type": "loopback"}]}`), 0o644)
+		},
+		"plugin gone": func(n *harness.Node, _ string) error {
+			n.WriteConflist("10-test.conflist", n.BridgePlugin())
+			return nil
+		},
+		"broken":         func(_ *harness.Node, file string) error { return os.WriteFile(file, []byte("{"), 0o644) },
+		"file gone":      func(_ *harness.Node, file string) error { return os.Remove(file) },
+		"directory gone": func(n *harness.Node, _ string) error { return os.RemoveAll(n.CNIConf) },
+	} {
+		for _, restart := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) { detachAfter(t, change, restart) })
+		}
+	}
+}
+
+func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart bool) {
+	n := newNode(t, harness.NoNetwork(), harness.Config(fast))
+	r := newRecorder(t, n)
+	file := n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", harness.Object{"capabilities": capabilities}))
+	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
+	before := currentNetwork(t, n)
+	check(t, change(n, file))
+	eventually(t, "the daemon sees the change", patience, func() bool {
+		return currentNetwork(t, n) != before || strings.Contains(statusInfo(t, n)["networkProblems"], file)
+	})
+	if restart {
+		n.Crash()
+	}
+	check(t, stop(t, n, id))
+	add, del := r.calls("ADD"), r.calls("DEL")
+	if sequence(del) != "DEL two, DEL one" {
+		t.Fatalf("got %s", sequence(r.calls("")))
+	}
+	for i, call := range del {
+		first := add[len(add)-1-i]
+		if !slices.Equal(sortedArgs(call.Args), sortedArgs(first.Args)) || call.Netns != first.Netns || call.Interface != first.Interface {
+			t.Errorf("DEL was called with %+v, ADD with %+v", call, first)
+		}
+		given, was := decoded(t, call.Config), decoded(t, first.Config)
+		delete(given, "prevResult") // which the chain adds
+		delete(was, "prevResult")
+		if !reflect.DeepEqual(given, was) {
+			t.Errorf("the configuration of DEL is %s, that of ADD %s", call.Config, first.Config)
+		}
+	}
+	wantAddresses(t, n, 0)
+	check(t, os.MkdirAll(n.CNIConf, 0o755))
+}
+
+// currentNetwork is the configuration in effect, "" if there is none.
+func currentNetwork(t *testing.T, n *harness.Node) string {
+	t.Helper()
+	return statusInfo(t, n)["cniconfig"]
+}
+
+func statusInfo(t *testing.T, n *harness.Node) map[string]string {
+	t.Helper()
+	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
+	return answer.Info
+}
+
+// answerTime is the longest that an answer from memory may take.
+const answerTime = time.Second
+
+// wantSoon fails the test when the call does not answer within answerTime, or answers only when the process
+// of the plugin that hangs has ended. The best of a few tries counts: the machine does other work, too.
+func wantSoon(t *testing.T, what string, plugin int, call func()) {
+	t.Helper()
+	best := time.Hour
+	for range 5 {
+		began := time.Now()
+		call()
+		best = min(best, time.Since(began))
+		if !alive(plugin) {
+			t.Errorf("%s took %v, and the plugin does not hang any more", what, time.Since(began))
+			return
+		}
+		if best < answerTime {
+			return
+		}
+	}
+	t.Errorf("%s took %v", what, best)
+}
+
+// begin calls RunPodSandbox, and gives its error later.
+func begin(ctx context.Context, n *harness.Node, config *runtimeapi.PodSandboxConfig) <-chan error {
+	failed := make(chan error, 1)
+	go func() {
+		_, err := n.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
+		failed <- err
+	}()
+	return failed
+}
+
+// While an ADD hangs everything else works, a change of the network included.
+//
+// cri: PodSandboxStatusRequest.verbose StatusRequest.verbose
+func TestProperty14_HangingADD(t *testing.T) {
+	n, r := newRecorded(t, fast, "two")
+	other := n.RunPod(n.PodConfig("other"))
+
+	r.order("two", "ADD", "hang")
+	failed := begin(context.Background(), n, n.PodConfig("hangs"))
+	pids := r.hung()
+	r.order("two", "ADD", "")
+	wantSoon(t, "Status", pids[0], func() { statusInfo(t, n) })
+	wantSoon(t, "ListPodSandbox", pids[0], func() { list(t, n, nil) })
+	wantSoon(t, "PodSandboxStatus", pids[0], func() { verbose(t, n, other) })
+	n.RemovePod(n.RunPod(n.PodConfig("third")))
+	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", harness.Object{"new": true}))
+	eventually(t, "the new configuration is in effect", patience, func() bool {
+		return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "new")
+	})
+	building := harness.Info[[]struct {
+		Name  string
+		Stage struct{ Step string }
+	}](t, n, "building")
+	if len(building) != 1 || building[0].Name != "test/hangs" || building[0].Stage.Step != "cni add" {
+		t.Errorf("the verbose status says that is being built: %+v", building)
+	}
+	if !alive(pids[0]) {
+		t.Error("the ADD does not hang any more")
+	}
+
+	// A plugin that is killed by another one fails like any other.
+	check(t, unix.Kill(pids[1], unix.SIGKILL))
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "plugin two") || !strings.Contains(err.Error(), "ADD") {
+		t.Errorf("got %v", err)
+	}
+	eventually(t, "only the other pod has an address", patience, func() bool { return len(addresses(t, n)) == 1 })
+}
+
+func TestProperty15_CancelledInTheMiddleOfADD(t *testing.T) {
+	n, r := newRecorded(t, "")
+	r.order("one", "ADD", "wait")
+	ctx, cancel := context.WithCancel(context.Background())
+	first := begin(ctx, n, n.PodConfig("web"))
+	eventually(t, "ADD runs", patience, func() bool { return len(r.calls("ADD")) == 1 })
+	cancel()
+	if err := <-first; err == nil {
+		t.Error("no error for the caller that gave up")
+	}
+	wantPods(t, n)
+	r.order("one", "ADD", "")
+	// The work went on and is handed to the retry.
+	id := n.RunPod(n.PodConfig("web"))
+	if got := r.calls("ADD"); len(got) != 1 || got[0].Container != id {
+		t.Errorf("pod %s, plugin calls %s", id, sequence(got))
+	}
+}
+
+// cri: RunPodSandboxRequest.config
+func TestProperty16_DuplicatesAreJoined(t *testing.T) {
+	n, r := newRecorded(t, "")
+	r.order("one", "ADD", "wait")
+	first, giveUp := context.WithCancel(context.Background())
+	begin(first, n, n.PodConfig("web"))
+	eventually(t, "ADD runs", patience, func() bool { return len(r.calls("ADD")) == 1 })
+
+	answers := make([]string, 20)
+	giveUp()
+	time.AfterFunc(100*time.Millisecond, func() { r.order("one", "ADD", "") })
+	each(len(answers), func(i int) {
+		var err error
+		if answers[i], err = run(t, n, n.PodConfig("web")); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, id := range answers {
+		if id == "" || id != answers[0] {
+			t.Fatalf("several pods: %v", answers)
+		}
+	}
+	if again := n.RunPod(n.PodConfig("web")); again != answers[0] {
+		t.Errorf("asked again, it is %s", again)
+	}
+	// Who asks for a name that exists with other namespaces gets no pod of another kind.
+	_, err := run(t, n, n.PodConfig("web", harness.HostNetwork()))
+	if wantCode(t, err, codes.AlreadyExists); err != nil && !strings.Contains(err.Error(), "config.hostname differs") {
+		t.Errorf("it does not say what differs: %v", err)
+	}
+	if wantPods(t, n, answers[0]); len(r.calls("ADD")) != 1 {
+		t.Errorf("ADD ran %d times", len(r.calls("ADD")))
+	}
+}
+
+// cri: PodSandboxNetworkStatus.ip PodSandboxStatus.network
+func TestProperty26_ManyPodsAtOnce(t *testing.T) {
+	n := newNode(t, harness.DualStack())
+	const count = 50
+	pods := make([]string, count)
+	each(count, func(i int) {
+		var err error
+		if pods[i], err = run(t, n, n.PodConfig(fmt.Sprint("pod-", i))); err != nil {
+			t.Error(err)
+		}
+	})
+	seen := map[string]bool{}
+	for _, id := range pods {
+		seen[podStatus(t, n, id).Network.Ip] = true
+	}
+	if len(seen) != count || len(list(t, n, nil)) != count || len(addresses(t, n)) != 2*count {
+		t.Errorf("%d addresses, %d pods, host-local has %d", len(seen), len(list(t, n, nil)), len(addresses(t, n)))
+	}
+	each(count, func(i int) {
+		if err := errors.Join(stop(t, n, pods[i]), remove(t, n, pods[i])); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,317 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// serve answers each connection to a port of the pod with a text.
+func serve(n *harness.Node, id, address, text string) {
+	n.ServeInPod(id, "tcp", address, func(conn *net.TCPConn) { fmt.Fprint(conn, text) })
+}
+
+// fetch reads what a server sends to the node.
+func fetch(n *harness.Node, address string) (text string, err error) { return read(n.Dial(address)) }
+
+func read(conn net.Conn, err error) (text string, _ error) {
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	data, err := io.ReadAll(conn)
+	return string(data), err
+}
+
+// A pod is reached at its host ports, of all addresses or of one, and by other pods, until it is stopped; its
+// loopback is up.
+//
+// cri: PortMapping.container_port PodSandboxConfig.port_mappings PortMapping.host_ip
+func TestPodsAreReached(t *testing.T) {
+	const gateway = "10.88.0.1" // the bridge's, since the first pod
+	n := newNode(t, harness.PortMap())
+	client := pausePID(t, n, n.RunPod(n.PodConfig("client")))
+	config := n.PodConfig("web", harness.HostPort(8080, 80), harness.HostPort(8081, 81), harness.HostPort(8082, 80))
+	config.PortMappings[2].HostIp = gateway
+	// Without a host port it only informs.
+	config.PortMappings = append(config.PortMappings, &runtimeapi.PortMapping{ContainerPort: 82})
+	id := n.RunPod(config)
+	serve(n, id, ":80", "eighty")
+	serve(n, id, ":81", "eighty-one")
+	serve(n, id, "127.0.0.1:83", "self")
+	address := podStatus(t, n, id).Network.Ip + ":80"
+	for at, want := range map[string]string{gateway + ":8080": "eighty", gateway + ":8081": "eighty-one", gateway + ":8082": "eighty", address: "eighty"} {
+		if got, err := fetch(n, at); got != want {
+			t.Errorf("%s: got %q, error %v", at, got, err)
+		}
+	}
+	for at, pid := range map[string]int{address: client, "127.0.0.1:83": pausePID(t, n, id)} {
+		inside(t, pid, "net", func() error { _, err := read(net.DialTimeout("tcp", at, patience)); return err })
+	}
+	if got, err := fetch(n, "127.0.0.1:8082"); err == nil {
+		t.Errorf("another address answers %q", got)
+	}
+	check(t, stop(t, n, id))
+	if got, err := fetch(n, gateway+":8080"); err == nil {
+		t.Errorf("the host port answers %q after Stop", got)
+	}
+}
+
+// The first IPv4 address is the primary one wherever the plugins put it.
+//
+// cri: PodIP.ip PodSandboxNetworkStatus.additional_ips
+func TestDualStack(t *testing.T) {
+	n := newNode(t, harness.NoNetwork(), harness.DualStack())
+	bridge := n.BridgePlugin()
+	slices.Reverse(bridge["ipam"].(harness.Object)["ranges"].([][]harness.Object))
+	n.WriteConflist("10-test.conflist", bridge)
+	id := n.RunPod(n.PodConfig("web"))
+	network := podStatus(t, n, id).Network
+	wantAddressIn(t, network, "10.88.0.0/16", "fd00:88::/64")
+	inside(t, pausePID(t, n, id), "net", func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		onInterface, err := netlink.AddrList(eth0, netlink.FAMILY_ALL)
+		for _, address := range []string{network.Ip, network.AdditionalIps[0].Ip} {
+			if !slices.ContainsFunc(onInterface, func(a netlink.Addr) bool { return a.IP.String() == address }) {
+				t.Errorf("%v is not on eth0: %v", address, onInterface)
+			}
+		}
+		return err
+	})
+	serve(n, id, ":80", "six")
+	// Duplicate address detection takes its time.
+	eventually(t, "the pod's IPv6 address answers", patience, func() bool {
+		text, _ := fetch(n, "["+network.AdditionalIps[0].Ip+"]:80")
+		return text == "six"
+	})
+	n.Restart()
+	if again := podStatus(t, n, id).Network; !proto.Equal(again, network) {
+		t.Errorf("after a restart: %v", again)
+	}
+	check(t, stop(t, n, id))
+	wantAddresses(t, n, 0)
+}
+
+func wantAddressIn(t *testing.T, network *runtimeapi.PodSandboxNetworkStatus, subnets ...string) {
+	t.Helper()
+	got := []string{network.GetIp()}
+	for _, ip := range network.GetAdditionalIps() {
+		got = append(got, ip.Ip)
+	}
+	if len(got) != len(subnets) {
+		t.Fatalf("want addresses of %v, got %v", subnets, got)
+	}
+	for i, subnet := range subnets {
+		if address, err := netip.ParseAddr(got[i]); err != nil || !netip.MustParsePrefix(subnet).Contains(address) {
+			t.Errorf("want an address of %s, got %s", subnet, got[i])
+		}
+	}
+}
+
+// cri: NamespaceOption.network
+func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
+	n := newNode(t, harness.NoNetwork())
+	if isReady, message := networkReady(t, n); isReady || message == "" {
+		t.Errorf("the network is ready without a configuration: %q", message)
+	}
+	if _, err := run(t, n, n.PodConfig("needs-cni")); err == nil {
+		t.Error("a pod with a network of its own ran")
+	}
+	id := n.RunPod(n.PodConfig("host", harness.HostNetwork()))
+	status, info := podStatus(t, n, id), verbose(t, n, id)
+	if status.Network.GetIp() != "" || len(status.Network.GetAdditionalIps()) != 0 || status.Linux.Namespaces.Options.Network != modeNode || info.NetNamespace != "" {
+		t.Errorf("got %v, network namespace %q", status, info.NetNamespace)
+	}
+	check(t, remove(t, n, id))
+}
+
+// newDefaultNode makes a node with the embedded network. Its addresses, and its bridge unless the network's
+// default one is asked for, are those in which the harness looks for leaks, and the node's directory is known
+// only to the daemon's second start.
+func newDefaultNode(t *testing.T, subnet, keys string) *harness.Node {
+	t.Helper()
+	n := newNode(t, harness.NoNetwork())
+	n.Stop()
+	dir := filepath.Join(n.Dir, "config.toml.d")
+	check(t, os.Mkdir(dir, 0o755))
+	check(t, os.WriteFile(filepath.Join(dir, "network.toml"), fmt.Appendf(nil, "[default_network]\nenabled = true\nname = %q\nsubnet = %q\ndata_dir = %q\n%s",
+		n.Network, subnet, filepath.Dir(n.Addresses), fmt.Sprintf(keys, n.Bridge)), 0o600))
+	n.Start()
+	return n
+}
+
+const ownBridge = "bridge = %q\n"
+
+func updatePodCIDR(t *testing.T, n *harness.Node, cidr string, code codes.Code) {
+	t.Helper()
+	_, err := n.Runtime.UpdateRuntimeConfig(limited(t), &runtimeapi.UpdateRuntimeConfigRequest{
+		RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}},
+	})
+	wantCode(t, err, code)
+}
+
+// The embedded network has the subnets of the configuration, or waits for the pod CIDR.
+func TestDefaultNetwork(t *testing.T) {
+	n := newDefaultNode(t, "10.77.0.0/24,fd00:77::/64", ownBridge)
+	becomesReady(t, n, true)
+	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
+	wantAddressIn(t, podStatus(t, n, id).Network, "10.77.0.0/24", "fd00:77::/64")
+	serve(n, id, ":80", "default")
+	if got, err := fetch(n, "10.77.0.1:8080"); got != "default" {
+		t.Errorf("the host port: got %q, error %v", got, err)
+	}
+	inside(t, pausePID(t, n, id), "net", func() error {
+		routes, err := netlink.RouteGet(netip.MustParseAddr("192.0.2.1").AsSlice())
+		if err == nil && (len(routes) != 1 || routes[0].Gw.String() != "10.77.0.1") {
+			return fmt.Errorf("the pod's routes are %v", routes)
+		}
+		return err
+	})
+}
+
+// cri: NetworkConfig.pod_cidr RuntimeConfig.network_config UpdateRuntimeConfig UpdateRuntimeConfigRequest.runtime_config
+func TestDefaultNetworkWaitsForThePodCIDR(t *testing.T) {
+	n := newDefaultNode(t, "", ownBridge)
+	if isReady, message := networkReady(t, n); isReady || message == "" {
+		t.Errorf("ready without a subnet: %q", message)
+	}
+	updatePodCIDR(t, n, "10.66.0.0/24", codes.OK)
+	for _, name := range []string{"first", "second"} {
+		becomesReady(t, n, true)
+		wantAddressIn(t, podStatus(t, n, n.RunPod(n.PodConfig(name))).Network, "10.66.0.0/24")
+		n.Crash()
+	}
+	updatePodCIDR(t, n, "10.66.0.0", codes.InvalidArgument)
+	updatePodCIDR(t, n, "", codes.OK) // as the kubelet sends at its start: takes nothing away
+	becomesReady(t, n, true)
+	// It is kept for good; the check for leaks must not find it.
+	check(t, os.Remove(filepath.Join(n.Root, "pod-cidr.json")))
+}
+
+// The bridge and the table of the embedded network are found once another network is in its place and no pod
+// has them, and removed; the table of another node, and the bridge of the node's own network, stay.
+func TestCheckFindsWhatTheDefaultNetworkLeaves(t *testing.T) {
+	const foreign = "minicri-cni-00000000-masquerade"
+	n := newDefaultNode(t, "10.77.0.0/24", "# %q\n")
+	id := n.RunPod(n.PodConfig("web"))
+	n.WriteNetwork()
+	wantProblems := func(when string, want int, flags ...string) {
+		t.Helper()
+		if found, clean := problems(t, n, flags...); len(found) != want || clean != (want == 0) {
+			t.Errorf("%s: want %d problems, got %v", when, want, found)
+		}
+	}
+	wantProblems("a pod is on the bridge", 0)
+	// The daemon that takes the last pod away has no time to remove the table.
+	table := filepath.Join(n.Dir, "table")
+	nft := func(arguments ...string) (out []byte) {
+		n.RunInNetns(func() (err error) {
+			out, err = exec.CommandContext(t.Context(), "nft", arguments...).Output()
+			return err
+		})
+		return out
+	}
+	check(t, os.WriteFile(table, nft("list", "ruleset"), 0o600))
+	n.RemovePod(id)
+	n.Stop()
+	nft("flush", "ruleset")
+	nft("-f", table)
+	nft("add", "table", "inet", foreign)
+	wantProblems("nothing is on the bridge", 2)
+	wantProblems("repaired", 0, "--fix")
+	wantProblems("after that", 0)
+	n.RunInNetns(func() error {
+		_, err := netlink.LinkByName(n.Bridge)
+		return err
+	})
+	if left := string(nft("list", "tables", "inet")); left != "table inet "+foreign+"\n" {
+		t.Errorf("the tables are %q", left)
+	}
+	nft("delete", "table", "inet", foreign)
+	n.Start()
+}
+
+// A handler with a directory of network configurations gives its pods the network of that one: without a
+// network there its pods fail, alone and by name; it comes and goes without a restart; and DEL takes what ADD
+// was given.
+func TestHandlerWithItsOwnNetwork(t *testing.T) {
+	dir := t.TempDir()
+	conf, addresses := filepath.Join(dir, "own.d"), filepath.Join(dir, "addresses")
+	n := newNode(t, harness.Config(fmt.Sprintf("[runtimes.own]\ntype = 'builtin'\ncni_conf_dir = %q", conf)))
+	runOwn := func(name string) (string, error) {
+		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig(name), RuntimeHandler: "own"})
+		return answer.GetPodSandboxId(), err
+	}
+	wantProblem := func() {
+		t.Helper()
+		if holds, said := condition(t, n, "RuntimeHandlerReady/own"); holds || !strings.Contains(said, `"own"`) || !strings.Contains(said, conf) {
+			t.Errorf("Status says %q of the handler", said)
+		}
+		if isReady, said := networkReady(t, n); !isReady {
+			t.Errorf("the node's network is not ready: %s", said)
+		}
+	}
+	_, err := runOwn("early")
+	wantCode(t, err, codes.Unavailable)
+	if err == nil || !strings.Contains(err.Error(), conf) {
+		t.Errorf("the error does not name the directory: %v", err)
+	}
+	wantProblem()
+	// The condition that the daemon says, and what the check sees itself.
+	found, _ := problems(t, n)
+	if len(found) == 0 {
+		t.Error("minicri check finds nothing")
+	}
+	for _, problem := range found {
+		if !strings.Contains(problem.Message, conf) {
+			t.Errorf("minicri check finds %v", problem)
+		}
+	}
+
+	check(t, os.Mkdir(conf, 0o755))
+	check(t, os.WriteFile(filepath.Join(conf, "10-own.conflist"), fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "own", "plugins": [
+		{"type": "bridge", "bridge": %q, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.89.0.0/16"}]]}}
+	]}`, n.Bridge, addresses), 0o644))
+	eventually(t, "the handler's network is there", 30*time.Second, func() bool { holds, _ := condition(t, n, "RuntimeHandlerReady/own"); return holds })
+	own, err := runOwn("own")
+	check(t, err)
+	other := n.RunPod(n.PodConfig("other"))
+	for id, prefix := range map[string]string{own: "10.89.", other: "10.88."} {
+		if got := podStatus(t, n, id).Network.GetIp(); !strings.HasPrefix(got, prefix) {
+			t.Errorf("the pod has the address %q, want %s...", got, prefix)
+		}
+	}
+	if found, clean := problems(t, n); !clean {
+		t.Errorf("minicri check finds %v", found)
+	}
+
+	n.Kill()
+	check(t, os.RemoveAll(conf))
+	n.Start()
+	wantProblem()
+	n.RemovePod(own)
+	left, err := filepath.Glob(filepath.Join(addresses, "own", "10.89.*"))
+	check(t, err)
+	if len(left) > 0 {
+		t.Errorf("DEL has left %v", left)
+	}
+	n.RemovePod(other)
+}

@@ -1,0 +1,434 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/process"
+	namespaces "github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/test/harness"
+)
+
+// pausePID is the id of a pod's pause process.
+func pausePID(t testing.TB, n *harness.Node, id string) int {
+	t.Helper()
+	pid := verbose(t, n, id).PID
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || filepath.Base(exe) != "pause" {
+		t.Fatalf("process %d of pod %s is not pause but %q: %v", pid, id, exe, err)
+	}
+	return pid
+}
+
+// procFile reads a file of /proc/PID.
+func procFile(t testing.TB, pid int, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+	check(t, err)
+	return strings.TrimSpace(string(data))
+}
+
+// namespace names a namespace of a process as the kernel does: "net:[4026531840]".
+func namespace(t testing.TB, pid int, kind string) string {
+	t.Helper()
+	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+	check(t, err)
+	return name
+}
+
+// alive reports whether a process runs; a zombie does not.
+func alive(pid int) bool {
+	stat, err := process.ReadStat(pid)
+	return err == nil && !stat.Dead()
+}
+
+// inside calls do on a thread in a namespace of a process, by its name in /proc/PID/ns.
+func inside(t testing.TB, pid int, kind string, do func() error) {
+	t.Helper()
+	check(t, harness.Inside(fmt.Sprintf("/proc/%d/ns/%s", pid, kind), do))
+}
+
+// netSysctl reads a parameter in the network namespace of a process: /proc/sys/net shows that of the reading
+// thread.
+func netSysctl(t testing.TB, pid int, name string) (value string) {
+	t.Helper()
+	inside(t, pid, "net", func() error {
+		data, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
+		value = strings.TrimSpace(string(data))
+		return err
+	})
+	return value
+}
+
+const modeContainer, modeNode = runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE
+
+// Each kind of namespace is the pod's own or the node's, as was asked for, and status tells the kubelet so.
+//
+// cri: LinuxPodSandboxStatus.namespaces Namespace.options PodSandboxStatus.linux
+func TestNamespaceModes(t *testing.T) {
+	n := newNode(t)
+	node := os.Getpid()
+	var nodeNet string
+	n.RunInNetns(func() (err error) {
+		nodeNet, err = os.Readlink("/proc/thread-self/ns/net")
+		return err
+	})
+	own := make(map[string]bool) // namespaces of pods
+	for name, mode := range map[string]*runtimeapi.NamespaceOption{
+		"all-own":       {},
+		"container-pid": {Pid: modeContainer},
+		"node-network":  {Network: modeNode, Pid: modeContainer},
+		"node-pid":      {Pid: modeNode},
+		"node-ipc":      {Ipc: modeNode},
+		"all-node":      {Network: modeNode, Pid: modeNode, Ipc: modeNode},
+		"none-asked":    nil,
+	} {
+		config := n.PodConfig(name)
+		config.Linux.SecurityContext.NamespaceOptions = mode
+		if mode == nil {
+			config.Linux, mode = nil, &runtimeapi.NamespaceOption{}
+		}
+		if mode.Network == modeNode {
+			config.Hostname = "" // it has that of the node
+		}
+		id := n.RunPod(config)
+		pid := pausePID(t, n, id)
+		for kind, want := range map[string]bool{"net": mode.Network == modeNode, "uts": mode.Network == modeNode, "pid": mode.Pid == modeNode, "ipc": mode.Ipc == modeNode, "mnt": false} {
+			of, nodes := namespace(t, pid, kind), namespace(t, node, kind)
+			if kind == "net" {
+				nodes = nodeNet
+			}
+			if shared := of == nodes; shared != want || own[of] {
+				t.Errorf("%s: %s: shared with the node is %v, want %v; with another pod %v", name, kind, shared, want, own[of])
+			}
+			own[of] = !want
+		}
+		status := podStatus(t, n, id)
+		if echoed := status.Linux.GetNamespaces().GetOptions(); !proto.Equal(echoed, mode) || (status.Network.GetIp() == "") != (mode.Network == modeNode) {
+			t.Errorf("%s: status is %v", name, status)
+		}
+	}
+}
+
+// Pause is below the cgroup parent in every hierarchy, that of the node for pods that name none. The cgroup
+// of the pod is the kubelet's: only what was made below it goes.
+//
+// cri: LinuxPodSandboxConfig.cgroup_parent PodSandboxConfig.linux
+func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
+	n := newNode(t)
+	v1, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup"))
+	check(t, err)
+	all, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
+	check(t, err)
+	for name, parent := range map[string]string{"named": n.MakeCgroup("pod1"), "none": ""} {
+		config := n.PodConfig(name)
+		config.Linux.CgroupParent = parent
+		if parent == "" {
+			parent = n.CgroupParent
+		}
+		id := n.RunPod(config)
+		info, found := verbose(t, n, id), 0
+		for line := range strings.Lines(procFile(t, info.PID, "cgroup")) {
+			// HIERARCHY:CONTROLLERS:PATH, cgroups(7)
+			fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+			if len(v1) > 0 && fields[1] == "" {
+				continue // hybrid: the version 2 hierarchy has no controllers
+			}
+			found++
+			if !strings.HasPrefix(fields[2], parent+"/") || !strings.HasPrefix(info.CgroupsPath, parent+"/") {
+				t.Errorf("%s: in the hierarchy %q pause is in %s, status says %s", name, fields[1], fields[2], info.CgroupsPath)
+			}
+		}
+		if want := max(len(v1), 1); found != want {
+			t.Errorf("%s: want pause in %d hierarchies, it is in %d", name, want, found)
+		}
+		check(t, remove(t, n, id))
+		for _, m := range all {
+			below, err := filepath.Glob(filepath.Join(m.Mountpoint, parent, "*", "cgroup.procs"))
+			check(t, err)
+			// Those that the daemon keeps for runs of plugins were there before, and the other pod's.
+			below = slices.DeleteFunc(below, func(path string) bool {
+				return strings.Contains(path, "-pool-") || strings.Contains(path, "pod1/cgroup.procs")
+			})
+			if _, err := os.Stat(filepath.Join(m.Mountpoint, parent)); err != nil || len(below) != 0 {
+				t.Errorf("%s: in %s: %v, left %v", name, m.Mountpoint, err, below)
+			}
+		}
+	}
+}
+
+func sysctls(pairs ...string) harness.PodOption {
+	return func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.Sysctls = map[string]string{}
+		for i := 0; i < len(pairs); i += 2 {
+			c.Linux.Sysctls[pairs[i]] = pairs[i+1]
+		}
+	}
+}
+
+// Those of an interface exist only once ADD has made it.
+func TestSysctls(t *testing.T) {
+	n := newNode(t)
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", sysctls("net.core.somaxconn", "777", "net/ipv4/tcp_syncookies", "0",
+		"net.ipv4.conf.eth0.arp_announce", "2", "net/ipv4/conf/eth0/arp_ignore", "1",
+		"kernel.shm_rmid_forced", "1", "kernel.msgmax", "12345", "fs.mqueue.msg_max", "33"))))
+	for name, want := range map[string]string{
+		"net.core.somaxconn": "777", "net.ipv4.tcp_syncookies": "0", "net.ipv4.conf.eth0.arp_announce": "2", "net.ipv4.conf.eth0.arp_ignore": "1",
+		// No one asked for these, every runtime sets them.
+		"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0\t2147483647",
+	} {
+		if got := netSysctl(t, pid, name); got != want {
+			t.Errorf("%s: want %q, got %q", name, want, got)
+		}
+	}
+	for path, want := range map[string]string{"kernel/shm_rmid_forced": "1\n", "kernel/msgmax": "12345\n", "fs/mqueue/msg_max": "33\n"} {
+		inside(t, pid, "ipc", func() error {
+			got, err := os.ReadFile("/proc/sys/" + path)
+			if string(got) != want {
+				t.Errorf("%s: want %q, got %q", path, want, got)
+			}
+			return err
+		})
+	}
+	if own, _ := os.ReadFile("/proc/sys/net/core/somaxconn"); string(own) == "777\n" {
+		t.Error("the node's somaxconn was set")
+	}
+	if _, err := run(t, n, n.PodConfig("refused", sysctls("net.ipv4.conf.eth0.arp_announce", "no number"))); err == nil || len(list(t, n, nil)) != 1 {
+		t.Errorf("a value that the kernel refuses: %v", err)
+	}
+}
+
+// userNamespace maps ids by triples of container, host and length.
+func userNamespace(ids ...uint32) harness.PodOption {
+	return func(c *runtimeapi.PodSandboxConfig) {
+		var mappings []*runtimeapi.IDMapping
+		for i := 0; i < len(ids); i += 3 {
+			mappings = append(mappings, &runtimeapi.IDMapping{ContainerId: ids[i], HostId: ids[i+1], Length: ids[i+2]})
+		}
+		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings, Gids: mappings}
+	}
+}
+
+// Users are mapped as asked for, the network namespace and the pod's files are of its root, and all of it is
+// the same after a restart.
+//
+// cri: IDMapping.host_id NamespaceOption.userns_options UserNamespace.uids PodSandboxStatusResponse.status
+func TestProperty25_UserNamespaceOwnsTheNetworkNamespace(t *testing.T) {
+	n := newNode(t)
+	pids := make(map[string]int)
+	for range 2 {
+		for name, ids := range map[string][]uint32{"one": {0, 100000, 65536}, "several": {0, 200000, 1000, 1000, 300000, 1, 2000, 400000, 500}} {
+			// The one that runs, after the restart.
+			id := n.RunPod(n.PodConfig(name, userNamespace(ids...), sysctls("net.ipv4.conf.eth0.arp_announce", "2", "net.core.somaxconn", "99")))
+			info := verbose(t, n, id)
+			if was := pids[name]; was != 0 && was != info.PID || !ready(t, n, id) {
+				t.Errorf("%s: pause was %d, is %d", name, was, info.PID)
+			}
+			pids[name] = info.PID
+			for _, file := range []string{"uid_map", "gid_map"} {
+				if got, want := strings.Fields(procFile(t, info.PID, file)), strings.Fields(strings.Trim(fmt.Sprint(ids), "[]")); fmt.Sprint(got) != fmt.Sprint(want) {
+					t.Errorf("%s: %s: want %s, got %s", name, file, want, got)
+				}
+			}
+			if uid := strings.Fields(harness.ProcStatus(t, info.PID, "Uid"))[0]; uid != fmt.Sprint(ids[1]) {
+				t.Errorf("%s: pause runs as %s on the node, want %d", name, uid, ids[1])
+			}
+			if status := podStatus(t, n, id); status.Network.Ip == "" || len(status.Linux.Namespaces.Options.UsernsOptions.Uids) != len(ids)/3 {
+				t.Errorf("%s: status is %v", name, status)
+			}
+			for key, want := range map[string]string{"net.ipv4.conf.eth0.arp_announce": "2", "net.core.somaxconn": "99"} {
+				if got := netSysctl(t, info.PID, key); got != want {
+					t.Errorf("%s: %s is %q", name, key, got)
+				}
+			}
+			var shm unix.Stat_t
+			check(t, unix.Stat(filepath.Join(n.State, "sandboxes", id, "shm"), &shm))
+			if shm.Uid != ids[1] || shm.Gid != ids[1] || shm.Mode&0o7777 != 0o1777 {
+				t.Errorf("%s: the shared memory is of %d:%d with mode %o", name, shm.Uid, shm.Gid, shm.Mode)
+			}
+			wantOwner(t, info)
+		}
+		n.Crash()
+	}
+}
+
+// wantOwner fails the test unless the network namespace that is pinned is pause's, and owned by pause's user
+// namespace, which is not the node's.
+func wantOwner(t *testing.T, info podInfo) {
+	t.Helper()
+	network, err := os.Open(info.NetNamespace)
+	check(t, err)
+	defer network.Close()
+	owner, err := unix.IoctlRetInt(int(network.Fd()), unix.NS_GET_USERNS) // ioctl_nsfs(2)
+	check(t, err)
+	defer unix.Close(owner)
+	for fd, kind := range map[int]string{int(network.Fd()): "net", owner: "user"} {
+		var stat unix.Stat_t
+		check(t, unix.Fstat(fd, &stat))
+		name := fmt.Sprintf("%s:[%d]", kind, stat.Ino)
+		if of := namespace(t, info.PID, kind); name != of || of == namespace(t, os.Getpid(), kind) {
+			t.Errorf("pinned is %s, pause is in %s, the test in %s", name, of, namespace(t, os.Getpid(), kind))
+		}
+	}
+}
+
+func security(change func(*runtimeapi.LinuxSandboxSecurityContext)) harness.PodOption {
+	return func(c *runtimeapi.PodSandboxConfig) { change(c.Linux.SecurityContext) }
+}
+
+// Pause can do nothing, whatever is asked for, and is of the user that is asked for; its root is the same for
+// all pods. It has three descriptors, all of a pipe that nobody else has. For its oom_score_adj the wish is
+// -998; without CAP_SYS_RESOURCE the nearest is the daemon's own.
+//
+// cri: LinuxSandboxSecurityContext.run_as_group LinuxSandboxSecurityContext.supplemental_groups Int64Value.value
+// cri: LinuxSandboxSecurityContext.run_as_user LinuxSandboxSecurityContext.readonly_rootfs
+func TestPauseIsConfined(t *testing.T) {
+	n := newNode(t)
+	user := security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+		s.RunAsUser, s.RunAsGroup, s.SupplementalGroups = &runtimeapi.Int64Value{Value: 1234}, &runtimeapi.Int64Value{Value: 2345}, []int64{3456, 4567}
+	})
+	mapped := pausePID(t, n, n.RunPod(n.PodConfig("mapped", userNamespace(0, 100000, 65536), user)))
+	if got := harness.ProcStatus(t, mapped, "Uid"); got != "101234 101234 101234 101234" {
+		t.Errorf("in a user namespace it is %s on the node", got)
+	}
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", user, security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.ReadonlyRootfs = false }))))
+	for field, want := range map[string]string{
+		"Uid": "1234 1234 1234 1234", "Gid": "2345 2345 2345 2345", "Groups": "3456 4567", "NoNewPrivs": "1", "CapInh": "0000000000000000",
+		"CapPrm": "0000000000000000", "CapEff": "0000000000000000", "CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
+	} {
+		if got := harness.ProcStatus(t, pid, field); got != want {
+			t.Errorf("%s: want %s, got %s", field, want, got)
+		}
+	}
+	inside(t, pid, "mnt", func() error {
+		if err := os.WriteFile("/written", nil, 0o600); !errors.Is(err, unix.EROFS) {
+			return fmt.Errorf("want EROFS, got %w", err)
+		}
+		return nil
+	})
+	adjust := "-998"
+	capabilities, err := strconv.ParseUint(harness.ProcStatus(t, os.Getpid(), "CapEff"), 16, 64)
+	check(t, err)
+	if capabilities&(1<<unix.CAP_SYS_RESOURCE) == 0 {
+		adjust = procFile(t, n.PID(), "oom_score_adj")
+	}
+	if got := procFile(t, pid, "oom_score_adj"); got != adjust {
+		t.Errorf("oom_score_adj: want %s, got %s", adjust, got)
+	}
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	check(t, err)
+	for _, entry := range entries {
+		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, entry.Name()))
+		if entry.Name() > "2" || !strings.HasPrefix(target, "pipe:") {
+			t.Errorf("descriptor %s is %s", entry.Name(), target)
+		}
+	}
+}
+
+// Seccomp of /proc/PID/status: 0 is off, 2 is a filter (proc_pid_status(5)).
+//
+// cri: LinuxSandboxSecurityContext.seccomp LinuxSandboxSecurityContext.seccomp_profile_path
+func TestSeccomp(t *testing.T) {
+	n := newNode(t)
+	local := filepath.Join(n.Dir, "profile.json")
+	check(t, os.WriteFile(local, []byte(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO"}]}`), 0o600))
+	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) harness.PodOption {
+		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+			s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
+		})
+	}
+	old := func(path string) harness.PodOption {
+		//lint:ignore SA1019 the deprecated form is what is tested
+		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.SeccompProfilePath = path })
+	}
+	for name, c := range map[string]struct {
+		option harness.PodOption
+		want   string
+	}{
+		"runtime-default":     {profile(runtimeapi.SecurityProfile_RuntimeDefault, ""), "2"},
+		"localhost":           {profile(runtimeapi.SecurityProfile_Localhost, local), "2"},
+		"unconfined":          {profile(runtimeapi.SecurityProfile_Unconfined, ""), "0"},
+		"old-runtime-default": {old("runtime/default"), "2"},
+		"old-localhost":       {old("localhost/" + local), "2"},
+		"old-unconfined":      {old("unconfined"), "0"},
+	} {
+		pid := pausePID(t, n, n.RunPod(n.PodConfig(name, c.option)))
+		if got := harness.ProcStatus(t, pid, "Seccomp"); got != c.want {
+			t.Errorf("%s: want %s, got %s", name, c.want, got)
+		}
+	}
+	fifo := filepath.Join(n.Dir, "fifo.json") // is not waited for
+	check(t, unix.Mkfifo(fifo, 0o600))
+	for _, ref := range []string{"", "relative.json", filepath.Join(n.Dir, "absent.json"), n.Dir, fifo} {
+		_, err := run(t, n, n.PodConfig("refused", profile(runtimeapi.SecurityProfile_Localhost, ref)))
+		wantCode(t, err, codes.InvalidArgument)
+	}
+}
+
+// An absent profile is refused, with AppArmor and without.
+//
+// cri: LinuxSandboxSecurityContext.apparmor SecurityProfile.localhost_ref SecurityProfile.profile_type
+func TestAppArmorByNameNeedsAppArmor(t *testing.T) {
+	n := newNode(t)
+	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) harness.PodOption {
+		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+			s.Apparmor = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
+		})
+	}
+	n.RunPod(n.PodConfig("default", profile(runtimeapi.SecurityProfile_RuntimeDefault, "")))
+	_, err := run(t, n, n.PodConfig("absent", profile(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
+	wantCode(t, err, codes.InvalidArgument)
+}
+
+// A process of the pod that has the same user, and sees pause in a pid namespace that they share, gets at
+// nothing that pause has open.
+func TestPauseGivesNoDescriptorAway(t *testing.T) {
+	n := newNode(t)
+	for _, user := range []int{0, 1234} {
+		pid := pausePID(t, n, n.RunPod(n.PodConfig(fmt.Sprintf("user%d", user), security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
+			s.RunAsUser, s.RunAsGroup = &runtimeapi.Int64Value{Value: int64(user)}, &runtimeapi.Int64Value{Value: int64(user)}
+		}))))
+		if err := takeDescriptor(pid); err != nil {
+			t.Errorf("root, as the supervisor is: %v", err)
+		}
+		err := namespaces.OnDisposableThread(func() error { return errors.Join(becomeUser(user), takeDescriptor(pid)) })
+		if !errors.Is(err, unix.EPERM) || !strings.Contains(fmt.Sprint(err), "pidfd_getfd") {
+			t.Errorf("user %d gets a descriptor of pause: %v", user, err)
+		}
+	}
+}
+
+// becomeUser makes this thread one of a user without capabilities.
+func becomeUser(user int) error {
+	for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} { // of the thread, not of the process
+		if _, _, errno := unix.RawSyscall(call, uintptr(user), uintptr(user), uintptr(user)); errno != 0 {
+			return os.NewSyscallError("setresid", errno)
+		}
+	}
+	header, none := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, [2]unix.CapUserData{}
+	return os.NewSyscallError("capset", unix.Capset(&header, &none[0]))
+}
+
+func takeDescriptor(pid int) error {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return os.NewSyscallError("pidfd_open", err)
+	}
+	defer unix.Close(pidfd)
+	fd, err := unix.PidfdGetfd(pidfd, 0, 0)
+	if err != nil {
+		return os.NewSyscallError("pidfd_getfd", err)
+	}
+	return unix.Close(fd)
+}

@@ -1,0 +1,387 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
+)
+
+// cri: PodSandbox.id PodSandbox.created_at PodSandbox.labels PodSandbox.metadata PodSandboxStatus.labels PodSandboxConfig.labels PodSandboxStatus.annotations
+// cri: RemovePodSandbox RunPodSandbox StopPodSandbox PodSandboxStatus.id PodSandboxStatus.runtime_handler RunPodSandboxRequest.runtime_handler
+// cri: RunPodSandboxResponse.pod_sandbox_id
+func TestLifeOfAPod(t *testing.T) {
+	n := newNode(t)
+	config := n.PodConfig("web", harness.Attempt(3))
+	config.Annotations = map[string]string{"example.org/a b": "x=\"1\"\n\tü", "empty": ""}
+	config.Labels["app"] = "web"
+	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "kata"})
+	wantCode(t, err, codes.InvalidArgument)
+	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "runc"})
+	id := answer.PodSandboxId
+	start := id[:10] // any unique start of an id will do
+
+	status := podStatus(t, n, start)
+	if status.Id != id || status.State != runtimeapi.PodSandboxState_SANDBOX_READY || status.CreatedAt <= 0 || status.RuntimeHandler != "runc" || status.Metadata.Attempt != 3 {
+		t.Errorf("got %v", status)
+	}
+	want := &runtimeapi.PodSandbox{
+		Id: id, Metadata: config.Metadata, Labels: config.Labels, Annotations: config.Annotations,
+		State: status.State, CreatedAt: status.CreatedAt, RuntimeHandler: "runc",
+	}
+	said := &runtimeapi.PodSandbox{
+		Id: status.Id, Metadata: status.Metadata, Labels: status.Labels, Annotations: status.Annotations,
+		State: status.State, CreatedAt: status.CreatedAt, RuntimeHandler: status.RuntimeHandler,
+	}
+	if pod := list(t, n, nil)[0]; !proto.Equal(pod, want) || !proto.Equal(said, want) {
+		t.Errorf("want %v, listed as %v, status %v", want, pod, status)
+	}
+	if held := addresses(t, n); !slices.Equal(held, []string{status.Network.Ip}) {
+		t.Errorf("status says %s, host-local %v", status.Network.Ip, held)
+	}
+	info := verbose(t, n, id)
+	if info.PID <= 1 || info.NetNamespace == "" || info.NetNamespaceClosed || info.RuntimeSpec.OCIVersion == "" || len(info.CNIResult) < 10 || len(info.Timeline) < 8 {
+		t.Errorf("got %+v", info)
+	}
+	var stored runtimeapi.PodSandboxConfig
+	if err := protojson.Unmarshal(info.Config, &stored); err != nil || !proto.Equal(&stored, config) {
+		t.Errorf("the config is %v, %v", &stored, err)
+	}
+
+	check(t, stop(t, n, start))
+	status = podStatus(t, n, id)
+	if status.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY || status.Network.GetIp() != "" || !verbose(t, n, id).NetNamespaceClosed {
+		t.Errorf("after Stop: %v", status)
+	}
+	wantAddresses(t, n, 0)
+	check(t, remove(t, n, start))
+	_, err = n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+	wantCode(t, err, codes.NotFound)
+	wantPods(t, n)
+}
+
+// cri: ListPodSandbox PodSandboxFilter.id PodSandboxFilter.label_selector PodSandboxFilter.state PodSandboxStateValue.state
+// cri: StreamPodSandboxes StreamPodSandboxesRequest.filter StreamPodSandboxesResponse.pod_sandboxes
+func TestListFilters(t *testing.T) {
+	n := newNode(t)
+	a, b := n.RunPod(n.PodConfig("a")), n.RunPod(n.PodConfig("b"))
+	check(t, stop(t, n, b))
+	ready, notReady := &runtimeapi.PodSandboxStateValue{}, &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY}
+	label := func(value string) map[string]string { return map[string]string{"io.kubernetes.pod.name": value} }
+	for name, c := range map[string]struct {
+		filter *runtimeapi.PodSandboxFilter
+		want   []string
+	}{
+		"none":             {nil, []string{b, a}},
+		"empty":            {&runtimeapi.PodSandboxFilter{}, []string{b, a}},
+		"id":               {&runtimeapi.PodSandboxFilter{Id: a}, []string{a}},
+		"start of an id":   {&runtimeapi.PodSandboxFilter{Id: a[:12]}, []string{a}},
+		"ready":            {&runtimeapi.PodSandboxFilter{State: ready}, []string{a}},
+		"not ready":        {&runtimeapi.PodSandboxFilter{State: notReady}, []string{b}},
+		"label":            {&runtimeapi.PodSandboxFilter{LabelSelector: label("b")}, []string{b}},
+		"label and state":  {&runtimeapi.PodSandboxFilter{LabelSelector: label("b"), State: ready}, nil},
+		"label of nothing": {&runtimeapi.PodSandboxFilter{LabelSelector: label("c")}, nil},
+	} {
+		listed, streamed := podIDs(list(t, n, c.filter)), podIDs(streamPods(t, n, c.filter))
+		if !slices.Equal(listed, c.want) || !slices.Equal(streamed, c.want) {
+			t.Errorf("%s: want %v, listed %v, streamed %v", name, c.want, listed, streamed)
+		}
+	}
+}
+
+func podIDs(pods []*runtimeapi.PodSandbox) (ids []string) {
+	for _, pod := range pods {
+		ids = append(ids, pod.Id)
+	}
+	return ids
+}
+
+// receive collects what the messages of a stream have; one that has nothing is an error.
+func receive[M, E any](t *testing.T, stream interface{ Recv() (M, error) }, err error, of func(M) []E) (all []E) {
+	t.Helper()
+	for {
+		check(t, err)
+		var message M
+		if message, err = stream.Recv(); errors.Is(err, io.EOF) {
+			return all
+		}
+		if err == nil && len(of(message)) == 0 {
+			t.Error("a message of the stream has nothing")
+		}
+		all = append(all, of(message)...)
+	}
+}
+
+func streamPods(t *testing.T, n *harness.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
+	t.Helper()
+	stream, err := n.Runtime.StreamPodSandboxes(limited(t), &runtimeapi.StreamPodSandboxesRequest{Filter: filter})
+	return receive(t, stream, err, (*runtimeapi.StreamPodSandboxesResponse).GetPodSandboxes)
+}
+
+func TestProperty28_StopAndRemoveTwiceAndAtOnce(t *testing.T) {
+	n := newNode(t)
+	id := n.RunPod(n.PodConfig("twice"))
+	for _, call := range []func(testing.TB, *harness.Node, string) error{stop, stop, remove, remove} {
+		check(t, call(t, n, id))
+	}
+	id = n.RunPod(n.PodConfig("at-once"))
+	each(16, func(i int) {
+		call := stop
+		if i%2 == 1 {
+			call = remove
+		}
+		if err := call(t, n, id); err != nil {
+			t.Error(err)
+		}
+	})
+	wantPods(t, n)
+}
+
+// each calls do for all numbers below count at once.
+func each(count int, do func(i int)) {
+	var all sync.WaitGroup
+	for i := range count {
+		all.Go(func() { do(i) })
+	}
+	all.Wait()
+}
+
+// cri: PodSandboxStatus PodSandboxStatusRequest.pod_sandbox_id
+func TestProperty29_UnknownIDs(t *testing.T) {
+	n := newNode(t)
+	for id, code := range map[string]codes.Code{"0123456789abcdef": codes.NotFound, "no-such-pod": codes.NotFound, "../../etc": codes.NotFound, "": codes.InvalidArgument} {
+		_, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+		wantCode(t, err, code)
+		if id != "" {
+			check(t, stop(t, n, id))
+			check(t, remove(t, n, id))
+		}
+	}
+}
+
+// cri: PodSandboxStatus.created_at
+func TestProperty30_CreatedAtGrows(t *testing.T) {
+	n := newNode(t)
+	var last int64
+	for attempt := range uint32(4) {
+		id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
+		created := podStatus(t, n, id).CreatedAt
+		if created <= last {
+			t.Errorf("attempt %d was created at %d, the one before at %d", attempt, created, last)
+		}
+		last = created
+		check(t, stop(t, n, id))
+		if attempt == 1 {
+			n.Restart()
+		}
+	}
+}
+
+func readFile(t *testing.T, path ...string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(path...))
+	check(t, err)
+	return string(data)
+}
+
+// What the containers of a pod share is as asked for, or the node's: the names of the host, DNS, hosts,
+// shared memory. What a pod that has ended keeps in memory is given back when it is stopped: the kubelet
+// keeps its sandbox for as long as the pod object lives. Its log directory, which has the kubelet's log of
+// its end, stays.
+//
+// cri: PodSandboxConfig.hostname DNSConfig.options DNSConfig.searches DNSConfig.servers PodSandboxConfig.dns_config
+// cri: PodSandboxConfig.log_directory
+func TestFilesOfAPod(t *testing.T) {
+	n := newNode(t)
+	own, err := os.Hostname()
+	check(t, err)
+	for name, c := range map[string]struct {
+		change           harness.PodOption
+		hostname, resolv string
+	}{
+		"full": {func(c *runtimeapi.PodSandboxConfig) {
+			c.Hostname = "web-0.example"
+			c.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::53"}, Searches: []string{"a.svc", "b.example"}, Options: []string{"ndots:5", "edns0"}}
+		}, "web-0.example", "search a.svc b.example\nnameserver 10.96.0.10\nnameserver fd00::53\noptions ndots:5 edns0\n"},
+		"empty": {func(c *runtimeapi.PodSandboxConfig) { c.DnsConfig = &runtimeapi.DNSConfig{} }, "empty", ""},
+		"host":  {harness.HostNetwork(), own, readFile(t, "/etc/resolv.conf")},
+	} {
+		config := n.PodConfig(name, c.change)
+		config.LogDirectory = filepath.Join(n.Logs, name, "below")
+		id := n.RunPod(config)
+		dir := filepath.Join(n.State, "sandboxes", id)
+		for file, want := range map[string]string{"hostname": c.hostname + "\n", "resolv.conf": c.resolv, "hosts": readFile(t, "/etc/hosts")} {
+			if got := readFile(t, dir, file); got != want {
+				t.Errorf("%s: %s: want %q, got %q", name, file, want, got)
+			}
+		}
+		var uts unix.Utsname
+		inside(t, pausePID(t, n, id), "uts", func() error { return unix.Uname(&uts) })
+		if got := unix.ByteSliceToString(uts.Nodename[:]); got != c.hostname {
+			t.Errorf("%s: in pause's namespace the host is %q", name, got)
+		}
+		var shm unix.Statfs_t
+		check(t, unix.Statfs(filepath.Join(dir, "shm"), &shm))
+		if shm.Type != unix.TMPFS_MAGIC || shm.Blocks*uint64(shm.Bsize) != 64<<20 {
+			t.Errorf("%s: shm is of type %x with %d bytes", name, shm.Type, shm.Blocks*uint64(shm.Bsize))
+		}
+		check(t, os.WriteFile(filepath.Join(dir, "shm", "much"), make([]byte, 8<<20), 0o600))
+		check(t, stop(t, n, id))
+		if mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir)); err != nil || len(mounts) > 0 {
+			t.Errorf("%s: a stopped pod keeps the mounts %v, %v", name, mounts, err)
+		}
+		check(t, remove(t, n, id))
+		if info, err := os.Stat(config.LogDirectory); err != nil || info.Mode() != os.ModeDir|0o755 {
+			t.Errorf("%s: the log directory: %v, %v", name, info, err)
+		}
+	}
+}
+
+// A log directory on a mount whose server is gone ends its own call at the limit, again and again, and holds
+// up neither another pod nor the end of the daemon.
+func TestLogDirectoryOnADeadMount(t *testing.T) {
+	const short, long = "run = \"2s\"\ncni_add = \"1s\"\n", "run = \"2m\"\ncni_add = \"1m\"\n"
+	n := newNode(t, harness.Config("[limits]\nreload = \"20ms\"\nshutdown = \"2s\"\n"+short))
+	config := n.PodConfig("web")
+	config.LogDirectory = filepath.Join(harness.DeadMount(t), "logs")
+	for range 2 {
+		_, err := run(t, n, config)
+		if status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), config.LogDirectory) {
+			t.Errorf("the error does not name the directory: %v", err)
+		}
+	}
+	reload(t, n, short, long)
+	n.RemovePod(n.RunPod(n.PodConfig("other")))
+	n.RemovePod(n.RunPod(n.PodConfig("web")))
+	done := make(chan error, 1)
+	go func() {
+		_, err := run(t, n, config)
+		done <- err
+	}()
+	eventually(t, "it is under way", patience, func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
+	began := time.Now()
+	n.Stop()
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the daemon took %v to end", took)
+	}
+	if err := <-done; err == nil {
+		t.Error("the request succeeded")
+	}
+	n.Start()
+	wantPods(t, n)
+}
+
+// heavy is as much as a pod or a container may carry, as large as the API server takes it, and an annotation
+// that its kubelet needs.
+func heavy() (labels, annotations map[string]string) {
+	return map[string]string{"much": strings.Repeat("y", 256<<10-4)}, map[string]string{"much": strings.Repeat("x", 256<<10), "short": "kept"}
+}
+
+// heavies are more of them than one message holds; manyHeavies in make test-crash.
+const heavies, manyHeavies = 33, 1000
+
+// However much the pods carry, all of them are listed: as one message of what the kubelet reads, without the
+// texts that do not fit, and as a stream with all.
+func TestNoPodBreaksTheList(t *testing.T) {
+	n, heavies := newNode(t), heavies
+	if os.Getenv("MINICRI_TEST_WHOLE") != "" {
+		heavies = manyHeavies
+	}
+	for i := range heavies {
+		n.RunPod(n.PodConfig(fmt.Sprint("heavy-", i), harness.HostNetwork(), func(c *runtimeapi.PodSandboxConfig) { c.Labels, c.Annotations = heavy() }))
+	}
+	n.RunPod(n.PodConfig("light", harness.HostNetwork()))
+	n.Restart() // what is there is listed after a restart too
+	kept, whole, pods := 0, 0, list(t, n, nil)
+	for _, pod := range pods {
+		kept += strings.Count(pod.Annotations["short"], "kept")
+	}
+	if len(pods) != heavies+1 || kept != heavies {
+		t.Errorf("%d pods are listed, %d with their short annotation", len(pods), kept)
+	}
+	stats, err := n.Runtime.ListPodSandboxStats(limited(t), &runtimeapi.ListPodSandboxStatsRequest{})
+	if err != nil || len(stats.Stats) != heavies+1 {
+		t.Errorf("statistics of %d pods, %v", len(stats.GetStats()), err)
+	}
+	for _, pod := range streamPods(t, n, nil) {
+		if len(pod.Annotations["much"]) == 256<<10 && len(pod.Labels["much"]) == 256<<10-4 {
+			whole++
+		}
+	}
+	if whole != heavies {
+		t.Errorf("the stream has %d pods with all of their texts, want %d", whole, heavies)
+	}
+}
+
+// The same for containers; what no list can leave out is refused with its field.
+func TestNoContainerBreaksTheList(t *testing.T) {
+	n := newNode(t)
+	n.ImportBusybox()
+	sandbox := n.PodConfig("web")
+	pod := n.RunPod(sandbox)
+	for i := range heavies {
+		config := harness.Container(fmt.Sprint("heavy-", i), "true")
+		config.Labels, config.Annotations = heavy()
+		_, err := n.CreateContainer(pod, sandbox, config)
+		check(t, err)
+	}
+	containers, err := n.Runtime.ListContainers(limited(t), &runtimeapi.ListContainersRequest{})
+	if err != nil || len(containers.GetContainers()) != heavies || containers.Containers[0].Annotations["short"] != "kept" {
+		t.Errorf("%d containers are listed, %v", len(containers.GetContainers()), err)
+	}
+	podStatus(t, n, pod)
+	endless := harness.Container("endless", "true")
+	endless.Image.UserSpecifiedImage = strings.Repeat("i", 8<<20)
+	_, err = n.CreateContainer(pod, sandbox, endless)
+	if code := status.Code(err); code != codes.ResourceExhausted && code != codes.InvalidArgument || !strings.Contains(err.Error(), "config.image") {
+		t.Errorf("a container with an image name of 8 MiB: %.300v", err)
+	}
+}
+
+// Each malformed request is refused with the name of its field; that nothing stays is what the node's check
+// is for.
+//
+// cri: LinuxPodSandboxConfig.sysctls LinuxSandboxSecurityContext.supplemental_groups_policy
+// cri: NamespaceOption.pid
+func TestMalformedRequests(t *testing.T) {
+	n := newNode(t)
+	type config = runtimeapi.PodSandboxConfig
+	for field, change := range map[string]func(*config){
+		"metadata.uid":               func(c *config) { c.Metadata.Uid = "a;b=c" },
+		"log_directory":              func(c *config) { c.LogDirectory = n.Logs + "/../../x" },
+		"namespace_options.pid":      func(c *config) { c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_TARGET },
+		"supplemental_groups_policy": func(c *config) { c.Linux.SecurityContext.SupplementalGroupsPolicy = 7 },
+		"sysctls[kernel.panic]":      func(c *config) { c.Linux.Sysctls = map[string]string{"kernel.panic": "1"} },
+	} {
+		bad := n.PodConfig("bad")
+		change(bad)
+		_, err := run(t, n, bad)
+		wantCode(t, err, codes.InvalidArgument)
+		if err != nil && !strings.Contains(err.Error(), strings.TrimSpace(field)) {
+			t.Errorf("%s: the error does not name it: %v", field, err)
+		}
+	}
+	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{})
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{})
+	wantCode(t, err, codes.InvalidArgument)
+	wantPods(t, n)
+	// The daemon is as good as before.
+	n.RunPod(n.PodConfig("good"))
+}
