@@ -174,7 +174,7 @@ var layers = [][]string{
 	{"internal/node", "internal/step"},
 	{"internal/trace"},
 	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/containerd", "internal/errtext", "internal/handler", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
-	{"internal/step/failpoint", "internal/tree", "test/leak"},
+	{"internal/step/failpoint", "internal/tree"},
 }
 
 func layerOf(name string) int {
