@@ -9,13 +9,9 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"go/types"
 	"io"
-	"io/fs"
 	"os/exec"
-	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +30,11 @@ type pkg struct {
 	CgoFiles   []string
 
 	TestImports, XTestImports []string
+
+	Module *struct {
+		Path, Version string
+		Main          bool
+	}
 }
 
 // allImports are those of the package and of its tests.
@@ -43,7 +44,7 @@ func (p pkg) allImports() []string { return slices.Concat(p.Imports, p.TestImpor
 func (p pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
 
 // all are the packages of this repository; go list is asked once.
-var all = sync.OnceValues(func() ([]pkg, error) { return list("./...") })
+var all = sync.OnceValues(func() ([]pkg, error) { return list(".", "./...") })
 
 func everyPackage(t *testing.T) []pkg {
 	t.Helper()
@@ -52,8 +53,9 @@ func everyPackage(t *testing.T) []pkg {
 	return packages
 }
 
-func list(arguments ...string) (packages []pkg, err error) {
+func list(dir string, arguments ...string) (packages []pkg, err error) {
 	command := exec.Command("go", append([]string{"list", "-json", "-tags", "seccomp,nri_no_wasm"}, arguments...)...)
+	command.Dir = dir
 	out, err := command.Output()
 	if err != nil {
 		return nil, fmt.Errorf("%v: %w", command, err)
@@ -69,47 +71,6 @@ func list(arguments ...string) (packages []pkg, err error) {
 	}
 }
 
-// A package comment tells what the package is for: "Package x ...", or
-// "Command x ..." for a program. More than one would be put together by
-// godoc, in an arbitrary order.
-func TestEveryPackageHasOneComment(t *testing.T) {
-	for _, p := range everyPackage(t) {
-		comments := packageComments(t, p.Dir)
-		if len(p.GoFiles)+len(p.CgoFiles) == 0 && len(comments) > 0 {
-			continue // tests only
-		}
-		if len(comments) != 1 {
-			t.Errorf("%s has %d package comments", p.ImportPath, len(comments))
-			continue
-		}
-		begin := "Package " + path.Base(p.ImportPath) + " "
-		if p.Name == "main" {
-			begin = "Command " + path.Base(p.ImportPath) + " "
-		}
-		if !strings.HasPrefix(comments[0], begin) {
-			t.Errorf("the comment of %s does not begin with %q: %.40q", p.ImportPath, begin, comments[0])
-		}
-	}
-}
-
-func packageComments(t *testing.T, directory string) (comments []string) {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(directory, "*.go"))
-	must(t, err)
-	sources := slices.DeleteFunc(slices.Clone(files), func(file string) bool { return strings.HasSuffix(file, "_test.go") })
-	if len(sources) == 0 {
-		sources = files
-	}
-	for _, file := range sources {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.PackageClauseOnly)
-		must(t, err)
-		if parsed.Doc != nil && !ast.IsGenerated(parsed) {
-			comments = append(comments, parsed.Doc.Text())
-		}
-	}
-	return comments
-}
-
 // eachFile calls do for each file of the product that is not generated.
 func eachFile(t *testing.T, do func(name string, files *token.FileSet, parsed *ast.File)) {
 	t.Helper()
@@ -123,39 +84,6 @@ func eachFile(t *testing.T, do func(name string, files *token.FileSet, parsed *a
 			}
 		}
 	}
-}
-
-// What a package exports is explained where it is declared.
-func TestEveryExportHasAComment(t *testing.T) {
-	eachFile(t, func(file string, _ *token.FileSet, parsed *ast.File) {
-		if parsed.Name.Name == "main" {
-			return
-		}
-		for _, name := range uncommented(parsed) {
-			t.Errorf("%s: %s has no comment", file, name)
-		}
-	})
-}
-
-// exported is a receiver that is, as a pointer or with type parameters too.
-var exported = regexp.MustCompile(`^\*?[A-Z]`)
-
-func uncommented(file *ast.File) (names []string) {
-	for _, declaration := range file.Decls {
-		switch d := declaration.(type) {
-		case *ast.FuncDecl:
-			if d.Name.IsExported() && d.Doc == nil && (d.Recv == nil || exported.MatchString(types.ExprString(d.Recv.List[0].Type))) {
-				names = append(names, d.Name.Name)
-			}
-		case *ast.GenDecl:
-			for _, spec := range d.Specs {
-				if s, ok := spec.(*ast.TypeSpec); ok && s.Name.IsExported() && d.Doc == nil && s.Doc == nil && s.Comment == nil && len(d.Specs) == 1 {
-					names = append(names, s.Name.Name)
-				}
-			}
-		}
-	}
-	return names
 }
 
 // layers are the packages of the daemon from the top down. A package imports
@@ -328,7 +256,7 @@ var programs = []struct {
 func TestWhatProgramsAreMadeOf(t *testing.T) {
 	for _, rule := range programs {
 		t.Setenv("CGO_ENABLED", map[bool]string{true: "0", false: "1"}[rule.program == "./cmd/minicri"])
-		packages, err := list("-deps", rule.program)
+		packages, err := list(".", "-deps", rule.program)
 		must(t, err)
 		for _, p := range packages {
 			for _, pattern := range rule.without {
@@ -336,44 +264,6 @@ func TestWhatProgramsAreMadeOf(t *testing.T) {
 					t.Errorf("%s is made of %s, too: %s", rule.program, p.ImportPath, rule.why)
 				}
 			}
-		}
-	}
-}
-
-// inits are the files that may have an init function, each with its reason.
-var inits = map[string]string{
-	"cmd/minicri-shim/main.go":       "libcontainer's init has to run on the main thread, before Go may have moved it",
-	"supervisor/launch/node_test.go": "the same",
-}
-
-// Code that runs because it was imported cannot be found from main by reading.
-func TestNoInitFunctions(t *testing.T) {
-	used := make(map[string]bool)
-	err := filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {
-		if err == nil && entry.IsDir() && file == "bin" {
-			return fs.SkipDir
-		}
-		if err != nil || !strings.HasSuffix(file, ".go") {
-			return err
-		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
-		if err != nil || ast.IsGenerated(parsed) {
-			return err
-		}
-		for _, declaration := range parsed.Decls {
-			if f, ok := declaration.(*ast.FuncDecl); ok && f.Recv == nil && f.Name.Name == "init" {
-				used[file] = true
-				if inits[file] == "" {
-					t.Errorf("%s has an init function", file)
-				}
-			}
-		}
-		return nil
-	})
-	must(t, err)
-	for file := range inits {
-		if !used[file] {
-			t.Errorf("%s may have an init function, but has none: remove the exception", file)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package minicri_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -188,14 +187,12 @@ func TestArchitectureIsCurrent(t *testing.T) {
 // directModules are the modules that packages of the daemon and the shim import.
 func directModules(t *testing.T) map[string]bool {
 	t.Helper()
-	command := exec.Command("go", "list", "-deps", "-tags", "seccomp,nri_no_wasm", "-f", "{{if .Module}}{{if not .Module.Main}}{{.ImportPath}} {{.Module.Path}}{{end}}{{end}}", "./cmd/...")
-	command.Stderr = os.Stderr
-	out, err := command.Output()
+	packages, err := list(".", "-deps", "./cmd/...")
 	must(t, err)
 	moduleOf := map[string]string{}
-	for line := range strings.Lines(string(out)) {
-		if fields := strings.Fields(line); len(fields) == 2 {
-			moduleOf[fields[0]] = fields[1]
+	for _, p := range packages {
+		if p.Module != nil && !p.Module.Main {
+			moduleOf[p.ImportPath] = p.Module.Path
 		}
 	}
 	direct := map[string]bool{}

@@ -1,9 +1,6 @@
 package minicri_test
 
 import (
-	"encoding/json"
-	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"regexp"
@@ -29,9 +26,9 @@ func TestGeneratedPagesAreCurrent(t *testing.T) {
 // their versions; hack/notice, which is slower, finds their licences.
 func TestNoticeIsCurrent(t *testing.T) {
 	want := slices.Concat(
-		linked(t, "0", "-tags", "grpcnotrace,nri_no_wasm", "./cmd/minicri"),
-		linked(t, "1", "-tags", "seccomp,runc_nocriu", "./cmd/minicri-shim"),
-		linked(t, "0", "-C", "hack/plugins", "tool"))
+		linked(t, "0", ".", "-tags", "grpcnotrace,nri_no_wasm", "./cmd/minicri"),
+		linked(t, "1", ".", "-tags", "seccomp,runc_nocriu", "./cmd/minicri-shim"),
+		linked(t, "0", "hack/plugins", "tool"))
 	slices.Sort(want)
 	want = slices.Compact(want)
 	notice, err := os.ReadFile("NOTICE")
@@ -55,33 +52,15 @@ func TestNoticeIsCurrent(t *testing.T) {
 }
 
 // linked are the modules of a program's packages: "path version".
-func linked(t *testing.T, cgo string, arguments ...string) (modules []string) {
-	t.Helper()
-	list := []string{"list", "-deps", "-json=Module"}
-	if arguments[0] == "-C" { // has to be the first flag
-		list, arguments = append([]string{"list", "-C", arguments[1]}, list[1:]...), arguments[2:]
-	}
-	command := exec.Command("go", append(list, arguments...)...)
-	command.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOARCH=amd64")
-	command.Stderr = os.Stderr
-	out, err := command.Output()
-	if err != nil {
-		t.Fatalf("%v: %v", command, err)
-	}
-	for decoder := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p struct {
-			Module *struct {
-				Path, Version string
-				Main          bool
-			}
-		}
-		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
-			return modules
-		} else if err != nil {
-			t.Fatal(err)
-		}
+func linked(t *testing.T, cgo, dir string, arguments ...string) (modules []string) {
+	t.Setenv("CGO_ENABLED", cgo)
+	t.Setenv("GOARCH", "amd64")
+	packages, err := list(dir, append([]string{"-deps"}, arguments...)...)
+	must(t, err)
+	for _, p := range packages {
 		if p.Module != nil && !p.Module.Main {
 			modules = append(modules, p.Module.Path+" "+p.Module.Version)
 		}
 	}
+	return modules
 }

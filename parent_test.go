@@ -51,7 +51,7 @@ func inParents(t *testing.T, do func(of string, p pkg)) {
 			t.Errorf("there is no package %s", name)
 			continue
 		}
-		packages, err := list("-deps", "./"+name)
+		packages, err := list(".", "-deps", "./"+name)
 		must(t, err)
 		for _, p := range packages {
 			if !seen[p.ImportPath] {

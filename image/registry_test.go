@@ -3,7 +3,6 @@ package image
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"log"
 	"net/http"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
@@ -128,17 +126,7 @@ func pushTo(t testing.TB, reference string, what remote.Taggable, options ...rem
 	t.Helper()
 	ref, err := name.ParseReference(reference, name.Insecure)
 	must(t, err)
-	switch what := what.(type) {
-	case v1.Image:
-		err = remote.Write(ref, what, options...)
-	case v1.ImageIndex:
-		err = remote.WriteIndex(ref, what, options...)
-	default:
-		err = fmt.Errorf("cannot push %T", what)
-	}
-	if err != nil {
-		t.Fatalf("push %s: %v", reference, err)
-	}
+	must(t, remote.Push(ref, what, options...))
 }
 
 // onBlob limits a fault to GETs of one blob; an empty digest means all blobs.

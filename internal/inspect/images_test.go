@@ -20,15 +20,11 @@ import (
 // daemon drains.
 func TestServeWaitsForAnImport(t *testing.T) {
 	store, err := image.Open(t.Context(), image.Config{Root: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer store.Close()
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	entered, draining, left := make(chan struct{}, 1), atomic.Bool{}, atomic.Bool{}
 	server := &Server{Images: store, Metrics: http.NotFoundHandler(), Enter: func() (func(), error) {
 		if draining.Load() {

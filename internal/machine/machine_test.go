@@ -108,22 +108,6 @@ func TestCheckRelabel(t *testing.T) {
 	}
 }
 
-// Without SELinux there are no labels, and nothing is relabelled.
-func TestWithoutSELinux(t *testing.T) {
-	m, err := Read(t.TempDir())
-	must(t, err)
-	if _, err := os.Stat("/sys/fs/selinux/enforce"); (err == nil) != m.SELinux {
-		t.Errorf("SELinux is %v, but the kernel says %v", m.SELinux, err)
-	}
-	process, mount, err := Machine{}.NewLabels([]string{"level:s0:c1,c2"})
-	if err != nil || process != "" || mount != "" {
-		t.Errorf("labels %q and %q, %v", process, mount, err)
-	}
-	if err := (Machine{}).Relabel(t.TempDir(), "system_u:object_r:container_file_t:s0", false); err != nil {
-		t.Error(err)
-	}
-}
-
 // must ends the test for an error.
 func must(t testing.TB, err error) {
 	t.Helper()

@@ -11,21 +11,15 @@ import (
 func open(t *testing.T, root string) *Node {
 	t.Helper()
 	n, err := Open(root, "/run/state", "/run/netns")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 
 // withRecord writes something that stands for a pod.
 func withRecord(t *testing.T, root string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Join(root, "sandboxes"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "sandboxes", "a.json"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(root, "sandboxes"), 0o700))
+	must(t, os.WriteFile(filepath.Join(root, "sandboxes", "a.json"), nil, 0o600))
 }
 
 // Two nodes have two ids, whatever their paths are, and each keeps its own.
@@ -71,13 +65,9 @@ func TestChangedDirectoriesAreRefusedWhilePodsRun(t *testing.T) {
 	}
 	open(t, root)
 	n, err := Read(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n.facts.BootID = "before"
-	if err := n.write(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.write())
 	if _, err := Open(root, "/run/other", "/run/other"); err != nil {
 		t.Errorf("after a reboot: %v", err)
 	}
@@ -88,9 +78,7 @@ func TestParentsAreKept(t *testing.T) {
 	root := t.TempDir()
 	n := open(t, root)
 	for _, path := range []string{"/kubepods/burstable/pod1/x", "/kubepods/pod2/x", "/minicri/x", "/x", "kubepods.slice/a.slice/x.scope"} {
-		if err := n.Know(path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Know(path))
 	}
 	if got, want := open(t, root).Parents(), []string{"/kubepods", "/minicri", "/", "/kubepods.slice"}; !slices.Equal(got, want) {
 		t.Errorf("the parents are %q, want %q", got, want)
@@ -106,10 +94,15 @@ func TestRead(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, "node.json")); !os.IsNotExist(err) {
 		t.Errorf("a look has made the file: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "node.json"), []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(root, "node.json"), []byte("{}"), 0o600))
 	if _, err := Open(root, "/run/state", "/run/netns"); err == nil || !strings.Contains(err.Error(), filepath.Join(root, "node.json")) {
 		t.Errorf("Open = %v", err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -13,9 +13,7 @@ import (
 func run(t *testing.T) *Parent {
 	t.Helper()
 	c, err := NewParent()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan struct{})
 	go func() {
@@ -33,17 +31,13 @@ func run(t *testing.T) *Parent {
 func shell(t *testing.T, c *Parent, script string) (*Child, *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = r.Close() })
 	child, err := c.Start(func() (int, error) {
 		return syscall.ForkExec("/bin/sh", []string{"sh", "-c", script}, &syscall.ProcAttr{Files: []uintptr{0, w.Fd(), 2}})
 	})
 	_ = w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return child, r
 }
 
@@ -63,21 +57,15 @@ func TestOwnedBeforeItsParentEnds(t *testing.T) {
 	parent, out := shell(t, c, `sh -c 'sleep 0.1; exit 7' & echo $!; exec sleep 1000`)
 	line := make([]byte, 32)
 	n, err := out.Read(line)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(line[:n])))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	seen := make(chan string, 1)
 	child, err := c.Own(pid, func(int) {
 		stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 		seen <- string(stat)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := c.Own(pid, nil); err == nil {
 		t.Error("a second owner")
 	}
@@ -86,9 +74,7 @@ func TestOwnedBeforeItsParentEnds(t *testing.T) {
 		t.Fatal("reaped while its parent lives")
 	case <-time.After(300 * time.Millisecond):
 	}
-	if err := syscall.Kill(parent.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Kill(parent.PID, syscall.SIGKILL))
 	if status := child.Wait(); status.ExitStatus() != 7 {
 		t.Errorf("status %v, want exit code 7", status)
 	}
@@ -104,9 +90,7 @@ func TestOrphansAreReaped(t *testing.T) {
 	_, out := shell(t, c, `(sleep 0.1; exit 3) & echo $!`)
 	line := make([]byte, 32)
 	n, err := out.Read(line)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat("/proc/" + strings.TrimSpace(string(line[:n]))); os.IsNotExist(err) {
 			return

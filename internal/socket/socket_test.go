@@ -16,26 +16,18 @@ import (
 func TestCheckFree(t *testing.T) {
 	dir := t.TempDir()
 	file, stale, used, datagrams := filepath.Join(dir, "file"), filepath.Join(dir, "stale"), filepath.Join(dir, "used"), filepath.Join(dir, "datagrams")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	listen := func(path string) *net.UnixListener {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		l.SetUnlinkOnClose(false)
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	if err := listen(stale).Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, listen(stale).Close())
 	listen(used)
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: datagrams, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 
 	for path, want := range map[string]error{
@@ -60,9 +52,7 @@ func TestListenPrivate(t *testing.T) {
 	defer unix.Umask(mask)
 	path := filepath.Join(t.TempDir(), "socket")
 	listener, err := socket.ListenPrivate(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode() != os.ModeSocket|0o600 {
 		t.Errorf("got %v, %v", info.Mode(), err)
@@ -82,14 +72,10 @@ func TestRootOnly(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "sock")
 	listener, err := socket.ListenPrivate(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer listener.Close()
 	for _, opened := range []string{path, filepath.Dir(path), filepath.Dir(filepath.Dir(path))} {
-		if err := os.Chmod(opened, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(opened, 0o777))
 	}
 	go func() {
 		for guarded := socket.RootOnly(listener); ; {
@@ -134,4 +120,11 @@ func readAs(t *testing.T, uid int, path string) string {
 		read <- string(buffer[:max(n, 0)])
 	}()
 	return <-read
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -108,130 +108,84 @@ func TestContainerAccepts(t *testing.T) {
 
 // Each of these is refused for its one field.
 func TestContainerRefuses(t *testing.T) {
+	for field, values := range map[string][]any{
+		"metadata": {nil}, "metadata.name": {"", "../x", strings.Repeat("a", 254)}, "image": {nil}, "stop_signal": {999},
+		"command[1]": {"\x00"}, "args[0]": {"a\x00"}, "working_dir": {"/\x00"}, "envs[0].key": {"", "A=B"}, "envs[0].value": {[]byte{0}},
+		"log_path": {"/var/log/x", "a/../../x", "./"}, "windows": {&runtimeapi.WindowsContainerConfig{}},
+		"mounts[0].container_path": {"", "a", "/a/../..", "//"}, "mounts[0].host_path": {"", "b"}, "mounts[0].mount_options[1]": {"rw"},
+		"mounts[1].host_path": {"/b"}, "mounts[1].readonly": {false}, "mounts[2].propagation": {9},
+		"mounts[2].gidMappings": {[]*runtimeapi.IDMapping{{}}}, "mounts[2].uidMappings": {ids(0, math.MaxUint32, 2)},
+		"devices[0].host_path": {""}, "devices[1].container_path": {"y"}, "devices[0].permissions": {"", "rx"}, "CDI_devices[0].name": {"eth0"},
+
+		"linux.resources.cpu_period": {-1, 999, 1_000_001}, "linux.resources.cpu_quota": {-2, 999, 1 << 44},
+		"linux.resources.cpu_shares": {-1, 1, 1<<18 + 1}, "linux.resources.oom_score_adj": {-1001, 1001},
+		"linux.resources.cpuset_cpus": {"0-8", "0,a", "3-1"}, "linux.resources.cpuset_mems": {"1", "0-"},
+		"linux.resources.memory_limit_in_bytes": {-2}, "linux.resources.memory_swap_limit_in_bytes": {-2, 5},
+		"linux.resources.hugepage_limits[0].page_size": {"16MB", "../x"},
+
+		"linux.security_context.privileged":                               {true},
+		"linux.security_context.capabilities.add_capabilities[1]":         {"FLY", "SYS_RESOURCE"},
+		"linux.security_context.capabilities.drop_capabilities[0]":        {"FLY"},
+		"linux.security_context.capabilities.add_ambient_capabilities[0]": {""},
+		"linux.security_context.namespace_options.network":                {7},
+		"linux.security_context.namespace_options.ipc":                    {1},
+		"linux.security_context.namespace_options.target_id":              {""},
+		"linux.security_context.run_as_user":                              {-1, 1 << 31},
+		"linux.security_context.run_as_username":                          {"app"},
+		"linux.security_context.run_as_group":                             {-1},
+		"linux.security_context.supplemental_groups[0]":                   {-1},
+		"linux.security_context.supplemental_groups_policy":               {5},
+		"linux.security_context.masked_paths[0]":                          {"proc"},
+		"linux.security_context.readonly_paths[0]":                        {"/proc/../etc"},
+		"linux.security_context.seccomp.profile_type":                     {9},
+		"linux.security_context.apparmor.profile_type":                    {9},
+		"linux.security_context.seccomp":                                  {localhostProfile("/nowhere/p.json")},
+		"linux.security_context.apparmor":                                 {localhostProfile("web")},
+	} {
+		for _, value := range values {
+			c := goodContainer()
+			set(c.ProtoReflect(), field, value)
+			wantRefusal(t, Container(c, &runtimeapi.PodSandboxConfig{}, goodMachine()), "config."+field)
+		}
+	}
 	for _, test := range []struct {
-		name, field string
-		change      func(*config)
+		field  string
+		change func(*config)
 	}{
-		{"no metadata", "config.metadata", func(c *config) { c.Metadata = nil }},
-		{"no name", "config.metadata.name", func(c *config) { c.Metadata.Name = "" }},
-		{"a name that leads elsewhere", "config.metadata.name", func(c *config) { c.Metadata.Name = "../x" }},
-		{"a long name", "config.metadata.name", func(c *config) { c.Metadata.Name = strings.Repeat("a", 254) }},
-		{"no image", "config.image", func(c *config) { c.Image = nil }},
-		{"an image without a name", "config.image", func(c *config) { c.Image.Image = "" }},
-		{"NUL in a command", "config.command[1]", func(c *config) { c.Command[1] = "\x00" }},
-		{"NUL in an argument", "config.args[0]", func(c *config) { c.Args[0] = "a\x00" }},
-		{"NUL in the directory", "config.working_dir", func(c *config) { c.WorkingDir = "/\x00" }},
-		{"a variable without a name", "config.envs[0].key", func(c *config) { c.Envs[0].Key = "" }},
-		{"a variable with = in its name", "config.envs[0].key", func(c *config) { c.Envs[0].Key = "A=B" }},
-		{"NUL in a variable", "config.envs[0].value", func(c *config) { c.Envs[0].Value = []byte{0} }},
-		{"an absolute log", "config.log_path", func(c *config) { c.LogPath = "/var/log/x" }},
-		{"a log elsewhere", "config.log_path", func(c *config) { c.LogPath = "a/../../x" }},
-		{"a log that is the directory", "config.log_path", func(c *config) { c.LogPath = "./" }},
-		{"unknown signal", "config.stop_signal", func(c *config) { c.StopSignal = 999 }},
-
-		{"mount without a place", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "" }},
-		{"mount in a relative place", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "a" }},
-		{"mount that leads up to the root", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "/a/../.." }},
-		{"mount on the root", "config.mounts[0].container_path", func(c *config) { c.Mounts[0].ContainerPath = "//" }},
-		{"mount without a source", "config.mounts[0].host_path", func(c *config) { c.Mounts[0].HostPath = "" }},
-		{"mount of a relative source", "config.mounts[0].host_path", func(c *config) { c.Mounts[0].HostPath = "b" }},
-		{"mount of image and path", "config.mounts[1].host_path", func(c *config) { c.Mounts[1].HostPath = "/b" }},
-		{"mount of an image without a name", "config.mounts[1].image", func(c *config) { c.Mounts[1].Image.Image = "" }},
-		{"mount of an image to write to", "config.mounts[1].readonly", func(c *config) { c.Mounts[1].Readonly = false }},
-		{"unknown propagation", "config.mounts[2].propagation", func(c *config) { c.Mounts[2].Propagation = 9 }},
-		{"recursive read-only, but not read-only", "config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Readonly = false }},
-		{"recursive read-only, not private", "config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Propagation = runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER }},
-		{"unknown mount option", "config.mounts[0].mount_options[1]", func(c *config) { c.Mounts[0].MountOptions[1] = "rw" }},
-		{"uid mappings alone", "config.mounts[2].uidMappings", func(c *config) { c.Mounts[2].GidMappings = nil }},
-		{"empty mapping", "config.mounts[2].gidMappings", func(c *config) { c.Mounts[2].GidMappings = []*runtimeapi.IDMapping{{}} }},
-		{"mapping beyond the ids", "config.mounts[2].uidMappings", func(c *config) {
-			c.Mounts[2].UidMappings = []*runtimeapi.IDMapping{{HostId: math.MaxUint32, Length: 2}}
-		}},
-
-		{"settings for Windows", "config.windows", func(c *config) { c.Windows = &runtimeapi.WindowsContainerConfig{} }},
-
-		{"device without a source", "config.devices[0].host_path", func(c *config) { c.Devices[0].HostPath = "" }},
-		{"device in a relative place", "config.devices[1].container_path", func(c *config) { c.Devices[1].ContainerPath = "y" }},
-		{"device without permissions", "config.devices[0].permissions", func(c *config) { c.Devices[0].Permissions = "" }},
-		{"device with other permissions", "config.devices[0].permissions", func(c *config) { c.Devices[0].Permissions = "rx" }},
-		{"CDI device that is no name", "config.CDI_devices[0].name", func(c *config) { c.CDIDevices[0].Name = "eth0" }},
-		{"CDI annotation that is no name", "config.annotations", func(c *config) { c.Annotations["cdi.k8s.io/a"] = "x" }},
-
-		{"negative period", resourcesField + "cpu_period", func(c *config) { limits(c).CpuPeriod = -1 }},
-		{"quota below none", resourcesField + "cpu_quota", func(c *config) { limits(c).CpuQuota = -2 }},
-		{"a period that is too short", resourcesField + "cpu_period", func(c *config) { limits(c).CpuPeriod = 999 }},
-		{"a period that is too long", resourcesField + "cpu_period", func(c *config) { limits(c).CpuPeriod = 1_000_001 }},
-		{"a quota that the kernel does not take", resourcesField + "cpu_quota", func(c *config) { limits(c).CpuQuota = 1 << 44 }},
-		{"a quota that is too small", resourcesField + "cpu_quota", func(c *config) { limits(c).CpuQuota = 999 }},
-		{"too few shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = 1 }},
-		{"too many shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = 1<<18 + 1 }},
-		{"cpus of another machine", resourcesField + "cpuset_cpus", func(c *config) { limits(c).CpusetCpus = "0-8" }},
-		{"mems of another machine", resourcesField + "cpuset_mems", func(c *config) { limits(c).CpusetMems = "1" }},
-		{"negative shares", resourcesField + "cpu_shares", func(c *config) { limits(c).CpuShares = -1 }},
-		{"negative memory", resourcesField + "memory_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = -2 }},
-		{"negative swap", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemorySwapLimitInBytes = -2 }},
-		{"swap without memory", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = 0 }},
-		{"swap, and no limit of memory", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = -1 }},
-		{"unknown controller", resourcesField + "unified[gpu.max]", func(c *config) { limits(c).Unified = map[string]string{"gpu.max": "1"} }},
-		{"less swap than memory", resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemorySwapLimitInBytes = 5 }},
-		{"oom score too low", resourcesField + "oom_score_adj", func(c *config) { limits(c).OomScoreAdj = -1001 }},
-		{"oom score too high", resourcesField + "oom_score_adj", func(c *config) { limits(c).OomScoreAdj = 1001 }},
-		{"cpus that are no list", resourcesField + "cpuset_cpus", func(c *config) { limits(c).CpusetCpus = "0,a" }},
-		{"cpus backwards", resourcesField + "cpuset_cpus", func(c *config) { limits(c).CpusetCpus = "3-1" }},
-		{"mems that are no list", resourcesField + "cpuset_mems", func(c *config) { limits(c).CpusetMems = "0-" }},
-		{"huge pages of another machine", resourcesField + "hugepage_limits[0].page_size", func(c *config) { limits(c).HugepageLimits[0].PageSize = "16MB" }},
-		{"huge pages of no size", resourcesField + "hugepage_limits[0].page_size", func(c *config) { limits(c).HugepageLimits[0].PageSize = "../x" }},
-		{"key that leads elsewhere", resourcesField + "unified[a./../x]", func(c *config) { limits(c).Unified = map[string]string{"a./../x": "1"} }},
-		{"key without a controller", resourcesField + "unified[max]", func(c *config) { limits(c).Unified = map[string]string{"max": "1"} }},
-
-		{"privileged in a pod that is not", securityContext + "privileged", func(c *config) { containerSecurity(c).Privileged = true }},
-		{"unknown capability added", securityContext + "capabilities.add_capabilities[1]", func(c *config) { containerSecurity(c).Capabilities.AddCapabilities[1] = "FLY" }},
-		{"unknown capability dropped", securityContext + "capabilities.drop_capabilities[0]", func(c *config) { containerSecurity(c).Capabilities.DropCapabilities[0] = "FLY" }},
-		{"unknown ambient capability", securityContext + "capabilities.add_ambient_capabilities[0]", func(c *config) { containerSecurity(c).Capabilities.AddAmbientCapabilities[0] = "" }},
-		{"capability that the daemon has not", securityContext + "capabilities.add_capabilities[1]", func(c *config) { containerSecurity(c).Capabilities.AddCapabilities[1] = "SYS_RESOURCE" }},
-
-		{"unknown network", nsField + "network", func(c *config) { nsOptions(c).Network = 7 }},
-		{"unknown ipc", nsField + "ipc", func(c *config) { nsOptions(c).Ipc = runtimeapi.NamespaceMode_CONTAINER }},
-		{"unknown pid", nsField + "pid", func(c *config) { nsOptions(c).Pid, nsOptions(c).TargetId = 7, "" }},
-		{"target without an id", nsField + "target_id", func(c *config) { nsOptions(c).TargetId = "" }},
-		{"an id without a target", nsField + "target_id", func(c *config) { nsOptions(c).Pid = runtimeapi.NamespaceMode_POD }},
-		{"another user namespace than the pod's", nsField + "userns_options", func(c *config) {
+		{"config.image", func(c *config) { c.Image.Image = "" }},
+		{"config.mounts[1].image", func(c *config) { c.Mounts[1].Image.Image = "" }},
+		{"config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Readonly = false }},
+		{"config.mounts[0].recursive_read_only", func(c *config) { c.Mounts[0].Propagation = runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER }},
+		{"config.mounts[2].uidMappings", func(c *config) { c.Mounts[2].GidMappings = nil }},
+		{"config.annotations", func(c *config) { c.Annotations["cdi.k8s.io/a"] = "x" }},
+		{resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = 0 }},
+		{resourcesField + "memory_swap_limit_in_bytes", func(c *config) { limits(c).MemoryLimitInBytes = -1 }},
+		{resourcesField + "unified[gpu.max]", func(c *config) { limits(c).Unified = map[string]string{"gpu.max": "1"} }},
+		{resourcesField + "unified[a./../x]", func(c *config) { limits(c).Unified = map[string]string{"a./../x": "1"} }},
+		{resourcesField + "unified[max]", func(c *config) { limits(c).Unified = map[string]string{"max": "1"} }},
+		{nsField + "pid", func(c *config) { nsOptions(c).Pid, nsOptions(c).TargetId = 7, "" }},
+		{nsField + "target_id", func(c *config) { nsOptions(c).Pid = runtimeapi.NamespaceMode_POD }},
+		{nsField + "userns_options", func(c *config) {
 			nsOptions(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: unmapped, Gids: unmapped}
 		}},
-		{"unknown user namespace", nsField + "userns_options.mode", func(c *config) {
+		{nsField + "userns_options.mode", func(c *config) {
 			nsOptions(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_TARGET}
 		}},
-
-		{"negative user", securityContext + "run_as_user", func(c *config) { containerSecurity(c).RunAsUser.Value = -1 }},
-		{"user beyond the ids", securityContext + "run_as_user", func(c *config) { containerSecurity(c).RunAsUser.Value = 1 << 31 }},
-		{"user twice", securityContext + "run_as_username", func(c *config) { containerSecurity(c).RunAsUsername = "app" }},
-		{"group without a user", securityContext + "run_as_group", func(c *config) { containerSecurity(c).RunAsUser = nil }},
-		{"negative group", securityContext + "run_as_group", func(c *config) { containerSecurity(c).RunAsGroup.Value = -1 }},
-		{"number as a name", securityContext + "run_as_username", func(c *config) { containerSecurity(c).RunAsUser, containerSecurity(c).RunAsUsername = nil, "1000" }},
-		{"name with a group", securityContext + "run_as_username", func(c *config) { containerSecurity(c).RunAsUser, containerSecurity(c).RunAsUsername = nil, "a:b" }},
-		{"negative supplemental group", securityContext + "supplemental_groups[0]", func(c *config) { containerSecurity(c).SupplementalGroups[0] = -1 }},
-		{"unknown policy", securityContext + "supplemental_groups_policy", func(c *config) { containerSecurity(c).SupplementalGroupsPolicy = 5 }},
-
-		{"relative masked path", securityContext + "masked_paths[0]", func(c *config) { containerSecurity(c).MaskedPaths[0] = "proc" }},
-		{"readonly path that leads up", securityContext + "readonly_paths[0]", func(c *config) { containerSecurity(c).ReadonlyPaths[0] = "/proc/../etc" }},
-		{"unknown seccomp type", securityContext + "seccomp.profile_type", func(c *config) { containerSecurity(c).Seccomp.ProfileType = 9 }},
-		{"unknown AppArmor type", securityContext + "apparmor.profile_type", func(c *config) { containerSecurity(c).Apparmor.ProfileType = 9 }},
-		{"missing seccomp profile", securityContext + "seccomp", func(c *config) { containerSecurity(c).Seccomp = localhostProfile("/nowhere/p.json") }},
-		{"missing seccomp profile, older form", securityContext + "seccomp", func(c *config) {
+		{securityContext + "run_as_group", func(c *config) { containerSecurity(c).RunAsUser = nil }},
+		{securityContext + "run_as_username", func(c *config) { containerSecurity(c).RunAsUser, containerSecurity(c).RunAsUsername = nil, "1000" }},
+		{securityContext + "run_as_username", func(c *config) { containerSecurity(c).RunAsUser, containerSecurity(c).RunAsUsername = nil, "a:b" }},
+		{securityContext + "seccomp", func(c *config) {
 			//lint:ignore SA1019 the older form is still sent
 			containerSecurity(c).Seccomp, containerSecurity(c).SeccompProfilePath = nil, "localhost//nowhere/p.json"
 		}},
-		{"AppArmor by name where there is none", securityContext + "apparmor", func(c *config) { containerSecurity(c).Apparmor = localhostProfile("web") }},
-		{"AppArmor by name, older form", securityContext + "apparmor", func(c *config) {
+		{securityContext + "apparmor", func(c *config) {
 			//lint:ignore SA1019 the older form is still sent
 			containerSecurity(c).Apparmor, containerSecurity(c).ApparmorProfile = nil, "localhost/web"
 		}},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			c := goodContainer()
-			test.change(c)
-			wantRefusal(t, Container(c, &runtimeapi.PodSandboxConfig{}, goodMachine()), test.field)
-		})
+		c := goodContainer()
+		test.change(c)
+		wantRefusal(t, Container(c, &runtimeapi.PodSandboxConfig{}, goodMachine()), test.field)
 	}
 	wantRefusal(t, Container(nil, nil, goodMachine()), "config")
 }
@@ -266,7 +220,8 @@ func TestContainerKnowsMachineAndPod(t *testing.T) {
 func wantRefusal(t *testing.T, err error, field string) {
 	t.Helper()
 	if !errdefs.IsInvalidArgument(err) {
-		t.Fatalf("got %v, want InvalidArgument for %s", err, field)
+		t.Errorf("got %v, want InvalidArgument for %s", err, field)
+		return
 	}
 	_, complaints, _ := strings.Cut(err.Error(), ": ")
 	for line := range strings.Lines(complaints) {

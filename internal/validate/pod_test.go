@@ -101,145 +101,92 @@ func TestPodAccepts(t *testing.T) {
 // cri: LinuxPodSandboxConfig.security_context LinuxSandboxSecurityContext.namespace_options NamespaceOption.ipc
 func TestPodRefuses(t *testing.T) {
 	const securityField, namespaceField = "config.linux.security_context.", "config.linux.security_context.namespace_options."
-	localhost := func(ref string) *runtimeapi.SecurityProfile {
-		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: ref}
-	}
 	type config = runtimeapi.PodSandboxConfig
+	for field, values := range map[string][]any{
+		"metadata":           {nil},
+		"metadata.name":      {"", "a\x00b", "..", ".", "a..b", "../../etc", "a;IP=10.0.0.1", "a\nb", "a\xff", strings.Repeat("n", longestName+1)},
+		"metadata.namespace": {"\x00", "..", "a/b"},
+		"metadata.uid":       {"u\x00", "../u", "u=1"},
+		"hostname":           {strings.Repeat("h", longestHostname+1), "a\x00", "../a", "a\n127.0.0.1 b"},
+		"log_directory":      {"var/log", "/var/log/../../etc", "/var/log\x00"},
+
+		"dns_config.servers[1]": {""}, "dns_config.servers[0]": {"1.1.1.1\nsearch x"}, "dns_config.searches[0]": {"a b"}, "dns_config.options[0]": {"a\x00"},
+		"port_mappings[0].protocol": {3}, "port_mappings[0].host_port": {-1}, "port_mappings[1].host_port": {65536},
+		"port_mappings[2].container_port": {-1, 70000}, "port_mappings[0].container_port": {0}, "port_mappings[1].host_ip": {"localhost"},
+		"windows": {&runtimeapi.WindowsPodSandboxConfig{}}, "linux.cgroup_parent": {"/a/../..", "/a\x00"},
+
+		"linux.security_context.namespace_options.network":             {9, 1},
+		"linux.security_context.namespace_options.pid":                 {-1, 2, 3},
+		"linux.security_context.namespace_options.ipc":                 {4, 1},
+		"linux.security_context.namespace_options.target_id":           {"abc"},
+		"linux.security_context.namespace_options.userns_options.uids": {nil, ids(0, 1000, 10, 9, 5000, 10), ids(0, math.MaxUint32-5, 10), manyMappings(mostMappings + 1)},
+		"linux.security_context.namespace_options.userns_options.gids": {nil, ids(0, 1000, 10, 100, 991, 10), ids(1, 1000, 10)},
+		"linux.security_context.run_as_user":                           {-1, math.MaxUint32},
+		"linux.security_context.run_as_group":                          {1 << 33},
+		"linux.security_context.supplemental_groups[1]":                {-5},
+		"linux.security_context.supplemental_groups_policy":            {2},
+		"linux.security_context.seccomp.profile_type":                  {3},
+		"linux.security_context.apparmor.profile_type":                 {-2},
+		"linux.security_context.seccomp":                               {localhostProfile("profile.json"), localhostProfile("/nowhere/profile.json")},
+		"linux.security_context.apparmor":                              {localhostProfile("web")},
+	} {
+		for _, value := range values {
+			c := goodConfig()
+			set(c.ProtoReflect(), field, value)
+			wantRefusal(t, Pod(c, "runc", goodNode()), "config."+field)
+		}
+	}
 	for _, test := range []struct {
-		name, field string
-		change      func(*config)
+		field  string
+		change func(*config)
 	}{
-		{"no metadata", "config.metadata", func(c *config) { c.Metadata = nil }},
-		{"no name", "config.metadata.name", func(c *config) { c.Metadata.Name = "" }},
-		{"NUL in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a\x00b" }},
-		{"'..' as the name", "config.metadata.name", func(c *config) { c.Metadata.Name = ".." }},
-		{"'.' as the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "." }},
-		{"'..' in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a..b" }},
-		{"a path as the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "../../etc" }},
-		{"CNI_ARGS in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a;IP=10.0.0.1" }},
-		{"a line break in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a\nb" }},
-		{"no UTF-8 in the name", "config.metadata.name", func(c *config) { c.Metadata.Name = "a\xff" }},
-		{"too long a name", "config.metadata.name", func(c *config) { c.Metadata.Name = strings.Repeat("n", longestName+1) }},
-		{"NUL in the namespace", "config.metadata.namespace", func(c *config) { c.Metadata.Namespace = "\x00" }},
-		{"'..' in the namespace", "config.metadata.namespace", func(c *config) { c.Metadata.Namespace = ".." }},
-		{"a slash in the namespace", "config.metadata.namespace", func(c *config) { c.Metadata.Namespace = "a/b" }},
-		{"NUL in the uid", "config.metadata.uid", func(c *config) { c.Metadata.Uid = "u\x00" }},
-		{"'..' in the uid", "config.metadata.uid", func(c *config) { c.Metadata.Uid = "../u" }},
-		{"'=' in the uid", "config.metadata.uid", func(c *config) { c.Metadata.Uid = "u=1" }},
-
-		{"over-long hostname", "config.hostname", func(c *config) { c.Hostname = strings.Repeat("h", longestHostname+1) }},
-		{"a hostname in the node's network", "config.hostname", func(c *config) { options(c).Network, c.Linux.Sysctls = ofNode, nil }},
-		{"NUL in the hostname", "config.hostname", func(c *config) { c.Hostname = "a\x00" }},
-		{"a path as the hostname", "config.hostname", func(c *config) { c.Hostname = "../a" }},
-		{"a line break in the hostname", "config.hostname", func(c *config) { c.Hostname = "a\n127.0.0.1 b" }},
-
-		{"relative log directory", "config.log_directory", func(c *config) { c.LogDirectory = "var/log" }},
-		{"'..' in the log directory", "config.log_directory", func(c *config) { c.LogDirectory = "/var/log/../../etc" }},
-		{"NUL in the log directory", "config.log_directory", func(c *config) { c.LogDirectory = "/var/log\x00" }},
-
-		{"an empty server", "config.dns_config.servers[1]", func(c *config) { c.DnsConfig.Servers[1] = "" }},
-		{"a line break in a server", "config.dns_config.servers[0]", func(c *config) { c.DnsConfig.Servers[0] = "1.1.1.1\nsearch x" }},
-		{"two words as a search", "config.dns_config.searches[0]", func(c *config) { c.DnsConfig.Searches[0] = "a b" }},
-		{"NUL in an option", "config.dns_config.options[0]", func(c *config) { c.DnsConfig.Options[0] = "a\x00" }},
-
-		{"unknown protocol", "config.port_mappings[0].protocol", func(c *config) { c.PortMappings[0].Protocol = 3 }},
-		{"negative host port", "config.port_mappings[0].host_port", func(c *config) { c.PortMappings[0].HostPort = -1 }},
-		{"host port beyond the last", "config.port_mappings[1].host_port", func(c *config) { c.PortMappings[1].HostPort = 65536 }},
-		{"negative container port", "config.port_mappings[2].container_port", func(c *config) { c.PortMappings[2].ContainerPort = -1 }},
-		{"container port beyond the last", "config.port_mappings[2].container_port", func(c *config) { c.PortMappings[2].ContainerPort = 70000 }},
-		{"a host port to no port", "config.port_mappings[0].container_port", func(c *config) { c.PortMappings[0].ContainerPort = 0 }},
-		{"a name as host ip", "config.port_mappings[1].host_ip", func(c *config) { c.PortMappings[1].HostIp = "localhost" }},
-
-		{"a label that is no text", "config.labels", func(c *config) { c.Labels["a"] = "\xff" }},
-		{"a label's key that is no text", "config.labels", func(c *config) { c.Labels["\xff"] = "a" }},
-		{"an annotation that is no text", "config.annotations", func(c *config) { c.Annotations["a"] = "\xff" }},
-		{"labels beyond what a list holds", "config.labels", func(c *config) { c.Labels["a"] = strings.Repeat("x", mostText) }},
-		{"annotations beyond what a list holds", "config.annotations", func(c *config) { c.Annotations["a"] = strings.Repeat("x", mostText) }},
-		{"settings for Windows", "config.windows", func(c *config) { c.Windows = &runtimeapi.WindowsPodSandboxConfig{} }},
-		{"negative overhead", "config.linux.overhead.cpu_shares", func(c *config) { c.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: -5} }},
-		{"negative resources", "config.linux.resources.memory_limit_in_bytes", func(c *config) {
+		{"config.hostname", func(c *config) { options(c).Network, c.Linux.Sysctls = ofNode, nil }},
+		{"config.labels", func(c *config) { c.Labels["a"] = "\xff" }},
+		{"config.labels", func(c *config) { c.Labels["\xff"] = "a" }},
+		{"config.annotations", func(c *config) { c.Annotations["a"] = "\xff" }},
+		{"config.labels", func(c *config) { c.Labels["a"] = strings.Repeat("x", mostText) }},
+		{"config.annotations", func(c *config) { c.Annotations["a"] = strings.Repeat("x", mostText) }},
+		{"config.linux.overhead.cpu_shares", func(c *config) { c.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: -5} }},
+		{"config.linux.resources.memory_limit_in_bytes", func(c *config) {
 			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: -5}
 		}},
-		{"a bandwidth that is no quantity", "config.annotations[" + IngressBandwidth + "]", func(c *config) { c.Annotations[IngressBandwidth] = "fast" }},
-		{"too little bandwidth", "config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "999" }},
-		{"too much bandwidth", "config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "2P" }},
-
-		{"'..' in the cgroup parent", "config.linux.cgroup_parent", func(c *config) { c.Linux.CgroupParent = "/a/../.." }},
-		{"NUL in the cgroup parent", "config.linux.cgroup_parent", func(c *config) { c.Linux.CgroupParent = "/a\x00" }},
-
-		{"a sysctl of the node", "config.linux.sysctls[kernel.panic]", func(c *config) { c.Linux.Sysctls["kernel.panic"] = "1" }},
-		{"a sysctl that leads elsewhere", "config.linux.sysctls[net/../kernel/panic]", func(c *config) { c.Linux.Sysctls["net/../kernel/panic"] = "1" }},
-		{"a sysctl without a name", "config.linux.sysctls[]", func(c *config) { c.Linux.Sysctls[""] = "1" }},
-		{"NUL in a sysctl's value", "config.linux.sysctls[net.core.somaxconn]", func(c *config) { c.Linux.Sysctls["net.core.somaxconn"] = "1\x00" }},
-		{"a sysctl twice, in both spellings", "config.linux.sysctls[net/core/somaxconn]", func(c *config) { c.Linux.Sysctls["net/core/somaxconn"] = "1" }},
-		{"a sysctl of the node's network", "config.linux.sysctls[net.core.somaxconn]", func(c *config) {
+		{"config.annotations[" + IngressBandwidth + "]", func(c *config) { c.Annotations[IngressBandwidth] = "fast" }},
+		{"config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "999" }},
+		{"config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "2P" }},
+		{"config.linux.sysctls[kernel.panic]", func(c *config) { c.Linux.Sysctls["kernel.panic"] = "1" }},
+		{"config.linux.sysctls[net/../kernel/panic]", func(c *config) { c.Linux.Sysctls["net/../kernel/panic"] = "1" }},
+		{"config.linux.sysctls[]", func(c *config) { c.Linux.Sysctls[""] = "1" }},
+		{"config.linux.sysctls[net.core.somaxconn]", func(c *config) { c.Linux.Sysctls["net.core.somaxconn"] = "1\x00" }},
+		{"config.linux.sysctls[net/core/somaxconn]", func(c *config) { c.Linux.Sysctls["net/core/somaxconn"] = "1" }},
+		{"config.linux.sysctls[net.core.somaxconn]", func(c *config) {
 			c.Hostname, options(c).UsernsOptions, options(c).Network = "", nil, ofNode
 		}},
-		{"a sysctl of the node's IPC", "config.linux.sysctls[kernel.shm_rmid_forced]", func(c *config) { options(c).UsernsOptions = nil; options(c).Ipc = ofNode }},
-
-		{"unknown network mode", namespaceField + "network", func(c *config) { options(c).Network = 9 }},
-		{"network mode of a container", namespaceField + "network", func(c *config) { options(c).Network = ofContainer }},
-		{"unknown pid mode", namespaceField + "pid", func(c *config) { options(c).Pid = -1 }},
-		{"pid mode TARGET", namespaceField + "pid", func(c *config) { options(c).Pid = ofTarget }},
-		{"unknown ipc mode", namespaceField + "ipc", func(c *config) { options(c).Ipc = 4 }},
-		{"ipc mode of a container", namespaceField + "ipc", func(c *config) { options(c).Ipc = ofContainer }},
-		{"a target", namespaceField + "target_id", func(c *config) { options(c).TargetId = "abc" }},
-
-		{"unknown userns mode", namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: 7} }},
-		{"userns mode of a container", namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: ofContainer} }},
-		{"mappings without a user namespace", namespaceField + "userns_options", func(c *config) { options(c).UsernsOptions.Mode = ofNode }},
-		{"no uids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = nil }},
-		{"no gids", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = nil }},
-		{"an empty mapping", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids[1].Length = 0 }},
-		{"overlapping container ids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = ids(0, 1000, 10, 9, 5000, 10) }},
-		{"overlapping host ids", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = ids(0, 1000, 10, 100, 991, 10) }},
-		{"a mapping beyond the ids", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = ids(0, math.MaxUint32-5, 10) }},
-		{"a pod without root", namespaceField + "userns_options.gids", func(c *config) { options(c).UsernsOptions.Gids = ids(1, 1000, 10) }},
-		{"too many mappings", namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids = manyMappings(mostMappings + 1) }},
-		{"a user namespace with the node's pids", namespaceField + "pid", func(c *config) { options(c).Pid = ofNode }},
-		{"a user namespace with the node's ipc", namespaceField + "ipc", func(c *config) { options(c).Ipc = ofNode; c.Linux.Sysctls = nil }},
-
-		{"negative user", securityField + "run_as_user", func(c *config) { security(c).RunAsUser.Value = -1 }},
-		{"the user that is none", securityField + "run_as_user", func(c *config) { security(c).RunAsUser.Value = math.MaxUint32 }},
-		{"group beyond the ids", securityField + "run_as_group", func(c *config) { security(c).RunAsGroup.Value = 1 << 33 }},
-		{"group without a user", securityField + "run_as_group", func(c *config) { security(c).RunAsUser = nil }},
-		{"negative supplemental group", securityField + "supplemental_groups[1]", func(c *config) { security(c).SupplementalGroups[1] = -5 }},
-		{"unknown policy", securityField + "supplemental_groups_policy", func(c *config) { security(c).SupplementalGroupsPolicy = 2 }},
-
-		{"unknown seccomp profile type", securityField + "seccomp.profile_type", func(c *config) { security(c).Seccomp.ProfileType = 3 }},
-		{"unknown AppArmor profile type", securityField + "apparmor.profile_type", func(c *config) { security(c).Apparmor.ProfileType = -2 }},
-		{"relative seccomp profile", securityField + "seccomp", func(c *config) { security(c).Seccomp = localhost("profile.json") }},
-		{"missing seccomp profile", securityField + "seccomp", func(c *config) { security(c).Seccomp = localhost("/nowhere/profile.json") }},
-		{"missing seccomp profile, in the older form", securityField + "seccomp", func(c *config) {
+		{"config.linux.sysctls[kernel.shm_rmid_forced]", func(c *config) { options(c).UsernsOptions = nil; options(c).Ipc = ofNode }},
+		{namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: 7} }},
+		{namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: ofContainer} }},
+		{namespaceField + "userns_options", func(c *config) { options(c).UsernsOptions.Mode = ofNode }},
+		{namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids[1].Length = 0 }},
+		{namespaceField + "ipc", func(c *config) { options(c).Ipc = ofNode; c.Linux.Sysctls = nil }},
+		{securityField + "run_as_group", func(c *config) { security(c).RunAsUser = nil }},
+		{securityField + "seccomp", func(c *config) {
 			security(c).Seccomp = nil
 			//lint:ignore SA1019 an older kubelet sends it
 			security(c).SeccompProfilePath = "localhost//nowhere/profile.json"
 		}},
-		{"AppArmor by name where there is none", securityField + "apparmor", func(c *config) { security(c).Apparmor = localhost("web") }},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			c := goodConfig()
-			test.change(c)
-			wantRefusal(t, Pod(c, "runc", goodNode()), test.field)
-		})
+		c := goodConfig()
+		test.change(c)
+		wantRefusal(t, Pod(c, "runc", goodNode()), test.field)
 	}
-	t.Run("no config", func(t *testing.T) { wantRefusal(t, Pod(nil, "", goodNode()), "config") })
-	t.Run("unknown handler", func(t *testing.T) { wantRefusal(t, Pod(goodConfig(), "kata", goodNode()), "runtime_handler") })
-	t.Run("user namespaces where overlays cannot be mapped", func(t *testing.T) {
-		old := goodNode()
-		old.Machine.UserNamespaces = false
-		wantRefusal(t, Pod(goodConfig(), "", old), namespaceField+"userns_options")
-	})
-	t.Run("an AppArmor profile that is not loaded", func(t *testing.T) {
-		confined, config := goodNode(), goodConfig()
-		confined.Machine.AppArmor, security(config).Apparmor = true, localhost("web")
-		wantRefusal(t, Pod(config, "", confined), securityField+"apparmor")
-	})
-	t.Run("no slice for the systemd driver", func(t *testing.T) {
-		systemd := goodNode()
-		systemd.SystemdCgroup = true
-		wantRefusal(t, Pod(goodConfig(), "", systemd), "config.linux.cgroup_parent")
-	})
+	wantRefusal(t, Pod(nil, "", goodNode()), "config")
+	wantRefusal(t, Pod(goodConfig(), "kata", goodNode()), "runtime_handler")
+	old, confined, systemd, profiled := goodNode(), goodNode(), goodNode(), goodConfig()
+	old.Machine.UserNamespaces = false // overlays cannot be mapped
+	wantRefusal(t, Pod(goodConfig(), "", old), namespaceField+"userns_options")
+	confined.Machine.AppArmor, security(profiled).Apparmor = true, localhostProfile("web") // which is not loaded
+	wantRefusal(t, Pod(profiled, "", confined), securityField+"apparmor")
+	systemd.SystemdCgroup = true
+	wantRefusal(t, Pod(goodConfig(), "", systemd), "config.linux.cgroup_parent")
 }
 
 func manyMappings(n uint32) (mappings []*runtimeapi.IDMapping) {

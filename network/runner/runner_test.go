@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
-	"github.com/minicri/minicri/internal/process"
 )
 
 // within is far more than anything here takes, on a busy machine too.
@@ -450,19 +449,6 @@ func TestLeftRuns(t *testing.T) {
 			t.Error("a process was ended")
 		}
 	})
-}
-
-// A daemon has for a run of another one what is left of its limit.
-func TestDeadline(t *testing.T) {
-	for left, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, -process.Monotonic(): 0} {
-		var next Run
-		if !next.parse(fmt.Sprintf("ADD-web-1-%x", uint64(process.Monotonic()+left))) {
-			t.Fatal("the name cannot be read")
-		}
-		if got := time.Until(next.Deadline); got > want || got < want-30*time.Second || next.ID != "web-1" || next.Verb != "ADD" {
-			t.Errorf("%v left of %v, %+v", got, want, next.Request)
-		}
-	}
 }
 
 // What a plugin printed before it ended is its answer, also where this process was given
