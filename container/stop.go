@@ -105,8 +105,9 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 			s.options.ObserveExit(after.ExitReason())
 		}
 	}
-	if c.unwritten || !reflect.DeepEqual(after, before) {
-		onDisk := *after
+	onDisk, unchanged := *after, *before
+	unchanged.Unknown = after.Unknown // which is not written: a restart leaves the file as it is
+	if c.unwritten || !reflect.DeepEqual(onDisk, unchanged) {
 		onDisk.Timeline = c.Timeline()
 		err = s.files.Facts.Write(c.ID, onDisk)
 		c.unwritten = err != nil // the next change writes it, whatever it changes

@@ -102,7 +102,7 @@ func (s *Store) Close() { s.Store.Close(s.options.Sandboxes.Limits().Create, s.o
 // in its grace, ExecSync, and Create, which undoes what it has made.
 func (s *Store) repeatable(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(s.Base, func() { cancel(context.Cause(s.Base)) })
+	stop := context.AfterFunc(s.Waits, func() { cancel(context.Cause(s.Waits)) })
 	return ctx, func() {
 		stop()
 		cancel(nil)

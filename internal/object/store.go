@@ -24,10 +24,11 @@ type Member interface {
 
 // Store holds the objects of one kind by id and by name, and the goroutines that work on them.
 type Store[T Member] struct {
-	Base   context.Context // ends when the daemon does
-	cancel context.CancelCauseFunc
-	work   sync.WaitGroup
-	kind   string
+	Base                context.Context // ends when the daemon does
+	Waits               context.Context // ends before, at Cancel: of calls that the next daemon can repeat
+	cancel, cancelWaits context.CancelCauseFunc
+	work                sync.WaitGroup
+	kind                string
 
 	mu           sync.RWMutex
 	byID, byName map[string]T
@@ -38,20 +39,21 @@ type Store[T Member] struct {
 func NewStore[T Member](ctx context.Context, kind string) *Store[T] {
 	s := &Store[T]{kind: kind, byID: make(map[string]T), byName: make(map[string]T)}
 	s.Base, s.cancel = context.WithCancelCause(ctx)
+	s.Waits, s.cancelWaits = context.WithCancelCause(s.Base)
 	return s
 }
 
 // Go runs work in the background, which must end soon after Base.
 func (s *Store[T]) Go(work func()) { s.work.Go(work) }
 
-// Cancel ends Base.
-func (s *Store[T]) Cancel() {
-	s.cancel(fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable))
-}
+var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)
+
+// Cancel ends Waits. Until Close ends are still noted and announced, and dead supervisors replaced.
+func (s *Store[T]) Cancel() { s.cancelWaits(errShutdown) }
 
 // Close cancels work and waits for it up to the limit: it may be stuck in the kernel.
 func (s *Store[T]) Close(limit time.Duration, logger *slog.Logger) {
-	s.Cancel()
+	s.cancel(errShutdown)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -292,7 +292,10 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 	stopped, known := p.run("stopped", forever), p.run("known", forever)
 	pid := p.info(stopped).PID
 	dir := supervisorDirs(t, p.Node)[0]
+	facts := filepath.Join(p.Root, "container-facts", known+".json")
 	p.Kill()
+	written, err := os.Stat(facts)
+	check(t, err)
 	p.killShim()
 	check(t, os.Truncate(filepath.Join(dir, "records", stopped+".json"), 1))
 	p.Start()
@@ -305,6 +308,9 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 	eventually(t, "its process is gone", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
 	check(t, p.remove(stopped))
 	same(t, "exec in the other one", p.exec(known, "echo hi"), "hi")
+	now, err := os.Stat(facts) // are written when they change, and at no other time
+	check(t, err)
+	same(t, "when its facts were written", now.ModTime().String(), written.ModTime().String())
 }
 
 // A container whose record or facts cannot be read runs on, and is what it was when
