@@ -34,7 +34,7 @@ type Options struct {
 	Address    string // of TCP; port 0 is any
 	TLS        TLS
 	Idle       time.Duration // how long a session may be silent
-	Creation   time.Duration // how long a client may take to open its streams
+	Creation   time.Duration // how long a client of exec or attach may take to open its streams
 	MaxOpen    int           // bounds the requests, pending and open
 	Containers *container.Store
 	Pods       *sandbox.Store

@@ -119,7 +119,7 @@ type Streaming struct {
 	TLSKey     string   `toml:"tls_key" need:"path?" comment:"PEM file of the certificate's key"`
 	SelfSigned bool     `toml:"tls_self_signed" comment:"TLS with a certificate that the daemon makes for itself"`
 	Idle       Duration `toml:"idle_timeout" comment:"ends a session that is silent for this long"`
-	Creation   Duration `toml:"creation_timeout" comment:"how long a client may take to open its streams"`
+	Creation   Duration `toml:"creation_timeout" comment:"how long a client of exec or attach may take to open its streams"`
 	MaxOpen    int      `toml:"max_open" least:"1" most:"1000000" comment:"maximum number of concurrent sessions"`
 }
 
