@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,10 +37,10 @@ func TestReadInRootfs(t *testing.T) {
 		}, "", ""},
 		{"a directory", func(t *testing.T, rootfs string) { write(t, rootfs+"/etc/passwd/x", "") }, "", "is not a file"},
 		{"a link that never ends", func(t *testing.T, rootfs string) { link(t, "passwd", rootfs+"/etc/passwd") }, "", "too many levels"},
-		{"a pipe", func(t *testing.T, rootfs string) { makeNode(t, rootfs+"/etc/passwd", unix.S_IFIFO, 0) }, "", "is not a file"},
+		{"a pipe", func(t *testing.T, rootfs string) { must(t, unix.Mkfifo(rootfs+"/etc/passwd", 0o600)) }, "", "is not a file"},
 		// Linux has no driver for this number: opening it says ENXIO or ENODEV.
 		{"a device", func(t *testing.T, rootfs string) {
-			makeNode(t, rootfs+"/etc/passwd", unix.S_IFCHR, int(unix.Mkdev(240, 250)))
+			must(t, unix.Mknod(rootfs+"/etc/passwd", unix.S_IFCHR|0o600, int(unix.Mkdev(240, 250))))
 		}, "", "is not a file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -70,21 +71,12 @@ func TestSourcesOfImageMounts(t *testing.T) {
 
 func write(t *testing.T, name, text string) {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-	must(t, os.WriteFile(name, []byte(text), 0o644))
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)))
 }
 
 func link(t *testing.T, target, name string) {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-	must(t, os.Symlink(target, name))
-}
-
-func makeNode(t *testing.T, name string, kind uint32, number int) {
-	t.Helper()
-	if err := unix.Mknod(name, kind|0o600, number); err != nil {
-		t.Fatalf("make a node (this test needs root): %v", err)
-	}
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.Symlink(target, name)))
 }
 
 func must(t *testing.T, err error) {
