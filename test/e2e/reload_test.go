@@ -28,10 +28,7 @@ type systemd struct {
 // newSystemd listens, and returns what a daemon finds in its environment.
 func newSystemd(t *testing.T) (s *systemd, socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "mcrn")
-	check(t, err)
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	socket = filepath.Join(dir, "notify")
+	socket = filepath.Join(t.TempDir(), "notify")
 	connection, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
 	check(t, err)
 	t.Cleanup(func() { connection.Close() })

@@ -327,27 +327,27 @@ func (p *pod) abortedForward(c forwardClient) {
 	stop()
 }
 
-// holdings are what must not grow.
-type holdings struct {
-	goroutines, daemonFiles, shimFiles, processes int
+// holdings are what must not grow: goroutines and descriptors of the daemon, descriptors of the supervisor, and
+// the children of both.
+type holdings [4]int
+
+func (h holdings) lower(other holdings) holdings {
+	for i := range h {
+		h[i] = min(h[i], other[i])
+	}
+	return h
 }
 
-func (h holdings) String() string {
-	return fmt.Sprintf("%d goroutines, %d descriptors of the daemon and %d of the shim, %d processes", h.goroutines, h.daemonFiles, h.shimFiles, h.processes)
-}
-
-// asking are goroutines that serve the request for the number of goroutines: how many of them are counted is
-// chance.
-const asking = 2
-
+// within: some goroutines serve the request for their number, and how many of them are counted is chance.
 func (h holdings) within(other holdings) bool {
-	return h.goroutines <= other.goroutines+asking && h.daemonFiles <= other.daemonFiles && h.shimFiles <= other.shimFiles && h.processes <= other.processes
+	other[0] += 2
+	return h.lower(other) == h
 }
 
 func (p *pod) holdings() holdings {
 	p.t.Helper()
-	shim := p.Supervisors()[0]
-	return holdings{goroutines: p.goroutines(), daemonFiles: descriptors(p.t, p.PID()), shimFiles: descriptors(p.t, shim), processes: len(children(p.PID())) + len(children(shim))}
+	supervisor := p.Supervisors()[0]
+	return holdings{p.goroutines(), descriptors(p.t, p.PID()), descriptors(p.t, supervisor), len(children(p.PID())) + len(children(supervisor))}
 }
 
 // least is the least that is held within a while, of each kind: what comes and goes with the daemon's own
@@ -360,13 +360,6 @@ func (p *pod) least() holdings {
 		all = all.lower(p.holdings())
 	}
 	return all
-}
-
-func (h holdings) lower(other holdings) holdings {
-	return holdings{
-		min(h.goroutines, other.goroutines), min(h.daemonFiles, other.daemonFiles),
-		min(h.shimFiles, other.shimFiles), min(h.processes, other.processes),
-	}
 }
 
 func descriptors(t testing.TB, pid int) int {

@@ -189,32 +189,21 @@ func EmptyFiles(count int) io.Reader {
 	return io.MultiReader(&buffer, io.LimitReader(zeros{}, 1024))
 }
 
-// LongHeaders is a plain layer of count directories, each of which has a comment of just under 1 MiB.
+// LongHeaders is a plain layer of count directories, each of which has a comment of just under 1 MiB. It has to
+// be read to its end.
 func LongHeaders(count int) io.Reader {
-	entry := func(i int) []byte {
-		return head(&tar.Header{
-			Name: fmt.Sprint(i), Typeflag: tar.TypeDir, Mode: 0o755, Format: tar.FormatPAX,
-			PAXRecords: map[string]string{"comment": strings.Repeat("x", 1<<20-1000)},
-		})
-	}
-	readers := make([]io.Reader, 0, count+1)
-	for i := range count {
-		readers = append(readers, &later{make: func() []byte { return entry(i) }})
-	}
-	return io.MultiReader(append(readers, io.LimitReader(zeros{}, 1024))...)
-}
-
-// later makes its bytes when they are read.
-type later struct {
-	make func() []byte
-	left *bytes.Reader
-}
-
-func (l *later) Read(p []byte) (int, error) {
-	if l.left == nil {
-		l.left = bytes.NewReader(l.make())
-	}
-	return l.left.Read(p)
+	r, w := io.Pipe()
+	go func() {
+		for i := range count {
+			_, _ = w.Write(head(&tar.Header{
+				Name: fmt.Sprint(i), Typeflag: tar.TypeDir, Mode: 0o755, Format: tar.FormatPAX,
+				PAXRecords: map[string]string{"comment": strings.Repeat("x", 1<<20-1000)},
+			}))
+		}
+		_, _ = w.Write(make([]byte, 1024))
+		_ = w.Close()
+	}()
+	return r
 }
 
 // head is the header of an entry alone.
