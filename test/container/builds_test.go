@@ -189,9 +189,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	check(t, os.WriteFile(filepath.Join(dir, api.AboutFile), content, 0o600))
 	useBuild(t, n, 1)
 
-	if state := p.status(id).State; state != running {
-		t.Errorf("it is %v", state)
-	}
+	same(t, "state", p.status(id).State, running)
 	_, err = p.tryExec(id, 10, "true")
 	wantCode(t, err, codes.FailedPrecondition)
 	wantCode(t, p.stopPod(), codes.FailedPrecondition)

@@ -127,9 +127,7 @@ func (c *trial) test(row crashRow, fault string) {
 func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
 	c.t.Helper()
 	c.Arm(c.t, append([]string{c.point + " " + fault}, c.also...)...)
-	if err := call(limited(c.t), c); err == nil {
-		c.t.Error("the step failed, and the request succeeded")
-	}
+	wantError(c.t, call(limited(c.t), c))
 	if !c.WasHit() {
 		c.t.Error("the point was not reached")
 	}
@@ -144,8 +142,7 @@ func (c *trial) cancel(call func(context.Context, *trial) error) {
 	c.Arm(c.t, c.point+" hang")
 	ctx, cancel := context.WithCancel(limited(c.t))
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- call(ctx, c) }()
+	done := beside(func() error { return call(ctx, c) })
 	eventually(c.t, "the point is reached", c.WasHit)
 	cancel()
 	wantCode(c.t, <-done, codes.Canceled)
@@ -153,9 +150,7 @@ func (c *trial) cancel(call func(context.Context, *trial) error) {
 
 func (c *trial) checkWitness() {
 	c.t.Helper()
-	if now := c.status(c.witness.Id); now.String() != c.witness.String() {
-		c.t.Errorf("the other container changed:\nwas %v\nis  %v", c.witness, now)
-	}
+	same(c.t, "the other container changed", c.status(c.witness.Id), c.witness)
 	c.exec(c.witness.Id, "true")
 }
 
@@ -167,9 +162,7 @@ func (c *trial) removeListed() {
 			continue
 		}
 		inside := c.inCgroup(c.info(listed.Id).CgroupsPath)
-		if alive := listed.State != exited; alive != (len(inside) > 0) {
-			c.t.Errorf("%v with the processes %v", listed.State, inside)
-		}
+		same(c.t, fmt.Sprintf("%v, with the processes %v", listed.State, inside), listed.State != exited, len(inside) > 0)
 		if err := errors.Join(c.stop(listed.Id, 0), c.remove(listed.Id)); err != nil {
 			c.t.Errorf("stop and remove what is listed: %v", err)
 		}

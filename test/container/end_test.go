@@ -24,13 +24,12 @@ import (
 // locks from the container that comes next.
 func TestNothingOutlivesTheContainer(t *testing.T) {
 	n := newNode(t)
-	for name, mode := range map[string]runtimeapi.NamespaceMode{"pod": runtimeapi.NamespaceMode_POD, "node": runtimeapi.NamespaceMode_NODE, "target": runtimeapi.NamespaceMode_TARGET} {
-		t.Run(name, func(t *testing.T) {
-			of := mode
-			if mode == runtimeapi.NamespaceMode_TARGET {
-				of = runtimeapi.NamespaceMode_CONTAINER
-			}
-			p := runPod(t, n, name, podPID(of))
+	for mode, of := range map[runtimeapi.NamespaceMode]runtimeapi.NamespaceMode{ // of the container, and of its pod
+		runtimeapi.NamespaceMode_POD: runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_NODE: runtimeapi.NamespaceMode_NODE,
+		runtimeapi.NamespaceMode_TARGET: runtimeapi.NamespaceMode_CONTAINER,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			p := runPod(t, n, strings.ToLower(mode.String()), podPID(of))
 			first, target := p.run("target", forever), ""
 			if mode == runtimeapi.NamespaceMode_TARGET {
 				target = first
@@ -53,7 +52,8 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 			p.wantExit(stopped, 10, "Error")
 			wantEmpty("after its stop", p.info(stopped).CgroupsPath)
 			adopted := leaves(2, "until test -e /enough; do sleep 0.02; done; exit 3")
-			p.replaceShims(adopted)
+			p.killShim()
+			p.awaitExecs(adopted)
 			_, _ = p.tryExec(adopted, 0, "touch", "/enough") // the end that it brings about may take it along
 			p.awaitExit(adopted)
 			wantEmpty("after the end of an adopted one", p.info(adopted).CgroupsPath)
@@ -61,24 +61,6 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 			n.RemovePod(p.id)
 		})
 	}
-}
-
-// replaceShims kills whatever supervises containers on the node, and returns
-// when the container, which runs, is adopted.
-func (p *pod) replaceShims(id string) {
-	p.t.Helper()
-	before := shims(p.Node)
-	for _, pid := range before {
-		check(p.t, unix.Kill(pid, unix.SIGKILL))
-	}
-	eventually(p.t, "the container is adopted", func() bool {
-		gone := !slices.ContainsFunc(shims(p.Node), func(pid int) bool { return slices.Contains(before, pid) })
-		if !gone || p.status(id).State != running {
-			return false
-		}
-		_, err := p.tryExec(id, 0, "/bin/true")
-		return err == nil
-	})
 }
 
 // A log on a disk that hangs hides neither the end of its container nor its
@@ -103,14 +85,11 @@ func TestEndOnALogDiskThatHangs(t *testing.T) {
 	check(t, p.inTime(30*time.Second, func() error { return p.stop(ends, 1) }))
 	check(t, p.inTime(30*time.Second, func() error { return p.stop(stops, 0) }))
 	p.wantExit(stops, 137, "Error")
-	if left := p.inCgroup(cgroup); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	same(t, "left", p.inCgroup(cgroup), nil)
 	same(t, "a container of another pod", other.exec(witness, "echo here"), "here")
 	thaw()
 	eventually(t, "the last words are in the log", func() bool {
-		stdout, _ := p.logs(ends)
-		return strings.HasSuffix(stdout, "last words\n")
+		return strings.HasSuffix(p.stdout(ends), "last words\n")
 	})
 	for _, id := range []string{ends, stops} {
 		check(t, p.remove(id))
@@ -126,10 +105,9 @@ func TestLogThatIsOpenedLate(t *testing.T) {
 	path := p.status(id).LogPath
 	check(t, os.Rename(path, path+".old"))
 	check(t, os.Mkdir(path, 0o700))
-	p.replaceShims(id)
-	if err := p.reopen(id); err == nil {
-		t.Error("a directory was opened as a log")
-	}
+	p.killShim()
+	p.awaitExecs(id)
+	wantError(t, p.reopen(id))
 	check(t, os.Remove(path))
 	check(t, p.reopen(id))
 	p.exec(id, "touch /enough")
@@ -161,14 +139,10 @@ func TestP59_NothingRunsAfterRemove(t *testing.T) {
 		cgroup := p.info(id).CgroupsPath
 		eventually(t, "it has a child", func() bool { return len(p.pidsInCgroup(cgroup)) > 1 })
 		check(t, p.remove(id))
-		if left := p.inCgroup(cgroup); len(left) != 0 {
-			t.Errorf("%q: left: %v", script, left)
-		}
+		same(t, fmt.Sprintf("%q: left", script), p.inCgroup(cgroup), nil)
 	}
 	check(t, p.remove(p.create(shell("app", "true"))))
-	if pids := shims(p.Node); len(pids) != 1 {
-		t.Errorf("shims: %v", pids)
-	}
+	same(t, "shims", len(shims(p.Node)), 1)
 	p.RemovePod(p.id)
 }
 
@@ -209,14 +183,10 @@ func TestPodStopsItsContainers(t *testing.T) {
 		if s := p.status(id); s.State != exited || s.FinishedAt == 0 {
 			t.Errorf("in a pod that was stopped: %v", s)
 		}
-		if left := p.inCgroup(p.info(id).CgroupsPath); len(left) != 0 {
-			t.Errorf("left: %v", left)
-		}
+		same(t, "left", p.inCgroup(p.info(id).CgroupsPath), nil)
 	}
 	check(t, p.removePod())
-	if left := p.list(nil); len(left) != 0 {
-		t.Errorf("left: %v", left)
-	}
+	same(t, "left", p.list(nil), nil)
 }
 
 // Anyone who stops a pod while containers are being made in it leaves none behind.
@@ -272,9 +242,7 @@ func TestP61_ClientThatGoesAway(t *testing.T) {
 		id, err := p.tryCreate(config)
 		return err == nil && p.remove(id) == nil
 	})
-	for _, left := range p.Differences(before) {
-		t.Error(left)
-	}
+	same(t, "differences", p.Differences(before), nil)
 }
 
 // A daemon that is stopped does not wait for what its clients can ask of the
@@ -288,21 +256,19 @@ func TestShutdownCancelsWaits(t *testing.T) {
 	id := p.run("app", deaf)
 	p.awaitLine(id, "ready")
 	pid := p.info(id).PID
-	answers := make(chan error, 2)
-	go func() { answers <- p.stop(id, 1000) }()
-	go func() {
+	stopped := beside(func() error { return p.stop(id, 1000) })
+	ran := beside(func() error {
 		_, err := p.tryExec(id, 0, "/bin/sh", "-c", "echo here > /began; exec tail -f /dev/null")
-		answers <- err
-	}()
+		return err
+	})
 	eventually(t, "the command runs", func() bool {
 		answer, err := p.tryExec(id, 0, "/bin/cat", "/began")
 		return err == nil && answer.ExitCode == 0
 	})
 	// It takes some milliseconds; with its calls it would take the 50 seconds of its limit.
 	check(t, p.inTime(15*time.Second, func() error { n.Stop(); return nil }))
-	for range 2 {
-		wantCode(t, <-answers, codes.Unavailable)
-	}
+	wantCode(t, <-stopped, codes.Unavailable)
+	wantCode(t, <-ran, codes.Unavailable)
 	n.Start()
 	if now := p.status(id); now.State != running || p.info(id).PID != pid {
 		t.Errorf("the container is %v", now)
@@ -320,22 +286,14 @@ func TestShutdownDuringCreate(t *testing.T) {
 	p := newPod(t)
 	out := t.TempDir()
 	config := shell("app", forever, hooked(t, harness.Hook{Kind: "createRuntime", Script: "touch " + out + "/began; exec sleep 1000"}))
-	answer := make(chan error, 1)
-	go func() {
-		_, err := p.tryCreate(config)
-		answer <- err
-	}()
+	answer := beside(func() error { _, err := p.tryCreate(config); return err })
 	eventually(t, "the hook runs", func() bool { _, err := os.Stat(filepath.Join(out, "began")); return err == nil })
 	p.Stop()
 	err := <-answer
 	wantCode(t, err, codes.Unavailable)
-	if err == nil || !strings.Contains(err.Error(), "shutting down") {
-		t.Errorf("the error does not say why: %v", err)
-	}
+	wantError(t, err, "shutting down")
 	p.Start()
-	if left := p.list(nil); len(left) != 0 {
-		t.Errorf("left: %v", left)
-	}
+	same(t, "left", p.list(nil), nil)
 }
 
 // After a reboot containers are listed as they ended, with code, reason, times and
@@ -351,21 +309,15 @@ func TestContainersAfterAReboot(t *testing.T) {
 	p.Reboot()
 	for range 3 {
 		p.Start()
-		if now := p.status(ended); now.String() != was.String() {
-			t.Errorf("the container that had ended was %v\nand is %v", was, now)
-		}
+		same(t, "status of the container that had ended", p.status(ended), was)
 		now := p.status(lives)
 		if now.State != exited || now.CreatedAt != created || now.FinishedAt < now.StartedAt || now.Reason == "" {
 			t.Errorf("the container that ran is %v", now)
 		}
 		for id, line := range map[string]string{ended: "said\n", lives: "began\nready\n"} {
-			if stdout, _ := p.logs(id); stdout != line {
-				t.Errorf("its log is %q", stdout)
-			}
+			same(t, "log", p.stdout(id), line)
 		}
-		if pods := len(p.list(nil)); pods != 2 {
-			t.Errorf("%d containers are listed", pods)
-		}
+		same(t, "containers listed", len(p.list(nil)), 2)
 		p.Kill()
 	}
 	p.Start()
@@ -388,9 +340,7 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	check(t, store.Close())
 	p.Start()
 	eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
-	if left := harness.Info[[]string](t, p.Node, "orphanSnapshots"); len(left) != 0 {
-		t.Errorf("snapshots without a container: %v", left)
-	}
+	same(t, "snapshots without a container", harness.Info[[]string](t, p.Node, "orphanSnapshots"), nil)
 	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {
 		t.Errorf("check: %v\n%s", err, output)
 	}

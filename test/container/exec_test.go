@@ -124,9 +124,7 @@ func TestExecBeforeTheStart(t *testing.T) {
 	if _, err := p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"true"}, Stdout: true}); err != nil {
 		t.Errorf("an exec with streams: %v", err)
 	}
-	if state := p.status(id).State; state != runtimeapi.ContainerState_CONTAINER_CREATED {
-		t.Errorf("the exec has made it %v", state)
-	}
+	same(t, "state after the exec", p.status(id).State, created)
 	check(t, p.start(id))
 	same(t, "after the start", p.exec(id, "cat /tmp/before"), "made")
 	check(t, p.stop(id, 0))
@@ -195,11 +193,7 @@ func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")
 	witness, neighbour := other.run("witness", forever), p.run("neighbour", forever)
 	config := shell("hangs", forever, mounted(filepath.Join(harness.DeadMount(t), "volume"), "/volume"))
-	hangs := make(chan error, 1)
-	go func() {
-		_, err := p.tryCreate(config)
-		hangs <- err
-	}()
+	hangs := beside(func() error { _, err := p.tryCreate(config); return err })
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
 		other.list(nil)
 		other.status(witness)
@@ -297,15 +291,11 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 			if !p.sleepsUninterruptibly(cgroup) {
 				t.Fatal("the process does not sleep any more: this proves nothing")
 			}
-			if s := p.list(&runtimeapi.ContainerFilter{Id: id}); len(s) != 1 {
-				t.Errorf("while a process of it is there, the container is listed: %v", s)
-			}
+			same(t, "containers listed while a process of it is there", len(p.list(&runtimeapi.ContainerFilter{Id: id})), 1)
 			same(t, "another container", pod.exec(witness, "echo here"), "here")
 			thaw()
 			eventually(t, "it is removed", func() bool { return p.remove(id) == nil })
-			if left := p.pidsInCgroup(cgroup); len(left) > 0 {
-				t.Errorf("left: %v", left)
-			}
+			same(t, "left", p.pidsInCgroup(cgroup), nil)
 			check(t, p.remove(p.create(c.config)))
 		})
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -44,14 +43,10 @@ func TestHandlerOfTypeOCI(t *testing.T) {
 	n.Start()
 	check(t, p.stop(id, 20))
 	p.wantExit(id, 5, "Error")
-	if stdout, _ := p.logs(id); stdout != "hello\n" {
-		t.Errorf("log: %q", stdout)
-	}
+	same(t, "log", p.stdout(id), "hello\n")
 	p.wantExit(p.run("oom", "tail /dev/zero", memory(16<<20)), 137, "OOMKilled")
 	absent := p.create(shell("absent", "", command("/no/such")))
-	if err := p.start(absent); err == nil || !strings.Contains(err.Error(), "/no/such") {
-		t.Errorf("start of a program that is not there: %v", err)
-	}
+	wantError(t, p.start(absent), "/no/such")
 	p.wantExit(absent, 128, "StartError")
 }
 
@@ -64,23 +59,16 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 		t.Helper()
 		wantStates(t, n, "oci/runc/states", p.run(name, forever), want)
 	}
-	byDefault := func(handler string) {
-		dropIns := filepath.Join(n.Dir, "config.toml.d")
-		check(t, os.MkdirAll(dropIns, 0o755))
-		check(t, os.WriteFile(filepath.Join(dropIns, "default.toml"), []byte("default_runtime = '"+handler+"'\n"), 0o600))
-	}
 	builtin := runBuiltin(t, n, "builtin")
 	wantRunc(builtin, "first", 0)
 
-	byDefault("runc")
-	check(t, unix.Kill(n.PID(), unix.SIGHUP))
-	eventually(t, "it is reloaded", func() bool { return strings.Contains(n.Log(), "applied=[default_runtime]") })
+	reload(t, n, "default_runtime = 'runc'\n")
 	wantRunc(builtin, "reloaded", 0)
 	byRunc := runBuiltin(t, n, "by-runc")
 	wantRunc(byRunc, "first", 1)
 
+	reload(t, n, "default_runtime = ''\n")
 	n.Kill()
-	byDefault("")
 	n.Start()
 	wantRunc(byRunc, "restarted", 1)
 	wantRunc(builtin, "restarted", 0)
@@ -121,9 +109,7 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 	n := newNode(t, harness.Runtime("gone", "/no/such/runtime"))
 	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "gone"})
 	wantCode(t, err, codes.Unavailable)
-	if err == nil || !strings.Contains(err.Error(), "/no/such/runtime") {
-		t.Errorf("the error does not name the program: %v", err)
-	}
+	wantError(t, err, "/no/such/runtime")
 	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
 	said, handlers := condition(t, n, "gone"), harness.Info[any](t, n, "handlers")
@@ -151,9 +137,7 @@ func TestRuntimeThatCannot(t *testing.T) {
 			t.Errorf("want an error with %q: %v", says, err)
 		}
 	}
-	if left := p.list(nil); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	same(t, "left", p.list(nil), nil)
 	same(t, "exec in another", p.exec(p.run("app", forever), "echo hi"), "hi")
 }
 
@@ -329,9 +313,7 @@ func TestHookThatHangs(t *testing.T) {
 				}
 				return err
 			})
-			if err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("%s, %q: want an error that names the limit: %v", kind, script, err)
-			}
+			wantError(t, err, says)
 			same(t, "the supervisors", fmt.Sprint(shims(n)), fmt.Sprint(pids))
 			p.exec(witness, "true")
 			for _, left := range p.Differences(before) {
@@ -356,16 +338,10 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			pids := shims(n)
 			began := filepath.Join(t.TempDir(), "began")
 			config := shell("app", "true", hooked(t, harness.Hook{Kind: kind, Script: "touch " + began + "; sleep 7775 & sleep 7775"}))
-			made := make(chan error, 1)
-			go func() {
-				_, err := p.tryCreate(config)
-				made <- err
-			}()
+			made := beside(func() error { _, err := p.tryCreate(config); return err })
 			eventually(t, "the hook runs", func() bool { _, err := os.Stat(began); return err == nil })
 			check(t, p.inTime(20*time.Second, p.stopPod))
-			if err := <-made; err == nil {
-				t.Error("the container was made")
-			}
+			wantError(t, <-made)
 			for _, pid := range shims(n) { // one of its own goes with the pod
 				if !slices.Contains(pids, pid) {
 					t.Errorf("supervisors %v, before %v", shims(n), pids)

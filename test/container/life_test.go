@@ -52,9 +52,7 @@ func TestLife(t *testing.T) {
 	p.wantExit(id, 3, "Error")
 	wantCode(t, p.start(id), codes.FailedPrecondition)
 	wantCode(t, p.execErr(id), codes.FailedPrecondition)
-	if stdout, _ := p.logs(id); stdout != "hello\n" {
-		t.Errorf("log: %q", stdout)
-	}
+	same(t, "log", p.stdout(id), "hello\n")
 	check(t, p.stop(id, 10))
 	check(t, p.remove(id))
 	check(t, p.remove(id))
@@ -114,9 +112,7 @@ func TestStartError(t *testing.T) {
 		if s := p.status(id); s.State != created || s.Reason != "" || s.ExitCode != 0 {
 			t.Errorf("%s: before its start: %v", name, s)
 		}
-		if err := p.start(id); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: the error does not say %q: %v", name, c.says, err)
-		}
+		wantError(t, p.start(id), c.says)
 		p.wantExit(id, 128, "StartError")
 		// The code and the reason say of what kind it is.
 		if message := p.status(id).Message; !strings.Contains(message, c.says) || strings.Contains(message, "precondition") {
@@ -131,14 +127,10 @@ func TestStartError(t *testing.T) {
 	p.killShim()
 	p.Start()
 	for _, id := range []string{started, stopped} {
-		if s := p.status(id); s.State != created {
-			t.Errorf("after a restart: %v", s)
-		}
+		same(t, "state after a restart", p.status(id).State, created)
 	}
 	wantCode(t, p.update(started, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
-	if err := p.start(started); err == nil {
-		t.Error("the start succeeded")
-	}
+	wantError(t, p.start(started))
 	check(t, p.stop(stopped, 10))
 	p.Kill()
 	p.Start()
@@ -288,8 +280,7 @@ func TestP40_ShorterGraceWins(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", heedless)
 	p.awaitLine(id, "ready")
-	first := make(chan error, 1)
-	go func() { first <- p.stop(id, 3600) }()
+	first := beside(func() error { return p.stop(id, 3600) })
 	p.awaitLine(id, "told")
 	path := p.status(id).LogPath
 	check(t, os.Rename(path, path+".old"))
@@ -311,11 +302,7 @@ func (p *pod) listen() eventStream {
 	p.t.Cleanup(cancel)
 	stream, err := p.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	check(p.t, err)
-	arrived := make(chan error, 1)
-	go func() {
-		_, err := stream.Recv()
-		arrived <- err
-	}()
+	arrived := beside(func() error { _, err := stream.Recv(); return err })
 	for {
 		marker := p.create(shell("marker", "true"))
 		check(p.t, p.remove(marker))
@@ -361,9 +348,7 @@ func TestEventsOfAPodsLife(t *testing.T) {
 	stream := p.listen()
 	one := p.run("one", forever)
 	bad := p.create(shell("two", "", command("/no/such")))
-	if err := p.start(bad); err == nil {
-		t.Error("a program that does not exist was started")
-	}
+	wantError(t, p.start(bad))
 	check(t, p.remove(bad))
 	check(t, p.stop(one, 10))
 	check(t, p.remove(one))

@@ -110,9 +110,7 @@ func TestP39_FullDisk(t *testing.T) {
 		_, err := os.Stat(filepath.Join(exchange, "written"))
 		return err == nil
 	})
-	if s := p.status(id); s.State != running {
-		t.Errorf("on a full disk: %v", s)
-	}
+	same(t, "state on a full disk", p.status(id).State, running)
 	same(t, "exec", p.exec(id, "echo here"), "here")
 	check(t, unix.Mount("small", small, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d", 2*size)))
 	check(t, os.WriteFile(filepath.Join(exchange, "room"), nil, 0o644))
@@ -126,9 +124,7 @@ func TestP39_FullDisk(t *testing.T) {
 	if missing == 0 {
 		t.Error("no line is missing: the disk was not full")
 	}
-	if lost := lostLines(t, stderr); lost != missing {
-		t.Errorf("the log says that %d lines are lost, but %d are: %q", lost, missing, stderr)
-	}
+	same(t, "lines that are lost, by the log", lostLines(t, stderr), missing)
 }
 
 // missingLines fails the test unless all that was logged are whole lines of what
@@ -184,9 +180,7 @@ func TestLogsAreFiles(t *testing.T) {
 			_, err := p.tryCreate(shell("app", "echo evil", attempt(1), func(c *runtimeapi.ContainerConfig) { c.LogPath = kind }))
 			return err
 		})
-		if err == nil || !strings.Contains(err.Error(), place) {
-			t.Errorf("%s: the error of a container whose log is none: %v", kind, err)
-		}
+		wantError(t, err, place)
 		wantCode(t, err, codes.InvalidArgument)
 		check(t, os.Rename(path, path+"."+kind))
 		check(t, put(path))
@@ -216,13 +210,9 @@ func (p *pod) linksOfTheLogDirectory(id, elsewhere string) {
 	away := p.config.LogDirectory + ".away"
 	check(p.t, os.Rename(p.config.LogDirectory, away))
 	check(p.t, os.Symlink(elsewhere, p.config.LogDirectory))
-	if err := p.reopen(id); err == nil || !strings.Contains(err.Error(), "symbolic link") {
-		p.t.Errorf("the pod's directory is a link: reopening says %v", err)
-	}
+	wantError(p.t, p.reopen(id), "symbolic link")
 	_, err := p.tryCreate(shell("pod", "echo evil"))
-	if err == nil || !strings.Contains(err.Error(), "symbolic link") {
-		p.t.Errorf("the pod's directory is a link: creating says %v", err)
-	}
+	wantError(p.t, err, "symbolic link")
 	check(p.t, os.Remove(p.config.LogDirectory))
 	check(p.t, os.Rename(away, p.config.LogDirectory))
 	entries, err := os.ReadDir(elsewhere)
@@ -246,8 +236,7 @@ func TestStreamsOfEveryUser(t *testing.T) {
 		for _, uid := range []int64{0, 1000} {
 			id := p.run(fmt.Sprint("app-", uid), script+"; echo done; exec sleep 1000000", asUser(uid))
 			eventually(t, "it has tried", func() bool {
-				stdout, _ := p.logs(id)
-				return strings.HasSuffix(stdout, "done\n")
+				return strings.HasSuffix(p.stdout(id), "done\n")
 			})
 			stdout, stderr := p.logs(id)
 			if stdout != want+"done\n" || !strings.HasPrefix(stderr, "err\n") {
@@ -282,10 +271,7 @@ func TestWritersOutliveTheirSupervisor(t *testing.T) {
 		p.awaitLine(id, fmt.Sprint("out ", 20*round))
 		p.killShim()
 		p.wantExit(ends, 7, "Error")
-		eventually(t, "the last words of a container that ended meanwhile are in the log", func() bool {
-			stdout, _ := p.logs(ends)
-			return stdout == "last words\n"
-		})
+		eventually(t, "the last words of a container that ended meanwhile are in the log", func() bool { return p.stdout(ends) == "last words\n" })
 		path := p.status(id).LogPath
 		stdout, stderr := p.logs(id)
 		eventually(t, "both outputs are read", func() bool {

@@ -8,21 +8,13 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/minicri/minicri/test/harness"
 )
 
 // reload puts other keys of [nri] into force, and waits until they are.
 func (n *nriNode) reload(keys string) {
 	n.t.Helper()
-	const done = "configuration reloaded"
-	before := strings.Count(n.Log(), done)
-	dropIns := filepath.Join(n.Dir, "config.toml.d")
-	check(n.t, os.MkdirAll(dropIns, 0o755))
-	check(n.t, os.WriteFile(filepath.Join(dropIns, "nri.toml"), []byte("[nri]\n"+keys), 0o600))
-	check(n.t, unix.Kill(n.PID(), unix.SIGHUP))
-	eventually(n.t, "it is reloaded: "+keys, func() bool { return strings.Count(n.Log(), done) > before })
+	reload(n.t, n.Node, "[nri]\n"+keys)
 }
 
 // isOn reports whether Status shows plugins, be there none.

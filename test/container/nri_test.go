@@ -97,9 +97,7 @@ func (n *nriNode) awaitPlugin(name string, there bool) {
 // those of containers, or of one of its containers.
 func (n *nriNode) wantEvents(pod, container string, want ...string) {
 	n.t.Helper()
-	if got := n.events(pod, container); !slices.Equal(got, want) {
-		n.t.Errorf("events of %s %s: %v, want %v", pod, container, got, want)
-	}
+	same(n.t, "events of "+pod+" "+container, n.events(pod, container), want)
 }
 
 func (n *nriNode) plugins() (names []string) {
@@ -155,12 +153,7 @@ func (n *nriNode) find(event, pod, container string) (found seen) {
 }
 
 func annotated(key, value string) harness.PodOption {
-	return func(c *runtimeapi.PodSandboxConfig) {
-		if c.Annotations == nil {
-			c.Annotations = make(map[string]string)
-		}
-		c.Annotations[key] = value
-	}
+	return func(c *runtimeapi.PodSandboxConfig) { c.Annotations = map[string]string{key: value} }
 }
 
 // A plugin hears of everything in a pod's life, in order, with the network's
@@ -224,9 +217,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
 	check(t, err)
 	output, err := n.RunCommand("check")
-	if err == nil {
-		t.Errorf("check finds no problem")
-	}
+	wantError(t, err)
 	for _, name := range []string{"logger", "5-logger", "README", "06-adjuster"} {
 		says := "NRI plugin " + filepath.Join(n.dir, "plugins", name) + " is not started"
 		for what, text := range map[string]string{"the log": n.Log(), "Status": answer.Info["nriProblems"], "check": output} {
@@ -342,12 +333,9 @@ func TestNRIRefusesNonsense(t *testing.T) {
 		"annotation": {`no JSON`, "10-adjuster"},
 	} {
 		p := runPod(t, n.Node, name, annotated("adjuster.nri.test/app", row.adjustment))
-		if _, err := p.tryCreate(shell("app", forever)); err == nil || !strings.Contains(err.Error(), row.says) {
-			t.Errorf("%s: got %v, want an error with %q", name, err, row.says)
-		}
-		if left := p.list(nil); len(left) > 0 {
-			t.Errorf("%s: left: %v", name, left)
-		}
+		_, err := p.tryCreate(shell("app", forever))
+		wantError(t, err, row.says)
+		same(t, fmt.Sprintf("%s: left", name), p.list(nil), nil)
 		n.RemovePod(p.id)
 	}
 }
@@ -379,21 +367,11 @@ func TestNRIPluginHangs(t *testing.T) {
 	other := runPod(t, n.Node, "other")
 	hung := runPod(t, n.Node, "hung", annotated("hang.nri.test", "CreateContainer"))
 	began := time.Now()
-	done := make(chan error, 1)
-	go func() {
-		_, err := hung.tryCreate(shell("app", forever))
-		done <- err
-	}()
+	done := beside(func() error { _, err := hung.tryCreate(shell("app", forever)); return err })
 	eventually(t, "the plugin hangs", func() bool { return slices.Contains(n.events("hung", "app"), "CreateContainer") })
-	waits := make(chan error, 1)
-	go func() {
-		_, err := other.tryCreate(shell("waits", forever))
-		waits <- err
-	}()
+	waits := beside(func() error { _, err := other.tryCreate(shell("waits", forever)); return err })
 	n.RemovePod(hung.id) // abandons the container that is being made
-	if err := <-done; err == nil {
-		t.Error("a container was made in a pod that was stopped")
-	}
+	wantError(t, <-done)
 	if err := <-waits; err != nil {
 		t.Errorf("a container that waited for the plugin: %v", err)
 	}
@@ -439,9 +417,8 @@ func TestNRIPluginDiesOrRefuses(t *testing.T) {
 func TestNRIRequiredPlugin(t *testing.T) {
 	n := newNRINode(t, "required_plugins = ['logger']\ntolerate_missing_annotation = 'tolerate.nri.test'")
 	request := &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")}
-	if _, err := n.Runtime.RunPodSandbox(limited(t), request); err == nil || !strings.Contains(err.Error(), "required NRI plugin logger") {
-		t.Errorf("without a required plugin: %v", err)
-	}
+	_, err := n.Runtime.RunPodSandbox(limited(t), request)
+	wantError(t, err, "required NRI plugin logger")
 	if output, err := n.RunCommand("check"); err == nil || !strings.Contains(output, "required NRI plugin logger is not connected") {
 		t.Errorf("check does not say which plugin is missing: %v: %s", err, output)
 	}
@@ -450,9 +427,8 @@ func TestNRIRequiredPlugin(t *testing.T) {
 	p := runPod(t, n.Node, "web")
 	logger.kill()
 	n.awaitPlugin("10-logger", false)
-	if _, err := p.tryCreate(shell("app", forever)); err == nil || !strings.Contains(err.Error(), "required NRI plugin logger") {
-		t.Errorf("a container without a required plugin: %v", err)
-	}
+	_, err = p.tryCreate(shell("app", forever))
+	wantError(t, err, "required NRI plugin logger")
 	n.RemovePod(p.id)
 }
 

@@ -224,6 +224,12 @@ func (p *pod) logs(id string) (stdout, stderr string) {
 	return p.readLog(p.status(id).LogPath)
 }
 
+func (p *pod) stdout(id string) string {
+	p.t.Helper()
+	stdout, _ := p.logs(id)
+	return stdout
+}
+
 func (p *pod) readLog(path string) (stdout, stderr string) {
 	p.t.Helper()
 	var out, err bytes.Buffer
@@ -327,6 +333,39 @@ func check(t testing.TB, err error) {
 	harness.Check(t, err)
 }
 
+// reload gives the daemon a drop-in of its configuration, and waits until it is in force.
+func reload(t testing.TB, n *harness.Node, keys string) {
+	t.Helper()
+	const done = "configuration reloaded"
+	before := strings.Count(n.Log(), done)
+	dropIns := filepath.Join(n.Dir, "config.toml.d")
+	check(t, os.MkdirAll(dropIns, 0o755))
+	check(t, os.WriteFile(filepath.Join(dropIns, "test.toml"), []byte(keys), 0o600))
+	check(t, unix.Kill(n.PID(), unix.SIGHUP))
+	eventually(t, "it is reloaded: "+keys, func() bool { return strings.Count(n.Log(), done) > before })
+}
+
+// beside makes a call beside the test, and gives its error later.
+func beside(call func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	return done
+}
+
+// wantError fails the test unless there is an error that says all this.
+func wantError(t testing.TB, err error, says ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("there is no error, want one that says %q", says)
+		return
+	}
+	for _, text := range says {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("the error does not say %q: %.2000v", text, err)
+		}
+	}
+}
+
 func wantCode(t testing.TB, err error, code codes.Code) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -337,12 +376,11 @@ func wantCode(t testing.TB, err error, code codes.Code) {
 func wantRefused(t testing.TB, err error, field string) {
 	t.Helper()
 	wantCode(t, err, codes.InvalidArgument)
-	if !strings.Contains(status.Convert(err).Message(), field) {
-		t.Errorf("the error does not name %s: %.1000v", field, err)
-	}
+	wantError(t, err, field)
 }
 
-func same(t testing.TB, what, got, want string) {
+// same fails the test unless two values print the same.
+func same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
-	harness.Same(t, what, got, want)
+	harness.Same(t, what, fmt.Sprint(got), fmt.Sprint(want))
 }

@@ -121,9 +121,7 @@ func TestMounts(t *testing.T) {
 		check(t, err)
 		same(t, file, string(data), "written\n")
 	}
-	if n := len(p.status(id).Mounts); n != 6 {
-		t.Errorf("status has %d mounts", n)
-	}
+	same(t, "mounts in the status", len(p.status(id).Mounts), 6)
 }
 
 // cri: ContainerConfig.linux LinuxContainerConfig.security_context Mount.propagation

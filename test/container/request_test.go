@@ -43,9 +43,7 @@ func TestConfigOfAnotherPod(t *testing.T) {
 		_, err := create(func(c *runtimeapi.PodSandboxConfig) { change(c.Metadata) })
 		wantRefused(t, err, "sandbox_config.metadata."+field+":")
 	}
-	if left := p.list(nil); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	same(t, "left", p.list(nil), nil)
 	id, err := create(func(c *runtimeapi.PodSandboxConfig) {
 		c.Metadata.Attempt, c.Annotations = 7, map[string]string{"of": "today"}
 	})
@@ -116,9 +114,7 @@ func TestFieldsOfWindows(t *testing.T) {
 		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}, Windows: &runtimeapi.WindowsContainerResources{},
 	})
 	wantRefused(t, err, "windows")
-	if limit := p.status(id).Resources.GetLinux().GetMemoryLimitInBytes(); limit != 64<<20 {
-		t.Errorf("a refused update has set %d", limit)
-	}
+	same(t, "memory after a refused update", p.status(id).Resources.GetLinux().GetMemoryLimitInBytes(), 64<<20)
 	_, err = p.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("windows", forever), SandboxConfig: sandbox})
 	wantRefused(t, err, "sandbox_config.windows")
 	_, err = p.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: sandbox})
@@ -164,14 +160,10 @@ func TestRefusedBeforeAnythingIsMade(t *testing.T) {
 			t.Errorf("an error of %d bytes", len(fmt.Sprint(err)))
 		}
 	}
-	for _, left := range p.Differences(before) {
-		t.Error(left)
-	}
+	same(t, "differences", p.Differences(before), nil)
 	id := p.run("app", "echo ${#LARGE}; "+forever, many(10, 100<<10), env("LARGE", strings.Repeat("x", 128<<10-100)))
 	p.awaitLine(id, "130972")
-	if got := p.info(id).RuntimeSpec.Process.Args; len(got) != 3 {
-		t.Errorf("arguments in the verbose status: %q", got)
-	}
+	same(t, "arguments in the verbose status", len(p.info(id).RuntimeSpec.Process.Args), 3)
 	_, err := p.tryExec(id, 0, "echo", "a\x00b")
 	wantCode(t, err, codes.InvalidArgument)
 	_, err = p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"echo", "a\x00b"}, Stdout: true})
@@ -204,9 +196,7 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 			check(t, err)
 			s := answer.Status
 			mode := p.config.Linux.SecurityContext.NamespaceOptions.Network
-			if got := s.GetLinux().GetNamespaces().GetOptions().GetNetwork(); got != mode {
-				t.Errorf("pod %s: network mode %v, want %v", s.Metadata.Name, got, mode)
-			}
+			same(t, "network mode of "+s.Metadata.Name, s.GetLinux().GetNamespaces().GetOptions().GetNetwork(), mode)
 			all := []string{s.GetNetwork().GetIp()}
 			for _, ip := range s.GetNetwork().GetAdditionalIps() {
 				all = append(all, ip.Ip)

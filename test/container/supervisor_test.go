@@ -59,11 +59,7 @@ func TestHungSupervisor(t *testing.T) {
 	wantReplaced(pid)
 
 	hang()
-	removed := make(chan struct{})
-	go func() {
-		defer close(removed)
-		_ = p.remove(id) // its daemon ends
-	}()
+	removed := beside(func() error { return p.remove(id) }) // its daemon ends
 	time.Sleep(100 * time.Millisecond)
 	p.Stop()
 	<-removed
@@ -76,17 +72,11 @@ func TestHungSupervisor(t *testing.T) {
 func TestExecsOfAKilledSupervisor(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
-	failed := make(chan error, 1)
-	go func() {
-		_, err := p.tryExec(id, 300, "sleep", "7779")
-		failed <- err
-	}()
+	failed := beside(func() error { _, err := p.tryExec(id, 300, "sleep", "7779"); return err })
 	has := func() bool { return len(processesWithArgument(t, "7779")) > 0 }
 	eventually(t, "the exec runs", has)
 	p.killShim()
-	if err := <-failed; err == nil {
-		t.Error("the exec of a killed supervisor succeeded")
-	}
+	wantError(t, <-failed)
 	eventually(t, "the exec is ended", func() bool { return !has() })
 }
 
@@ -150,9 +140,7 @@ func startRuns(t *testing.T, n *harness.Node, i int) runs {
 func (r runs) wantUndisturbed(t *testing.T, i int) {
 	t.Helper()
 	eventually(t, "the state is known", func() bool { return r.status(r.lives).State == running })
-	if now := r.info(r.lives).PID; now != r.pid {
-		t.Errorf("pod %d: pid %d, it was %d", i, now, r.pid)
-	}
+	same(t, "pid of the container that lives", r.info(r.lives).PID, r.pid)
 	r.wantExit(r.dies, int32(100+i%50), "Error")
 	// The daemon asks the successor about one container after the other.
 	eventually(t, "what waits is known again", func() bool { return r.status(r.waits).State == created })
@@ -167,9 +155,7 @@ func (r runs) wantUndisturbed(t *testing.T, i int) {
 		stdout, _ := r.logs(r.writes)
 		return len(stdout) >= want.Len()
 	})
-	if stdout, _ := r.logs(r.writes); stdout != want.String() {
-		t.Errorf("pod %d: the log is not what was written: %d bytes, want %d", i, len(stdout), want.Len())
-	}
+	same(t, "log", r.stdout(r.writes), want.String())
 }
 
 // A supervisor is killed under many pods: who comes next serves within a second, and
@@ -232,9 +218,7 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 	if at := time.Unix(0, p.status(dies).FinishedAt); at.Before(killed) || at.After(started) {
 		t.Errorf("finished at %v, the daemon was gone from %v to %v", at, killed, started)
 	}
-	if after := p.status(ended); after.String() != before.String() {
-		t.Errorf("was %v, is %v", before, after)
-	}
+	same(t, "status of the one that had ended", p.status(ended), before)
 	if p.info(lives).PID != pid || p.exec(lives, "echo hi") != "hi" {
 		t.Errorf("process %d, was %d", p.info(lives).PID, pid)
 	}

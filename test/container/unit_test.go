@@ -116,9 +116,7 @@ func unitPod(t *testing.T, handler string) *pod {
 	p.connect()
 	answer, err := p.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
 	check(t, err)
-	if driver := answer.GetLinux().GetCgroupDriver(); driver != runtimeapi.CgroupDriver_SYSTEMD {
-		t.Errorf("the kubelet is told the driver %v", driver)
-	}
+	same(t, "driver that the kubelet is told", answer.GetLinux().GetCgroupDriver(), runtimeapi.CgroupDriver_SYSTEMD)
 	p.config = &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"},
 		LogDirectory: t.TempDir(),

@@ -53,9 +53,7 @@ func TestImageAsAVolume(t *testing.T) {
 		_, err := p.tryCreate(shell("app", "true", imageMount("/data", subPath(path)), noLog))
 		wantImageVolumeError(t, err, path)
 	}
-	for _, left := range p.Differences(before) {
-		t.Error(left)
-	}
+	same(t, "differences", p.Differences(before), nil)
 	id := p.run("app", forever, imageMount("/data"), imageMount("/models", subPath("models")), imageMount("/latest", subPath("latest")), imageMount("/file", subPath("models/small")))
 	same(t, "content", p.exec(id, "cat /data/readme /models/small /models/large /latest/large /file"), "read me\nsmall\nlarge\nlarge\nsmall")
 	same(t, "owners", strings.Join(strings.Fields(p.exec(id, "stat -c %u:%a /models /models/small /models/large")), " "), "1000:755 1000:640 0:644")

@@ -235,9 +235,7 @@ func TestProperty48_EIOAtEachFile(t *testing.T) {
 			n.Start()
 			n.wantNothingLost(t, were)
 			for _, was := range were {
-				if now := n.status(t, was.Id); now.String() != was.String() {
-					t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
-				}
+				same(t, "status of the pod", n.status(t, was.Id), was)
 			}
 		})
 	}

@@ -139,3 +139,9 @@ func check(t testing.TB, err error) {
 	t.Helper()
 	harness.Check(t, err)
 }
+
+// same fails the test unless two values print the same.
+func same[T any](t testing.TB, what string, got, want T) {
+	t.Helper()
+	harness.Same(t, what, fmt.Sprint(got), fmt.Sprint(want))
+}

@@ -150,9 +150,7 @@ func TestProperty18_KilledInTheFirstStart(t *testing.T) {
 
 func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 	t.Helper()
-	if got := len(n.list(t)); got != len(were) {
-		t.Errorf("%d sandboxes are listed, want %d", got, len(were))
-	}
+	same(t, "sandboxes listed", len(n.list(t)), len(were))
 	for _, was := range were {
 		now := n.status(t, was.Id)
 		if now.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY || now.Network.Ip != "" || now.CreatedAt != was.CreatedAt {
@@ -216,9 +214,7 @@ PATH=$CNI_PATH:$PATH exec bridge
 	n.Start()
 	eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(limited(t), goes) == nil })
 	check(t, n.remove(limited(t), goes))
-	if out := n.addressesOut(); out != 2 {
-		t.Errorf("%d addresses are out before the agent is there, want 2", out)
-	}
+	same(t, "addresses that are out", n.addressesOut(), 2)
 	listener, err := net.Listen("unix", socket)
 	check(t, err)
 	defer listener.Close()

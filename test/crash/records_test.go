@@ -116,9 +116,7 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 		check(t, os.WriteFile(file, whole, 0o600))
 	}
 	n.Start()
-	if now := n.status(t, id); now.String() != was.String() {
-		t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
-	}
+	same(t, "status of the pod", n.status(t, id), was)
 	n.RemovePod(id)
 }
 
@@ -138,9 +136,7 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 			n.Start()
 
 			(&trial{node: n, witness: w}).checkWitness(t)
-			if now := n.status(t, id); now.String() != was.String() {
-				t.Errorf("the pod changed:\nwas %v\nis  %v", was, now)
-			}
+			same(t, "status of the pod", n.status(t, id), was)
 			if !strings.Contains(n.Log(), `attachment quarantined`) {
 				t.Error("the attachment is not in the log")
 			}
@@ -245,14 +241,10 @@ func (n *node) wantListed(t *testing.T, want ...string) {
 
 func (n *node) wantSame(t *testing.T, before leak.Snapshot) {
 	t.Helper()
-	for _, difference := range n.Differences(before) {
-		t.Error(difference)
-	}
+	same(t, "differences", n.Differences(before), nil)
 }
 
 func (n *node) wantState(t *testing.T, id string, want runtimeapi.PodSandboxState) {
 	t.Helper()
-	if got := n.status(t, id).GetState(); got != want {
-		t.Errorf("sandbox %s: state is %v, want %v", id, got, want)
-	}
+	same(t, "state of sandbox "+id, n.status(t, id).GetState(), want)
 }

@@ -66,9 +66,7 @@ func TestProperty49_RestartWith1000Pods(t *testing.T) {
 			t.Errorf("sandbox %s is not Ready", pod.Id)
 		}
 	}
-	if got := len(pods); got != many {
-		t.Errorf("%d sandboxes are listed, want %d", got, many)
-	}
+	same(t, "sandboxes listed", len(pods), many)
 	began = time.Now()
 	text, err := n.RunCommand("timeline", "pod-500")
 	took = time.Since(began)

@@ -95,16 +95,14 @@ func TestSpansReachACollector(t *testing.T) {
 			n := harness.NewNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = '20ms'\n[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\n"))
 			n.ImportBusybox()
 			r := &receiver{}
-			listener := n.Listen(address)
 			if protocol == "grpc" {
 				server := grpc.NewServer()
 				collector.RegisterTraceServiceServer(server, r)
+				listener := n.Listen(address)
 				go func() { _ = server.Serve(listener) }()
 				t.Cleanup(server.Stop)
 			} else {
-				server := &http.Server{Handler: r}
-				go func() { _ = server.Serve(listener) }()
-				t.Cleanup(func() { _ = server.Close() })
+				serve(t, n.Listen(address), r)
 			}
 			seen := filepath.Join(n.Dir, "seen")
 			script := "#!/bin/sh\nprintf '%s %s\\n' \"$CNI_COMMAND\" \"$TRACEPARENT\" >> " + seen + "\nexec " + filepath.Join(n.CNIBin, "tuning") + "\n"
@@ -157,6 +155,12 @@ func TestSpansReachACollector(t *testing.T) {
 	}
 }
 
+func serve(t *testing.T, listener net.Listener, handler http.Handler) {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: patience}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+}
+
 // hookIsTold makes a container with a hook of a vendor's device (CDI), which has to
 // find the trace in its environment.
 func hookIsTold(t *testing.T, n *harness.Node, pod string) {
@@ -181,9 +185,7 @@ func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
 	t.Helper()
 	content := registry.New()
 	listener := n.Listen("127.0.0.1:0")
-	server := &http.Server{Handler: content, ReadHeaderTimeout: patience}
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
+	serve(t, listener, content)
 	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")), registry.Layer(registry.File("b", 0o644, "yy")))
 	manifest := content.Manifest("app:1", m.MediaType, m)
 	name := &runtimeapi.ImageSpec{Image: listener.Addr().String() + "/app:1"}
@@ -248,7 +250,7 @@ func TestCollectorThatDoesNotAnswer(t *testing.T) {
 			const address = "127.0.0.1:14318"
 			n := harness.NewNode(t, harness.Config("[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\nsampling_rate_per_million = 1000000\n"))
 			if listens {
-				go hold(t, n.Listen(address))
+				n.Listen(address) // the kernel accepts
 			}
 			for range 5 {
 				n.RemovePod(n.RunPod(n.PodConfig("web")))
@@ -256,15 +258,5 @@ func TestCollectorThatDoesNotAnswer(t *testing.T) {
 			n.Restart()
 			n.RemovePod(n.RunPod(n.PodConfig("web")))
 		})
-	}
-}
-
-func hold(t *testing.T, listener net.Listener) {
-	for {
-		connection, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		t.Cleanup(func() { _ = connection.Close() })
 	}
 }
