@@ -94,8 +94,7 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 		b.talk(t, b.stdin, "stdin")
 		same(t, "exec", b.exec(b.lives, "echo hi"), "hi")
 		if i == 1 {
-			n.Kill()
-			n.Start()
+			n.Crash()
 		}
 	}
 	wide, err := n.RunCommand("pods", "--wide")
@@ -195,8 +194,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	wantCode(t, p.stopPod(), codes.FailedPrecondition)
 	wantCode(t, p.removePod(), codes.FailedPrecondition)
 	check(t, unix.Kill(pid, 0))
-	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 	checked, _ := n.RunCommand("check") // fails, because of this
 	for what, said := range map[string]string{"Status": fmt.Sprint(answer.Status.Conditions), "info": answer.Info["olderSupervisors"], "check": checked} {
 		if !strings.Contains(said, "9.9.9") || !strings.Contains(said, filepath.Base(dir)) {

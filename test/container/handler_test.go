@@ -39,8 +39,7 @@ func TestHandlerOfTypeOCI(t *testing.T) {
 	wantStates(t, n, "containers", id, 0)
 	same(t, "exec", p.exec(id, "echo from exec"), "from exec")
 
-	n.Kill()
-	n.Start()
+	n.Crash()
 	check(t, p.stop(id, 20))
 	p.wantExit(id, 5, "Error")
 	same(t, "log", p.stdout(id), "hello\n")
@@ -68,12 +67,10 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	wantRunc(byRunc, "first", 1)
 
 	reload(t, n, "default_runtime = ''\n")
-	n.Kill()
-	n.Start()
+	n.Crash()
 	wantRunc(byRunc, "restarted", 1)
 	wantRunc(builtin, "restarted", 0)
-	list, err := n.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
-	check(t, err)
+	list := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 	for _, item := range list.Items {
 		if item.RuntimeHandler != "" {
 			t.Errorf("pod %s is listed with handler %q, it named none", item.Metadata.Name, item.RuntimeHandler)
@@ -94,8 +91,7 @@ func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
 // condition is what Status says of a handler of this name.
 func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.RuntimeCondition {
 	t.Helper()
-	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
 	all := answer.Status.Conditions
 	if !all[0].Status {
 		t.Errorf("the node is not ready: %v", all)
@@ -216,8 +212,7 @@ func TestHostileOCIRuntimes(t *testing.T) {
 func runBuiltin(t *testing.T, n *harness.Node, name string) *pod {
 	t.Helper()
 	p := &pod{Node: n, t: t, config: n.PodConfig(name)}
-	answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: p.config})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: p.config})
 	p.id = answer.PodSandboxId
 	return p
 }

@@ -132,8 +132,7 @@ func TestStartError(t *testing.T) {
 	wantCode(t, p.update(started, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
 	wantError(t, p.start(started))
 	check(t, p.stop(stopped, 10))
-	p.Kill()
-	p.Start()
+	p.Crash()
 	for _, id := range []string{started, stopped} {
 		p.wantExit(id, 128, "StartError")
 		check(t, p.remove(id))
@@ -187,8 +186,7 @@ func TestListFilters(t *testing.T) {
 	if listed.State != running || listed.PodSandboxId != a.id || listed.Labels["tier"] != "web" || listed.ImageId == "" || listed.CreatedAt == 0 {
 		t.Errorf("listed: %v", listed)
 	}
-	stream, err := n.Runtime.StreamContainers(limited(t), &runtimeapi.StreamContainersRequest{})
-	check(t, err)
+	stream := harness.Call(t, n.Runtime.StreamContainers, &runtimeapi.StreamContainersRequest{})
 	answer, err := stream.Recv()
 	check(t, err)
 	if len(answer.Containers) != 3 {

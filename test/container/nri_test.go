@@ -214,8 +214,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	check(t, os.Mkdir(filepath.Join(n.dir, "conf", "06-adjuster.conf"), 0o755))
 	n.Restart()
 	n.awaitPlugin("05-logger", true)
-	answer, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{Verbose: true})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 	output, err := n.RunCommand("check")
 	wantError(t, err)
 	for _, name := range []string{"logger", "5-logger", "README", "06-adjuster"} {

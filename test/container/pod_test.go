@@ -148,15 +148,13 @@ func (p *pod) remove(id string) error {
 
 func (p *pod) list(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
 	p.t.Helper()
-	answer, err := p.Runtime.ListContainers(limited(p.t), &runtimeapi.ListContainersRequest{Filter: filter})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter})
 	return answer.Containers
 }
 
 func (p *pod) status(id string) *runtimeapi.ContainerStatus {
 	p.t.Helper()
-	answer, err := p.Runtime.ContainerStatus(limited(p.t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	return answer.Status
 }
 
@@ -176,8 +174,7 @@ type info struct {
 
 func (p *pod) info(id string) (i info) {
 	p.t.Helper()
-	answer, err := p.Runtime.ContainerStatus(limited(p.t), &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &i))
 	i.CgroupsPath = cgroup.Path(i.CgroupsPath)
 	return i
@@ -266,8 +263,7 @@ func (p *pod) removePod() error {
 
 func (p *pod) address() string {
 	p.t.Helper()
-	answer, err := p.Runtime.PodSandboxStatus(limited(p.t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
 	return answer.Status.Network.GetIp()
 }
 

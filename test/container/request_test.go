@@ -192,8 +192,7 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 			}
 		}
 		for _, p := range pods {
-			answer, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
-			check(t, err)
+			answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
 			s := answer.Status
 			mode := p.config.Linux.SecurityContext.NamespaceOptions.Network
 			same(t, "network mode of "+s.Metadata.Name, s.GetLinux().GetNamespaces().GetOptions().GetNetwork(), mode)

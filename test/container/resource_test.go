@@ -98,8 +98,7 @@ func TestP42_Resources(t *testing.T) {
 	if now := p.status(id).Resources.Linux; now.CpuShares != 512 || now.MemoryLimitInBytes != 96<<20 {
 		t.Errorf("status after a refused update: %v", now)
 	}
-	p.Kill()
-	p.Start()
+	p.Crash()
 	same(t, "status after a restart", p.status(id).Resources.Linux.MemoryLimitInBytes, 96<<20)
 	check(t, p.stop(id, 0))
 	wantCode(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
@@ -336,8 +335,7 @@ func TestStatsAreTheKernels(t *testing.T) {
 
 func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
 	p.t.Helper()
-	answer, err := p.Runtime.ContainerStats(limited(p.t), &runtimeapi.ContainerStatsRequest{ContainerId: id})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
 	return answer.GetStats()
 }
 
@@ -418,8 +416,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	slice := filepath.Dir(p.info(id).CgroupsPath)
 	beforePod := p.kernels(slice)
 	before, beforeSecond := counters("eth0"), counters("second")
-	answer, err := p.Runtime.PodSandboxStats(limited(t), &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
-	check(t, err)
+	answer := harness.Call(t, p.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
 	after, afterSecond := counters("eth0"), counters("second")
 	s := answer.GetStats().GetLinux()
 	network := s.GetNetwork()

@@ -346,8 +346,7 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 // the kernel tells it how, from Linux 6.15 on.
 func TestExitWhileNoSupervisorLives(t *testing.T) {
 	p := newPod(t)
-	p.Kill()
-	p.Start()
+	p.Crash()
 	id := p.run("app", untilGo+"echo last words; exit 7")
 	pid := p.info(id).PID
 	check(t, unix.Kill(p.PID(), unix.SIGSTOP)) // it starts no supervisor

@@ -114,16 +114,14 @@ func unitPod(t *testing.T, handler string) *pod {
 	t.Helper()
 	p := &pod{Node: &harness.Node{}, t: t}
 	p.connect()
-	answer, err := p.Runtime.RuntimeConfig(limited(t), &runtimeapi.RuntimeConfigRequest{})
-	check(t, err)
+	answer := harness.Call(t, p.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
 	same(t, "driver that the kubelet is told", answer.GetLinux().GetCgroupDriver(), runtimeapi.CgroupDriver_SYSTEMD)
 	p.config = &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"},
 		LogDirectory: t.TempDir(),
 		Linux:        &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice"},
 	}
-	pod, err := p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: handler})
-	check(t, err)
+	pod := harness.Call(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: handler})
 	p.id = pod.PodSandboxId
 	return p
 }
@@ -164,8 +162,7 @@ func busyboxArchive(t *testing.T) string {
 // pausePID is the process id of the pod's pause; tests of the unit and of AppArmor ask for it.
 func (p *pod) pausePID() int {
 	p.t.Helper()
-	answer, err := p.Runtime.PodSandboxStatus(limited(p.t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
-	check(p.t, err)
+	answer := harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
 	var info struct {
 		PID int `json:"pid"`
 	}
@@ -282,8 +279,7 @@ func TestUnitWatchdog(t *testing.T) {
 		t.Errorf("pause was %d, is %d; the container was %d, is %d", pause, p.pausePID(), pid, p.info(id).PID)
 	}
 	same(t, "exec", p.exec(id, "echo hi"), "hi")
-	answer, err := p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: other})
-	check(t, err)
+	answer := harness.Call(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: other})
 	p.removeAll()
 	p.id = answer.PodSandboxId
 	p.removeAll()

@@ -70,15 +70,13 @@ func TestImageAsAVolume(t *testing.T) {
 	// The images can go while they are in use, and the daemon too.
 	waits := p.create(shell("waits", "ls /bin/busybox"))
 	remove := func(image string) {
-		_, err := n.Image.RemoveImage(limited(t), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}})
-		check(t, err)
+		harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}})
 	}
 	remove(dataImage)
 	_, err := p.tryCreate(shell("late", "true", imageMount("/data")))
 	wantImageVolumeError(t, err, dataImage)
 	remove(harness.BusyboxImage)
-	n.Kill()
-	n.Start()
+	n.Crash()
 	same(t, "content of images that are gone", p.exec(id, "cat /data/models/large; head -n 1 /etc/passwd"), "large\nroot:x:0:0::/root:/bin/sh")
 	check(t, p.start(waits))
 	p.wantExit(waits, 0, "Completed")
@@ -286,8 +284,7 @@ func TestVolumesThatTheImageLacks(t *testing.T) {
 // cri: RuntimeFeatures.user_namespaces_host_network
 func TestUserNamespaceInTheNetworkOfTheNode(t *testing.T) {
 	n := newNode(t)
-	features, err := n.Runtime.Status(limited(t), &runtimeapi.StatusRequest{})
-	check(t, err)
+	features := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
 	if !features.Features.UserNamespacesHostNetwork {
 		t.Error("the feature is not reported")
 	}

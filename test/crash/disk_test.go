@@ -84,8 +84,7 @@ func TestProperty48_FullDisk(t *testing.T) {
 				config := n.PodConfig("late", option)
 				n.wantNoRoom(t, config, reason)
 				n.wantListed(t, w.Id, stopped, removed)
-				n.Kill()
-				n.Start()
+				n.Crash()
 				(&trial{node: n, witness: w}).checkWitness(t)
 				n.wantNoRoom(t, config, reason)
 
@@ -97,8 +96,7 @@ func TestProperty48_FullDisk(t *testing.T) {
 					t.Logf("the first Remove: %v", err)
 					check(t, n.remove(limited(t), removed))
 				}
-				n.Kill()
-				n.Start()
+				n.Crash()
 				n.wantListed(t, w.Id, stopped)
 				n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 				free()

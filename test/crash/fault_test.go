@@ -126,8 +126,7 @@ func strikeKillTwice(t *testing.T, c *trial) {
 	if !c.Running() {
 		c.Start()
 	}
-	c.Kill()
-	c.Start()
+	c.Crash()
 }
 
 // strikeTerminate: the daemon is stopped while the step is under way. A step

@@ -407,8 +407,7 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 	pod := n.PodConfig("target")
 	sandbox := n.RunPod(pod)
 	target := n.RunContainer(sandbox, pod, harness.Container("target", "sleep", "1000000"))
-	answer, err := n.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: target, Verbose: true})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: target, Verbose: true})
 	var info struct{ PID int }
 	check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
 

@@ -104,22 +104,19 @@ func (n *node) remove(ctx context.Context, id string) error {
 
 func (n *node) list(t testing.TB) []*runtimeapi.PodSandbox {
 	t.Helper()
-	answer, err := n.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 	return answer.GetItems()
 }
 
 func (n *node) status(t testing.TB, id string) *runtimeapi.PodSandboxStatus {
 	t.Helper()
-	answer, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 	return answer.GetStatus()
 }
 
 func (n *node) pausePID(t testing.TB, id string) int {
 	t.Helper()
-	answer, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-	check(t, err)
+	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	var info struct{ PID int }
 	check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
 	return info.PID

@@ -42,8 +42,7 @@ func TestProperty18_Reboot(t *testing.T) {
 			// The reboot is long ago to the daemons that come next.
 			for range 2 {
 				n.wantNotReady(t, were)
-				n.Kill()
-				n.Start()
+				n.Crash()
 			}
 			n.wantRebooted(t, were)
 		})
@@ -114,8 +113,7 @@ func (c *trial) testReboot(t *testing.T, starts int) {
 	c.Disarm(t)
 	c.Start()
 	for range starts - 1 {
-		c.Kill()
-		c.Start()
+		c.Crash()
 	}
 	for _, pod := range c.list(t) {
 		if pod.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
@@ -143,8 +141,7 @@ func TestProperty18_KilledInTheFirstStart(t *testing.T) {
 	n.Disarm(t)
 	n.Start()
 	n.wantNotReady(t, were)
-	n.Kill()
-	n.Start()
+	n.Crash()
 	n.wantRebooted(t, were)
 }
 
@@ -210,8 +207,7 @@ PATH=$CNI_PATH:$PATH exec bridge
 	if err := n.stop(limited(t), goes); err == nil {
 		t.Error("Stop succeeded, and DEL has failed")
 	}
-	n.Kill()
-	n.Start()
+	n.Crash()
 	eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(limited(t), goes) == nil })
 	check(t, n.remove(limited(t), goes))
 	same(t, "addresses that are out", n.addressesOut(), 2)

@@ -197,8 +197,7 @@ func TestProperty8_NameOfAHalfMadeSandbox(t *testing.T) {
 	}
 	for range 2 {
 		n.wantListed(t, half[0].Id)
-		n.Kill()
-		n.Start()
+		n.Crash()
 		// It is tried again in the background, in vain.
 		eventually(t, "it is listed again", func() bool { return len(n.list(t)) == 1 })
 		_, err := n.run(limited(t), config)

@@ -165,15 +165,13 @@ func TestOOM(t *testing.T) {
 	pod := n.PodConfig("web")
 	id := n.RunContainer(n.RunPod(pod), pod, app("exec tail /dev/zero", 16<<20))
 	harness.Eventually(t, "the container has ended", patience, func() bool {
-		answer, err := n.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
-		check(t, err)
+		answer := harness.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 		return answer.Status.State == runtimeapi.ContainerState_CONTAINER_EXITED
 	})
 	words := []string{"app: ended", "OOMKilled, exit code 137", "it used all of its memory, 16 MiB: raise the container's memory limit"}
 	n.documented("OOM", "web", words...)
 	n.explained(id[:12], words...)
-	_, err := n.Runtime.RemoveContainer(limited(t), &runtimeapi.RemoveContainerRequest{ContainerId: id})
-	check(t, err)
+	harness.Call(t, n.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
 	n.explained("web", words...) // it is remembered
 }
 

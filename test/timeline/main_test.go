@@ -63,8 +63,7 @@ func (n node) network(plugins ...harness.Object) {
 	plugins[0]["mark"] = mark
 	n.WriteConflist("10-test.conflist", plugins...)
 	harness.Eventually(n.t, "the network is in force", patience, func() bool {
-		answer, err := n.Runtime.Status(limited(n.t), &runtimeapi.StatusRequest{Verbose: true})
-		check(n.t, err)
+		answer := harness.Call(n.t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 		return strings.Contains(answer.GetInfo()["cniconfig"], mark)
 	})
 }
