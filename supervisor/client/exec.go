@@ -64,7 +64,7 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 			c.ExecEnd(ctx, id, exec)
 			output.close() // not before: what its reader leaves ends by itself, without what it has started
 		}()
-		if bounded.Err() != nil && ctx.Err() == nil {
+		if ended(bounded) && ctx.Err() == nil {
 			return &Result{Code: 128 + int32(unix.SIGKILL), TimedOut: true}, nil
 		}
 		return nil, err
@@ -132,18 +132,27 @@ func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.
 	}
 	defer done()
 	_, err = call.ExecStart(ctx, &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded, Stdin: stdin})
-	if err != nil && ctx.Err() != nil {
+	if err != nil && ended(ctx) {
 		go c.ExecEnd(ctx, id, exec) // it may have been started; within 10 s
 		return context.Cause(ctx)
 	}
 	return native(err)
 }
 
+// ended reports whether ctx has ended. On a busy machine its timer may be late, and a supervisor, which has
+// the same limit, answers first.
+func ended(ctx context.Context) bool {
+	if limit, limited := ctx.Deadline(); limited && !time.Now().Before(limit) {
+		<-ctx.Done()
+	}
+	return ctx.Err() != nil
+}
+
 // ExecWait returns the exit code when a process has ended and its opened outputs are delivered. When ctx is
 // cancelled, the process and all it started are ended.
 func (c *Client) ExecWait(ctx context.Context, id, exec string) (int32, error) {
 	code, err := c.execWait(ctx, id, exec)
-	if err != nil && ctx.Err() != nil {
+	if err != nil && ended(ctx) {
 		c.ExecEnd(ctx, id, exec) // the call may not have reached the supervisor
 	}
 	return code, err
