@@ -11,14 +11,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// later builds the daemon of a later version: with a key that this one does not have, and
-// a later schema of the records of pods.
+// laterDaemon builds the daemon of a later version: with a key that this one does not have,
+// and a later schema of the records of pods and containers.
 func laterDaemon(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	overlay := map[string]map[string]string{"Replace": {}}
 	for file, change := range map[string][2]string{
-		"sandbox/sandbox.go":        {"recordVersion = 1", "recordVersion = 2"},
+		"internal/state/records.go": {"Open[R](records, 1, ", "Open[R](records, 2, "},
 		"internal/config/config.go": {"type Config struct {", "type Config struct {\n\tTomorrow string `toml:\"tomorrow\" comment:\"a key of tomorrow\"`"},
 	} {
 		path := absolute(t, "../../"+file)
