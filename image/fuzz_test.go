@@ -1,10 +1,14 @@
 package image
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/errdefs"
+	"github.com/pelletier/go-toml/v2"
 )
 
 const someDigest = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
@@ -35,6 +39,27 @@ func FuzzManifest(f *testing.F) {
 			if !strings.HasPrefix(blob.Digest.String(), "sha256:") || strings.ContainsAny(blob.Digest.String(), "/.") || blob.Size <= 0 {
 				t.Errorf("let in: %+v", blob)
 			}
+		}
+	})
+}
+
+// FuzzHosts: the library takes every host of a file that is accepted.
+func FuzzHosts(f *testing.F) {
+	for _, spoilt := range spoiltHosts {
+		f.Add([]byte(spoilt.text))
+	}
+	f.Add([]byte("server = \"a.example\"\nca = [\"x\"]\n[host.\"https://b.example\"]\nclient = [[\"x\", \"y\"]]\n[host.\"c.example\".header]\na = \"b\"\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if checkHosts(data) != nil || len(data) == 0 {
+			return
+		}
+		var file hostsFile
+		must(t, toml.Unmarshal(data, &file))
+		certs := t.TempDir()
+		must(t, os.WriteFile(filepath.Join(certs, hostsFileName), data, 0o600))
+		hosts, err := config.ConfigureHosts(t.Context(), config.HostOptions{HostDir: func(string) (string, error) { return certs, nil }})("a.example")
+		if err == nil && len(hosts) < len(file.Hosts)+1 {
+			t.Errorf("%d of %d hosts were taken", len(hosts), len(file.Hosts)+1)
 		}
 	})
 }

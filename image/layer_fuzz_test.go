@@ -86,3 +86,25 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 	}
 	return b.Buffer.Write(p)
 }
+
+// FuzzArchive imports what may be an archive of docker save, or an OCI layout: it is
+// imported whole or not at all.
+func FuzzArchive(f *testing.F) {
+	config := `{"os":"linux","architecture":"` + nodePlatformArch() + `","rootfs":{"type":"layers","diff_ids":["` + someDigest + `"]}}`
+	f.Add(tarOf(f, file("layer.tar", string(tarOf(f, file("a", "1")))), file("config.json", config), file("manifest.json", `[{"Config":"config.json","Layers":["layer.tar"],"RepoTags":["a:1"]}]`)))
+	f.Add(tarOf(f, file("oci-layout", `{"imageLayoutVersion":"1.0.0"}`), file("index.json", `{"schemaVersion":2,"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"`+someDigest+`","size":2}]}`), file("blobs/sha256/"+someDigest[7:], "{}")))
+	f.Add(tarOf(f, symlink("manifest.json", "/etc/passwd"), file("index.json", "[]")))
+	s := fuzzStore(f)
+	f.Fuzz(func(t *testing.T, archive []byte) {
+		if bytes.HasPrefix(archive, []byte{0x28, 0xb5, 0x2f, 0xfd}) {
+			return // FuzzLayer's
+		}
+		imported, err := s.Import(t.Context(), bytes.NewReader(archive))
+		if err != nil && len(s.List()) > 0 {
+			t.Errorf("%v, and there are images", err)
+		}
+		for _, one := range imported {
+			report(t, s.Remove(t.Context(), one.ID))
+		}
+	})
+}
