@@ -15,6 +15,8 @@ import (
 
 	"github.com/moby/spdystream"
 	"github.com/moby/spdystream/spdy"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // recorded is a sink that keeps what it gets.
@@ -51,14 +53,12 @@ func (r *recorded) wait(t *testing.T) string {
 func connected(t *testing.T) (client, server net.Conn) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	harness.Check(t, err)
 	defer listener.Close()
-	if client, err = net.Dial("tcp", listener.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if server, err = listener.Accept(); err != nil {
-		t.Fatal(err)
-	}
+	client, err = net.Dial("tcp", listener.Addr().String())
+	harness.Check(t, err)
+	server, err = listener.Accept()
+	harness.Check(t, err)
 	t.Cleanup(func() {
 		client.Close()
 		server.Close()
@@ -73,11 +73,12 @@ type accepted struct {
 	sink   *recorded
 }
 
-// serving serves one end, and gives its streams.
-func serving(t *testing.T, conn net.Conn) (streams <-chan accepted, served <-chan error) {
+// serving serves one end of a connection, gives its streams, and the other end.
+func serving(t *testing.T) (near net.Conn, streams <-chan accepted, served <-chan error) {
 	t.Helper()
+	near, far := connected(t)
 	list, ended := make(chan accepted, 100), make(chan error, 1)
-	c := NewConn(conn, func(s *Stream) (Sink, error) {
+	c := NewConn(far, func(s *Stream) (Sink, error) {
 		if s.Header.Get("streamType") == "bad" {
 			return nil, errors.New("refused")
 		}
@@ -89,20 +90,19 @@ func serving(t *testing.T, conn net.Conn) (streams <-chan accepted, served <-cha
 		return sink, nil
 	})
 	go func() { ended <- c.Serve() }()
-	return list, ended
+	return near, list, ended
 }
 
 // The client of kubectl and of the API server is understood, and understands:
 // headers in both directions, data, the end of each half, resets, pings.
 func TestClientOfKubectl(t *testing.T) {
-	near, far := connected(t)
-	streams, served := serving(t, far)
+	near, streams, served := serving(t)
 	client, err := spdystream.NewConnection(near, false)
-	must(t, err)
+	harness.Check(t, err)
 	go client.Serve(func(*spdystream.Stream) {})
 	for i := range 20 { // headers are compressed with those before
 		opened, err := client.CreateStream(http.Header{"Streamtype": {"data"}, "Port": {fmt.Sprint(i)}}, nil, false)
-		must(t, err)
+		harness.Check(t, err)
 		if err := opened.WaitTimeout(time.Minute); err != nil {
 			t.Fatalf("stream %d: %v", i, err)
 		}
@@ -111,10 +111,9 @@ func TestClientOfKubectl(t *testing.T) {
 			t.Fatalf("the headers of stream %d are %v", i, stream.header)
 		}
 		sent := strings.Repeat("hello", 100_000)
-		if _, err := opened.Write([]byte(sent)); err != nil {
-			t.Fatal(err)
-		}
-		must(t, opened.Close())
+		_, err = opened.Write([]byte(sent))
+		harness.Check(t, err)
+		harness.Check(t, opened.Close())
 		if how := stream.sink.wait(t); how != "closed" || stream.sink.data.String() != sent || stream.Header != nil {
 			t.Fatalf("%s after %d bytes, with headers %v", how, stream.sink.data.Len(), stream.Header)
 		}
@@ -130,21 +129,21 @@ func TestClientOfKubectl(t *testing.T) {
 		}
 	}
 	refused, err := client.CreateStream(http.Header{"Streamtype": {"bad"}}, nil, false)
-	must(t, err)
+	harness.Check(t, err)
 	if err := refused.WaitTimeout(time.Minute); !errors.Is(err, spdystream.ErrReset) {
 		t.Errorf("a stream that is refused: %v", err)
 	}
 	reset, err := client.CreateStream(http.Header{"Streamtype": {"data"}}, nil, false)
-	must(t, err)
+	harness.Check(t, err)
 	last := <-streams
-	must(t, reset.Reset())
+	harness.Check(t, reset.Reset())
 	if how := last.sink.wait(t); how != "aborted" {
 		t.Errorf("a reset: %s", how)
 	}
 	if _, err := client.Ping(); err != nil {
 		t.Error(err)
 	}
-	must(t, client.Close())
+	harness.Check(t, client.Close())
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
@@ -173,8 +172,7 @@ func TestHostileFrames(t *testing.T) {
 		"a short stream":       controlFrame(spdy.TypeSynStream, []byte{0, 0}),
 		"a short ping":         controlFrame(spdy.TypePing, nil),
 	} {
-		near, far := connected(t)
-		_, served := serving(t, far)
+		near, _, served := serving(t)
 		go func() { _, _ = near.Write(hostile) }()
 		select {
 		case err := <-served:
@@ -185,19 +183,16 @@ func TestHostileFrames(t *testing.T) {
 			t.Errorf("%s is taken", name)
 		}
 	}
-	near, far := connected(t)
-	streams, served := serving(t, far)
+	near, streams, served := serving(t)
 	client, err := spdystream.NewConnection(near, false)
-	must(t, err)
+	harness.Check(t, err)
 	opened, err := client.CreateStream(http.Header{"Streamtype": {"data"}}, nil, false)
-	must(t, err)
+	harness.Check(t, err)
 	stream := <-streams
-	if _, err := near.Write(frame(opened.Identifier(), byte(spdy.DataFlagFin), make([]byte, huge))); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := near.Write(frame(12345, 0, make([]byte, 1<<20))); err != nil { // of no stream
-		t.Fatal(err)
-	}
+	_, err = near.Write(frame(opened.Identifier(), byte(spdy.DataFlagFin), make([]byte, huge)))
+	harness.Check(t, err)
+	_, err = near.Write(frame(12345, 0, make([]byte, 1<<20))) // of no stream
+	harness.Check(t, err)
 	if how := stream.sink.wait(t); how != "closed" || stream.sink.data.Len() != huge || stream.sink.largest > bufferSize {
 		t.Errorf("%s after %d bytes in pieces of %d", how, stream.sink.data.Len(), stream.sink.largest)
 	}
@@ -214,13 +209,11 @@ func TestHostileHeaders(t *testing.T) {
 		many.Set(fmt.Sprint("x", i), "y")
 	}
 	for name, header := range map[string]http.Header{"many": many, "long": {"X": {strings.Repeat("y", maxField+1)}}} {
-		near, far := connected(t)
-		_, served := serving(t, far)
+		near, _, served := serving(t)
 		client, err := spdystream.NewConnection(near, false)
-		must(t, err)
-		if _, err := client.CreateStream(header, nil, false); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, err)
+		_, err = client.CreateStream(header, nil, false)
+		harness.Check(t, err)
 		if err := <-served; err == nil {
 			t.Errorf("%s headers are taken", name)
 		}
@@ -253,14 +246,6 @@ func FuzzServe(f *testing.F) {
 			t.Errorf("a piece of %d bytes", sink.largest)
 		}
 	})
-}
-
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Small frames wait, large ones do not.

@@ -2,22 +2,22 @@ package client_test
 
 import (
 	"fmt"
-	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // The end of a container is seen while the successor still ends commands in others that
 // cannot be ended: they sleep uninterruptibly.
 func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 	p := startPod(t)
-	disk, freeze := newDisk(t)
+	disk := t.TempDir()
+	freeze := harness.Disk(t, disk)
 	thaw := freeze()
 	hang := []string{"hangs0", "hangs1"} // each for as many times the limit of one command
 	for _, id := range hang {
@@ -67,32 +67,11 @@ func (p *pod) hangs(id string, commands int) {
 	})
 }
 
-// newDisk mounts a file system of its own. While it is frozen who writes there sleeps.
-func newDisk(t *testing.T) (dir string, freeze func() (thaw func())) {
-	t.Helper()
-	run := func(name string, args ...string) {
-		t.Helper()
-		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-			t.Fatalf("%s %q: %v: %s", name, args, err, out)
-		}
-	}
-	dir, image := t.TempDir(), filepath.Join(t.TempDir(), "disk")
-	run("truncate", "-s", "16M", image)
-	run("mkfs.ext4", "-q", image)
-	run("mount", "-o", "loop", image, dir)
-	t.Cleanup(func() { run("umount", dir) })
-	return dir, func() (thaw func()) {
-		run("fsfreeze", "--freeze", dir)
-		thaw = sync.OnceFunc(func() { run("fsfreeze", "--unfreeze", dir) })
-		t.Cleanup(thaw)
-		return thaw
-	}
-}
-
 // A log on a disk that hangs keeps a successor neither from serving nor from seeing how
 // its container ends; what was written meanwhile is in the log when the disk goes on.
 func TestSuccessorBesideALogThatHangs(t *testing.T) {
-	disk, freeze := newDisk(t) // its end comes after that of the pod, which has files there
+	disk := t.TempDir()
+	freeze := harness.Disk(t, disk) // its end comes after that of the pod, which has files there
 	p := startPod(t)
 	onDisk := func(_ *specs.Spec, r *api.CreateRequest) { r.LogPath = filepath.Join(disk, r.Id) }
 	pid := p.run("c", "trap 'echo last; exit 7' TERM; echo first; "+stays, onDisk).Pid
@@ -113,7 +92,8 @@ func TestSuccessorBesideALogThatHangs(t *testing.T) {
 // A container has ended, and its last words wait for a disk, in the spool and in the fifo, when its
 // supervisor is killed and the daemon lets go of it, which has heard of the end: they come to the log.
 func TestLastWordsOutliveTheSupervisor(t *testing.T) {
-	disk, freeze := newDisk(t)
+	disk := t.TempDir()
+	freeze := harness.Disk(t, disk)
 	p := startPod(t)
 	log := disk + "/c"
 	script := "trap 'echo begun; sleep 1; seq 1 9000; echo last >&2; exit 7' TERM; echo first; " + stays

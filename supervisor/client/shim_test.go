@@ -99,6 +99,9 @@ func startPod(t testing.TB) *pod {
 func (p *pod) end() {
 	ctx := harness.Limited(p.t, time.Minute)
 	list, err := p.List(ctx)
+	if refused := p.Shutdown(ctx); len(list) > 0 && !errdefs.IsFailedPrecondition(refused) {
+		p.t.Errorf("shutdown with a container: %v, want failed precondition", refused)
+	}
 	for _, c := range list {
 		_ = p.Kill(ctx, c.Id, 9, true)
 		p.awaitExit(ctx, c.Id)
@@ -247,48 +250,6 @@ func containerSpec(t testing.TB, id, script string) *specs.Spec {
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.MountNamespace}},
 			Resources:   &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(100))}},
 		},
-	}
-}
-
-func TestLifeOfAContainer(t *testing.T) {
-	p, ctx := startPod(t), t.Context()
-	events := make(chan *api.Event, 16)
-	go func() {
-		_ = p.Events(ctx, 0, func(e *api.Event) error { events <- e; return nil })
-	}()
-	created := p.create("life", "echo out; echo err >&2; printf tail; exit 7")
-	if s, _ := p.state(ctx, "life"); s.Status != api.Status_STATUS_CREATED || s.Pid != created.Pid {
-		t.Errorf("state after create: %v", s)
-	}
-	p.check(p.Start(ctx, "life"))
-	stopped := p.awaitExit(ctx, "life")
-	if e := stopped.Exit; e.Code != 7 || !e.CodeKnown || e.OomKilled || e.FinishedAt < stopped.StartedAt {
-		t.Errorf("exit %v, want code 7", e)
-	}
-	for _, words := range []string{" out\n", " err\n", " tail\n"} {
-		if got := p.log("life"); !strings.Contains(got, words) {
-			t.Errorf("log %q", got)
-		}
-	}
-	var exit api.ExitRecord
-	content, err := os.ReadFile(filepath.Join(p.dir, api.ExitDir, "life.json"))
-	if err != nil || json.Unmarshal(content, &exit) != nil || exit.Code != 7 {
-		t.Errorf("exit on disk %s, %v", content, err)
-	}
-	if err := p.Kill(ctx, "life", 15, false); !errdefs.IsNotFound(err) {
-		t.Errorf("kill of a stopped container: %v, want not found", err)
-	}
-	if err := p.Shutdown(ctx); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("shutdown with a container: %v, want failed precondition", err)
-	}
-	p.check(p.Delete(ctx, "life", false))
-	if _, err := p.state(ctx, "life"); !errdefs.IsNotFound(err) {
-		t.Errorf("state of a deleted container: %v, want not found", err)
-	}
-	for i, kind := range []api.EventKind{api.EventKind_EVENT_CREATED, api.EventKind_EVENT_STARTED, api.EventKind_EVENT_EXITED, api.EventKind_EVENT_DELETED} {
-		if e := <-events; e.Kind != kind || e.Seq != uint64(i+1) {
-			t.Errorf("event %d is %v", i, e)
-		}
 	}
 }
 

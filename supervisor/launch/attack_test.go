@@ -1,12 +1,7 @@
 package launch_test
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -61,35 +56,4 @@ func TestForgedWords(t *testing.T) {
 	if other.init.Ended() {
 		t.Error("another container was ended")
 	}
-}
-
-// An exec in a frozen cgroup of version 2 ends at its limit, and nothing of it is left.
-func TestExecInFrozenCgroup(t *testing.T) {
-	mount := "/sys/fs/cgroup"
-	if _, err := os.Stat(mount + "/unified"); err == nil {
-		mount += "/unified"
-	}
-	if _, err := os.Stat(mount + "/cgroup.controllers"); err != nil {
-		t.Skip("no hierarchy of version 2")
-	}
-	n, c := execNode(t, noFilter)
-	dir := filepath.Join(mount, fmt.Sprintf("minicri-launch-%d-frozen", os.Getpid()))
-	freeze := func(value string) error { return os.WriteFile(dir+"/cgroup.freeze", []byte(value), 0) }
-	harness.Check(t, errors.Join(os.Mkdir(dir, 0o755), freeze("1")))
-	defer eventually(t, "the cgroup can be removed", func() bool { return os.Remove(dir) == nil })
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	into := func(e *launch.Exec) { e.Cgroups = map[string]string{"": dir} }
-	if _, err := c.exec(t, ctx, execProcess(), into); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for its helper in the cgroup of the container") {
-		t.Error(err)
-	}
-	harness.Check(t, freeze("0"))
-	// A helper that had no time to say its pid ends when it can.
-	eventually(t, "nothing is left there", func() bool { return read(dir+"/cgroup.procs") == "" })
-	l, err := c.exec(t, t.Context(), execProcess(), into)
-	harness.Check(t, err)
-	eventually(t, "the process is alone there", func() bool {
-		return strings.TrimSpace(read(dir+"/cgroup.procs")) == strconv.Itoa(l.Child.PID)
-	})
-	n.end(t, l)
 }

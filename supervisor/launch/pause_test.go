@@ -70,11 +70,7 @@ func compare(t *testing.T, got, want map[string]string) {
 
 func (n *node) lookInit(t *testing.T, id string, change func(*specs.Spec)) map[string]string {
 	t.Helper()
-	spec := n.spec(id)
-	change(spec)
-	pid := n.create(t, id, spec)
-	rests(t, pid, spec.Process.Args)
-	return seenOf(t, pid, id)
+	return seenOf(t, n.container(t, id, change).pid, id)
 }
 
 // create makes a container by libcontainer, which ends with the test.

@@ -70,14 +70,15 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 // held: its own log; its end is seen, and it is stopped and removed
 func TestEndOnALogDiskThatHangs(t *testing.T) {
 	n := newNode(t)
-	d := newDisk(t)
-	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = filepath.Join(d.dir, "logs") })
+	disk := t.TempDir()
+	freeze := harness.Disk(t, disk)
+	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = filepath.Join(disk, "logs") })
 	other := runPod(t, n, "other")
 	witness := other.run("witness", forever)
 	ends := p.run("ends", "until test -e /enough; do sleep 0.02; done; echo last words; exit 7")
 	stops := p.run("stops", "until test -e /enough; do sleep 0.02; done; while true; do echo more; sleep 0.02; done")
 	cgroup := p.info(stops).CgroupsPath
-	thaw := d.freeze()
+	thaw := freeze()
 	p.exec(stops, "touch /enough")
 	// It takes the command with it that tells it to end, if that has not ended yet.
 	_, _ = p.tryExec(ends, 0, "touch", "/enough")

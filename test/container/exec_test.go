@@ -2,12 +2,10 @@ package container
 
 import (
 	"bytes"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -145,10 +143,11 @@ func TestExecBeforeTheStart(t *testing.T) {
 // held: that exec, until its time-out; it is reaped when it can end
 func TestExecThatSleepsUninterruptibly(t *testing.T) {
 	n := newNode(t)
-	d := newDisk(t)
+	disk := t.TempDir()
+	freeze := harness.Disk(t, disk)
 	p := runPod(t, n, "web")
-	id := p.run("app", forever, mounted(d.dir, "/disk"))
-	thaw := d.freeze()
+	id := p.run("app", forever, mounted(disk, "/disk"))
+	thaw := freeze()
 	cgroup := p.info(id).CgroupsPath
 	// A busy machine may not have come to the write when the time is over.
 	for seconds := int64(1); len(p.pidsInCgroup(cgroup+"/minicri-exec-*")) == 0; seconds *= 4 {
@@ -217,38 +216,6 @@ func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 	check(t, p.start(p.create(config)))
 }
 
-type disk struct {
-	t   *testing.T
-	dir string
-}
-
-func newDisk(t *testing.T) *disk {
-	t.Helper()
-	d := &disk{t, t.TempDir()}
-	file := filepath.Join(t.TempDir(), "disk")
-	d.command("truncate", "-s", "16M", file)
-	d.command("mkfs.ext4", "-q", file)
-	d.command("mount", "-o", "loop", file, d.dir)
-	t.Cleanup(func() { d.command("umount", d.dir) })
-	return d
-}
-
-func (d *disk) command(name string, args ...string) {
-	d.t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		d.t.Fatalf("%s %q: %v: %s", name, args, err, out)
-	}
-}
-
-// freeze lets anyone who writes sleep, uninterruptibly, until the thaw.
-func (d *disk) freeze() (thaw func()) {
-	d.t.Helper()
-	d.command("fsfreeze", "--freeze", d.dir)
-	thaw = sync.OnceFunc(func() { d.command("fsfreeze", "--unfreeze", d.dir) })
-	d.t.Cleanup(thaw)
-	return thaw
-}
-
 // sleepsUninterruptibly reports whether any process in a container's cgroup does.
 func (p *pod) sleepsUninterruptibly(cgroup string) bool {
 	return slices.ContainsFunc(p.pidsInCgroup(cgroup), func(pid int) bool {
@@ -276,12 +243,13 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, pod := c.pod, *p
 			p.t, pod.t = t, t
-			d := newDisk(t)
-			mounted(d.dir, "/disk")(c.config)
+			disk := t.TempDir()
+			freeze := harness.Disk(t, disk)
+			mounted(disk, "/disk")(c.config)
 			id := p.create(c.config)
 			check(t, p.start(id))
 			cgroup := p.info(id).CgroupsPath
-			thaw := d.freeze()
+			thaw := freeze()
 			eventually(t, "the container sleeps", func() bool { return p.sleepsUninterruptibly(cgroup) })
 			for _, call := range []func() error{func() error { return p.stop(id, 0) }, func() error { return p.remove(id) }} {
 				if err := p.inTime(20*kill, call); err != nil {

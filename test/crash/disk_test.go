@@ -21,7 +21,7 @@ func (n *node) onSmallDisk(t *testing.T, directory string) {
 	t.Helper()
 	n.Stop()
 	n.endSupervisors(t)
-	check(t, unix.Mount("small", directory, "tmpfs", 0, "size=256k,mode=755"))
+	harness.Check(t, unix.Mount("small", directory, "tmpfs", 0, "size=256k,mode=755"))
 	t.Cleanup(func() { n.offSmallDisk(t, directory) })
 	n.Start()
 }
@@ -33,7 +33,7 @@ func (n *node) offSmallDisk(t *testing.T, directory string) {
 	}
 	n.Stop()
 	n.endSupervisors(t)
-	check(t, unix.Unmount(directory, unix.MNT_DETACH))
+	harness.Check(t, unix.Unmount(directory, unix.MNT_DETACH))
 	n.Start()
 }
 
@@ -54,7 +54,7 @@ func fill(t *testing.T, directory string) (free func()) {
 	t.Helper()
 	name := filepath.Join(directory, "filler")
 	file, err := os.Create(name)
-	check(t, err)
+	harness.Check(t, err)
 	defer file.Close()
 	for block := make([]byte, 4096); err == nil; {
 		_, err = file.Write(block)
@@ -62,7 +62,7 @@ func fill(t *testing.T, directory string) (free func()) {
 	if !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("filling %s: %v", directory, err)
 	}
-	return func() { check(t, os.Remove(name)) }
+	return func() { harness.Check(t, os.Remove(name)) }
 }
 
 // On a full disk requests fail and say why, nothing is half there, and what
@@ -75,7 +75,7 @@ func TestProperty48_FullDisk(t *testing.T) {
 				n := newNode(t)
 				disk := filepath.Join(n.Dir, directory)
 				n.onSmallDisk(t, disk)
-				w := n.runWitness(t)
+				n.runWitness(t)
 				before := n.Look()
 				stopped, removed := n.RunPod(n.PodConfig("stopped")), n.RunPod(n.PodConfig("removed"))
 				free := fill(t, disk)
@@ -83,9 +83,9 @@ func TestProperty48_FullDisk(t *testing.T) {
 				const reason = "no space left on device"
 				config := n.PodConfig("late", option)
 				n.wantNoRoom(t, config, reason)
-				n.wantListed(t, w.Id, stopped, removed)
+				n.wantListed(t, n.witness.Id, stopped, removed)
 				n.Crash()
-				(&trial{node: n, witness: w}).checkWitness(t)
+				n.checkWitness(t)
 				n.wantNoRoom(t, config, reason)
 
 				if err := n.stop(limited(t), stopped); err != nil && !strings.Contains(err.Error(), reason) {
@@ -94,10 +94,10 @@ func TestProperty48_FullDisk(t *testing.T) {
 				n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 				if err := n.remove(limited(t), removed); err != nil {
 					t.Logf("the first Remove: %v", err)
-					check(t, n.remove(limited(t), removed))
+					harness.Check(t, n.remove(limited(t), removed))
 				}
 				n.Crash()
-				n.wantListed(t, w.Id, stopped)
+				n.wantListed(t, n.witness.Id, stopped)
 				n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 				free()
 				n.RemovePod(stopped)
@@ -124,16 +124,16 @@ func TestProperty48_ReadOnlyDisk(t *testing.T) {
 			const reason = "read-only file system"
 			n := newNode(t)
 			before := n.Look()
-			w := n.runWitness(t)
+			n.runWitness(t)
 			writable := readOnly(t, filepath.Join(n.Dir, directory))
 
 			n.wantNoRoom(t, n.PodConfig("late"), reason)
-			n.wantListed(t, w.Id)
-			(&trial{node: n, witness: w}).checkWitness(t)
-			if err := n.stop(limited(t), w.Id); !strings.Contains(fmt.Sprint(err), reason) {
+			n.wantListed(t, n.witness.Id)
+			n.checkWitness(t)
+			if err := n.stop(limited(t), n.witness.Id); !strings.Contains(fmt.Sprint(err), reason) {
 				t.Errorf("Stop of what cannot be noted: %v", err)
 			}
-			n.wantState(t, w.Id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
+			n.wantState(t, n.witness.Id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 			n.Kill()
 			if output, err := n.RunDaemon(); err == nil || !strings.Contains(output, reason) {
 				t.Errorf("a start on a disk that cannot be written: %v: %s", err, output)
@@ -141,8 +141,8 @@ func TestProperty48_ReadOnlyDisk(t *testing.T) {
 
 			writable()
 			n.Start()
-			n.wantState(t, w.Id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
-			n.RemovePod(w.Id)
+			n.wantState(t, n.witness.Id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
+			n.RemovePod(n.witness.Id)
 			n.RemovePod(n.RunPod(n.PodConfig("late")))
 			n.wantSame(t, before)
 		})
@@ -153,34 +153,34 @@ func TestProperty48_ReadOnlyDisk(t *testing.T) {
 // file open for writing would not let it be remounted.
 func readOnly(t *testing.T, directory string) (writable func()) {
 	t.Helper()
-	check(t, unix.Mount(directory, directory, "", unix.MS_BIND, ""))
-	check(t, unix.Mount("", directory, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	return func() { check(t, unix.Unmount(directory, unix.MNT_DETACH)) }
+	harness.Check(t, unix.Mount(directory, directory, "", unix.MS_BIND, ""))
+	harness.Check(t, unix.Mount("", directory, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	return func() { harness.Check(t, unix.Unmount(directory, unix.MNT_DETACH)) }
 }
 
 // With no descriptor to spare, at whichever of its steps, a request fails or
 // succeeds, and leaves nothing; with some to spare it works again.
 func TestProperty48_NoDescriptors(t *testing.T) {
 	n := newNode(t)
-	w := n.runWitness(t)
+	n.runWitness(t)
 	before := n.Look()
 	config := n.PodConfig("case", harness.HostPort(8080, 80))
 	failed := 0
 	for spare := range 40 {
 		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))
-		check(t, err)
+		harness.Check(t, err)
 		was := n.limitDescriptors(t, uint64(len(open)+spare))
 		id, err := n.run(limited(t), config)
-		stillThere := n.status(t, w.Id)
+		stillThere := n.status(t, n.witness.Id)
 		n.limitDescriptors(t, was)
-		if stillThere.String() != w.String() {
+		if stillThere.String() != n.witness.String() {
 			t.Errorf("%d to spare: the other pod changed: %v", spare, stillThere)
 		}
 		if err != nil {
 			failed++
 		}
 		for _, pod := range n.list(t) {
-			if pod.Id != w.Id {
+			if pod.Id != n.witness.Id {
 				if err == nil && pod.Id != id {
 					t.Errorf("%d to spare: unexpected sandbox %v", spare, pod)
 				}
@@ -201,10 +201,10 @@ func TestProperty48_NoDescriptors(t *testing.T) {
 func (n *node) limitDescriptors(t *testing.T, limit uint64) (was uint64) {
 	t.Helper()
 	var old unix.Rlimit
-	check(t, unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, nil, &old))
+	harness.Check(t, unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, nil, &old))
 	was = old.Cur
 	old.Cur = limit
-	check(t, unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, &old, nil))
+	harness.Check(t, unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, &old, nil))
 	return was
 }
 
@@ -216,7 +216,7 @@ func TestProperty48_EIOAtEachFile(t *testing.T) {
 	were := n.runEachKind(t)
 	for _, file := range n.files(t) {
 		name, err := filepath.Rel(n.Dir, file)
-		check(t, err)
+		harness.Check(t, err)
 		for _, was := range were {
 			name = strings.ReplaceAll(name, was.Id, was.Metadata.Name)
 		}
@@ -248,7 +248,7 @@ func (n *node) files(t *testing.T) (files []string) {
 	t.Helper()
 	n.Kill() // nothing is being written
 	for _, dir := range []string{n.Root, n.State} {
-		check(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		harness.Check(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && entry.Type().IsRegular() && entry.Name() != "pause" {
 				files = append(files, path)
 			}
@@ -266,11 +266,11 @@ func (n *node) files(t *testing.T) (files []string) {
 // the beginning of a process's memory (proc(5), /proc/PID/mem).
 func unreadable(t *testing.T, file string) (readable func()) {
 	t.Helper()
-	check(t, unix.Mount("/proc/self/mem", file, "", unix.MS_BIND, ""))
+	harness.Check(t, unix.Mount("/proc/self/mem", file, "", unix.MS_BIND, ""))
 	if _, err := os.ReadFile(file); err == nil || !strings.Contains(err.Error(), unix.EIO.Error()) {
 		t.Fatalf("reading %s: %v", file, err)
 	}
-	return func() { check(t, unix.Unmount(file, unix.MNT_DETACH)) }
+	return func() { harness.Check(t, unix.Unmount(file, unix.MNT_DETACH)) }
 }
 
 // wantNothingLost: every pause lives, and every address is still out.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
 )
@@ -32,6 +33,7 @@ var (
 	cancelled           = fault{"cancelled", strikeCancel}
 	deadlinePassed      = fault{"deadline passed", strikeDeadline}
 	limitPassed         = fault{"limit passed", strikeLimit}
+	rebooted            = []fault{{"reboot", strikeReboot}, {"reboot, second start", strikeRebootTwice}}
 
 	// shimKilledInTime kills the shim while it makes the container, which
 	// takes it some 10 to 30 ms.
@@ -67,7 +69,7 @@ func (c *trial) begin(ctx context.Context, t *testing.T, action string) <-chan e
 func strikeError(t *testing.T, c *trial) {
 	err := <-c.begin(limited(t), t, "error")
 	if c.operation.name == recovery.name {
-		check(t, err)
+		harness.Check(t, err)
 		// What cannot be rolled back is listed then.
 		eventually(t, "recovery ends", func() bool { return len(harness.Info[[]any](t, c.node.Node, "building")) == 0 })
 		c.Disarm(t)
@@ -104,11 +106,19 @@ func strikeStarter(t *testing.T, c *trial) {
 // strikeKill: the daemon dies at the point, by itself; or, where the point is
 // in a plugin or a starter, while that hangs, which the next daemon has to end.
 func strikeKill(t *testing.T, c *trial) {
+	c.killAtPoint(t)
+	if strings.HasSuffix(c.point, " ADD") {
+		eventually(t, "the plugin has ended", func() bool { return !c.tripRuns(t) })
+	}
+	c.Start()
+}
+
+func (c *trial) killAtPoint(t *testing.T) {
+	t.Helper()
 	if isPlugin(c.point) || strings.HasPrefix(c.point, "starter/") {
 		done := c.begin(limited(t), t, "hang")
 		c.Kill()
 		<-done
-		c.Start()
 		return
 	}
 	err := <-c.begin(limited(t), t, "kill")
@@ -119,26 +129,65 @@ func strikeKill(t *testing.T, c *trial) {
 	c.Disarm(t)
 }
 
+// tripRuns: whether a plugin of the daemon's ADD runs.
+func (n *node) tripRuns(t *testing.T) bool {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	harness.Check(t, err)
+	for _, file := range files {
+		environment, _ := os.ReadFile(file) // the process may have ended
+		if text := string(environment); strings.Contains(text, "CNI_PATH="+n.State) && strings.Contains(text, "CNI_COMMAND=ADD") {
+			return true
+		}
+	}
+	return false
+}
+
+// strikeReboot: what is listed then is NotReady, and its network is given back by itself.
+func strikeReboot(t *testing.T, c *trial) {
+	c.killAtPoint(t)
+	c.Reboot()
+	c.Disarm(t)
+	c.Start()
+	c.wantAllDown(t)
+}
+
+func strikeRebootTwice(t *testing.T, c *trial) {
+	strikeReboot(t, c)
+	c.Crash()
+	c.wantAllDown(t)
+}
+
+func (n *node) wantAllDown(t *testing.T) {
+	t.Helper()
+	for _, pod := range n.list(t) {
+		if pod.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
+			t.Errorf("after a reboot: %v", pod)
+		}
+	}
+	n.wantAddressesBack(t)
+}
+
 // strikeKillTwice: the daemon that comes next is killed too, and the one after it
 // has to know all that it knew.
 func strikeKillTwice(t *testing.T, c *trial) {
 	strikeKill(t, c)
-	if !c.Running() {
-		c.Start()
-	}
 	c.Crash()
 }
 
 // strikeTerminate: the daemon is stopped while the step is under way. A step
-// of its own ends first; a DEL runs on and ends under the next daemon.
+// of its own ends first; a DEL runs on, the daemon ends at once, and the next one takes its
+// result: CNI allows another DEL, but a plugin that is cut half-way can leave what none finds.
 func strikeTerminate(t *testing.T, c *trial) {
 	done := c.begin(limited(t), t, "hang")
-	if !strings.HasSuffix(c.point, " DEL") {
+	if strings.HasSuffix(c.point, " DEL") {
+		c.stopSoon(t, done)
+	} else {
 		disarm := time.AfterFunc(100*time.Millisecond, func() { _ = os.Remove(string(c.Failpoints)) })
 		defer disarm.Stop()
+		c.Stop()
+		<-done
 	}
-	c.Stop()
-	<-done
 	c.Start()
 	c.Disarm(t)
 }

@@ -42,6 +42,7 @@ func rows() []row {
 			{removeStopped, ownNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), some},
 			{undo, ownNetwork, teardown(ownNetwork), some},
 			{run, userns, starter, []fault{starterKilled, shimKilled}},
+			{stop, ownNetwork, []string{"first DEL"}, []fault{terminated}}, // of the plugin that comes last
 		}
 	}
 	all := []fault{fails, daemonKilled, cancelled, deadlinePassed}
@@ -82,6 +83,11 @@ func rows() []row {
 
 		{recovery, ownNetwork, teardown(ownNetwork), []fault{fails, daemonKilled}},
 		{recovery, userns, teardown(userns), []fault{fails, daemonKilled}},
+
+		{run, ownNetwork, ownNetwork.run, rebooted},
+		{run, userns, userns.run, rebooted},
+		{stop, ownNetwork, stopping(ownNetwork), rebooted},
+		{removeStopped, ownNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), rebooted},
 	}
 }
 
@@ -206,11 +212,13 @@ func (r row) test(t *testing.T) {
 		options = append(options, shortLimits())
 	}
 	n := newNode(t, options...)
-	w := n.runWitness(t)
+	if r.faults[0].name != rebooted[0].name {
+		n.runWitness(t)
+	}
 	for _, point := range r.points {
 		for _, f := range r.faults {
 			t.Run(point+"/"+f.name, func(t *testing.T) {
-				trial := trial{node: n, row: r, witness: w, point: point, fault: f}
+				trial := trial{node: n, row: r, point: point, fault: f}
 				trial.test(t)
 			})
 		}
@@ -221,9 +229,8 @@ func (r row) test(t *testing.T) {
 type trial struct {
 	*node
 	row
-	witness *runtimeapi.PodSandboxStatus
-	point   string
-	fault   fault
+	point string
+	fault fault
 
 	config *runtimeapi.PodSandboxConfig
 	id     string // once the pod runs
@@ -232,7 +239,7 @@ type trial struct {
 
 func (c *trial) test(t *testing.T) {
 	c.config = c.PodConfig("case", c.pod.options...)
-	check(t, os.WriteFile(c.calls, nil, 0o600))
+	harness.Check(t, os.WriteFile(c.calls, nil, 0o600))
 	c.before = c.Look()
 
 	t.Cleanup(func() { c.Disarm(t) })
@@ -251,30 +258,29 @@ func (c *trial) test(t *testing.T) {
 }
 
 // runWitness runs the pod that has to stay Ready through all cases.
-func (n *node) runWitness(t *testing.T) *runtimeapi.PodSandboxStatus {
+func (n *node) runWitness(t *testing.T) {
 	t.Helper()
-	return n.status(t, n.RunPod(n.PodConfig("witness")))
+	n.witness = n.status(t, n.RunPod(n.PodConfig("witness")))
 }
 
-func (c *trial) checkWitness(t *testing.T) {
+func (n *node) checkWitness(t *testing.T) {
 	t.Helper()
-	now := c.status(t, c.witness.Id)
-	if now.String() != c.witness.String() {
-		t.Errorf("the other pod changed:\nwas %v\nis  %v", c.witness, now)
+	if n.witness != nil {
+		same(t, "status of the other pod", n.status(t, n.witness.Id), n.witness)
+		n.checkPause(t, n.witness.Id)
 	}
-	c.checkPause(t, c.witness.Id)
 }
 
 // checkPause: Ready means that pause lives (P5).
-func (c *trial) checkPause(t *testing.T, id string) {
+func (n *node) checkPause(t *testing.T, id string) {
 	t.Helper()
-	pid := c.pausePID(t, id)
+	pid := n.pausePID(t, id)
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	isReady := func(pod *runtimeapi.PodSandbox) bool {
 		return pod.Id == id && pod.State == runtimeapi.PodSandboxState_SANDBOX_READY
 	}
 	// The work of a request that was given up may have ended it meanwhile.
-	if (err != nil || filepath.Base(exe) != "pause") && slices.ContainsFunc(c.list(t), isReady) {
+	if (err != nil || filepath.Base(exe) != "pause") && slices.ContainsFunc(n.list(t), isReady) {
 		t.Errorf("sandbox %s is Ready, but process %d is %q (%v)", id, pid, exe, err)
 	}
 }
@@ -283,7 +289,7 @@ func (c *trial) checkPause(t *testing.T, id string) {
 func (c *trial) removeListed(t *testing.T) {
 	t.Helper()
 	for _, pod := range c.list(t) {
-		if pod.Id == c.witness.Id {
+		if pod.Id == c.witness.GetId() {
 			continue
 		}
 		if pod.State == runtimeapi.PodSandboxState_SANDBOX_READY {
@@ -300,7 +306,7 @@ func (c *trial) removeListed(t *testing.T) {
 func (c *trial) runAgain(t *testing.T) {
 	t.Helper()
 	id, err := c.run(limited(t), c.config)
-	check(t, err)
+	harness.Check(t, err)
 	isOfTheName := func(pod *runtimeapi.PodSandbox) bool { return pod.Metadata.Name == c.config.Metadata.Name }
 	listed := slices.DeleteFunc(c.list(t), func(pod *runtimeapi.PodSandbox) bool { return !isOfTheName(pod) })
 	if len(listed) != 1 || listed[0].Id != id || listed[0].State != runtimeapi.PodSandboxState_SANDBOX_READY {
@@ -325,7 +331,7 @@ func (c *trial) checkDetached(t *testing.T) {
 func (n *node) callsByID(t *testing.T) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile(n.calls)
-	check(t, err)
+	harness.Check(t, err)
 	calls := make(map[string]string)
 	for line := range strings.Lines(string(data)) {
 		fields := strings.Fields(line)
@@ -367,14 +373,14 @@ func nothing(*testing.T, *trial) {}
 func running(t *testing.T, c *trial) {
 	t.Helper()
 	id, err := c.run(limited(t), c.config)
-	check(t, err)
+	harness.Check(t, err)
 	c.id = id
 }
 
 func stopped(t *testing.T, c *trial) {
 	t.Helper()
 	running(t, c)
-	check(t, c.stop(limited(t), c.id))
+	harness.Check(t, c.stop(limited(t), c.id))
 }
 
 func killed(t *testing.T, c *trial) {
@@ -409,7 +415,7 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 	target := n.RunContainer(sandbox, pod, harness.Container("target", "sleep", "1000000"))
 	answer := harness.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: target, Verbose: true})
 	var info struct{ PID int }
-	check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
+	harness.Check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
 
 	n.Arm(t, "container/create before hang")
 	debugger := harness.Container("debugger", "sleep", "1000000")
@@ -420,7 +426,7 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 		failed <- err
 	}()
 	eventually(t, "the container is about to be made", n.WasHit)
-	check(t, unix.Kill(info.PID, unix.SIGKILL))
+	harness.Check(t, unix.Kill(info.PID, unix.SIGKILL))
 	eventually(t, "the target has ended", func() bool { return errors.Is(unix.Kill(info.PID, 0), unix.ESRCH) })
 	takePid(t, info.PID)
 	n.Disarm(t)
@@ -432,9 +438,9 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 func takePid(t *testing.T, pid int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("a process has the pid %d", pid), func() bool {
-		check(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0))
+		harness.Check(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0))
 		other := exec.Command("sleep", "1000000")
-		check(t, other.Start())
+		harness.Check(t, other.Start())
 		end := func() { _ = other.Process.Kill(); _ = other.Wait() }
 		if other.Process.Pid == pid {
 			t.Cleanup(end)

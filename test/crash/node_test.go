@@ -44,7 +44,8 @@ const patience = 2 * time.Minute
 type node struct {
 	*harness.Node
 	harness.Failpoints
-	calls string // what trip wrote down
+	calls   string                       // what trip wrote down
+	witness *runtimeapi.PodSandboxStatus // of the pod that has to stay Ready, or nil
 }
 
 const limits = `[limits]
@@ -60,7 +61,7 @@ func newNode(t *testing.T, opts ...harness.Option) *node {
 	n.Node = harness.NewNode(t, append([]harness.Option{
 		harness.Parallel(), harness.NoNetwork(), harness.Config(limits), n.Failpoints.Option(),
 	}, opts...)...)
-	check(t, os.Symlink(filepath.Join(os.Getenv("MINICRI_BIN"), "trip"), filepath.Join(n.Plugins, "trip")))
+	harness.Check(t, os.Symlink(filepath.Join(os.Getenv("MINICRI_BIN"), "trip"), filepath.Join(n.Plugins, "trip")))
 	n.writeChain()
 	return n
 }
@@ -118,7 +119,7 @@ func (n *node) pausePID(t testing.TB, id string) int {
 	t.Helper()
 	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	var info struct{ PID int }
-	check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
+	harness.Check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
 	return info.PID
 }
 
@@ -130,11 +131,6 @@ func limited(t testing.TB) context.Context {
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	harness.Eventually(t, what, patience, holds)
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	harness.Check(t, err)
 }
 
 // same fails the test unless two values print the same.

@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -17,7 +16,8 @@ import (
 
 // After a reboot all sandboxes are NotReady and their addresses come back by
 // themselves; Stop and Remove work. The state directory is gone with the
-// machine, or was on a disk and is of another boot.
+// machine, or was on a disk and is of another boot; and a daemon that is killed at its
+// first start after it is followed by one that knows of it, too.
 func TestProperty18_Reboot(t *testing.T) {
 	for _, boot := range []struct {
 		name string
@@ -25,11 +25,19 @@ func TestProperty18_Reboot(t *testing.T) {
 	}{
 		{"state directory gone", func(_ *testing.T, n *node) { n.Reboot() }},
 		{"state directory kept", func(t *testing.T, n *node) {
-			check(t, os.WriteFile(filepath.Join(n.State, "boot-id"), []byte("another"), 0o600))
+			harness.Check(t, os.WriteFile(filepath.Join(n.State, "boot-id"), []byte("another"), 0o600))
 		}},
 		{"half made beside", func(t *testing.T, n *node) {
-			check(t, os.RemoveAll(filepath.Join(n.State, "facts")))
-			check(t, os.WriteFile(filepath.Join(n.State, "boot-id"), []byte("another"), 0o600))
+			harness.Check(t, os.RemoveAll(filepath.Join(n.State, "facts")))
+			harness.Check(t, os.WriteFile(filepath.Join(n.State, "boot-id"), []byte("another"), 0o600))
+		}},
+		{"killed in the first start", func(t *testing.T, n *node) {
+			n.Reboot()
+			n.Arm(t, "rename facts kill")
+			if err := n.TryStart(); err == nil {
+				t.Fatal("the daemon was not killed where it writes facts")
+			}
+			n.Disarm(t)
 		}},
 	} {
 		t.Run(boot.name, func(t *testing.T) {
@@ -60,89 +68,10 @@ func (n *node) runEachKind(t *testing.T) (pods []*runtimeapi.PodSandboxStatus) {
 func (n *node) processes(t *testing.T) (pids []int) {
 	t.Helper()
 	hierarchies, err := cgroup.FindHierarchies()
-	check(t, err)
+	harness.Check(t, err)
 	pids, err = hierarchies.Processes(n.CgroupParent)
-	check(t, err)
+	harness.Check(t, err)
 	return pids
-}
-
-// TestMatrixOfReboots reboots at each step of a pod's life, and once more starts
-// the daemon twice after that. What is listed then is NotReady and can be
-// removed, its name is free, and its network is given back.
-func TestMatrixOfReboots(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make test-crash runs it; make test runs TestProperty18_Reboot")
-	}
-	rows := []row{
-		{operation: run, pod: ownNetwork, points: ownNetwork.run},
-		{operation: run, pod: userns, points: userns.run},
-		{operation: stop, pod: ownNetwork, points: stopping(ownNetwork)},
-		{operation: removeStopped, pod: ownNetwork, points: slices.Concat(removing()[:2], releaseAgain(), removing()[2:])},
-	}
-	for _, starts := range []int{1, 2} {
-		for _, r := range rows {
-			t.Run(fmt.Sprintf("%s/%s/%d starts", r.operation.name, r.pod.name, starts), func(t *testing.T) {
-				n := newNode(t)
-				for _, point := range r.points {
-					t.Run(point, func(t *testing.T) {
-						c := trial{node: n, row: r, point: point}
-						c.testReboot(t, starts)
-					})
-				}
-				n.fillNetwork()
-			})
-		}
-	}
-}
-
-func (c *trial) testReboot(t *testing.T, starts int) {
-	c.config = c.PodConfig("case", c.pod.options...)
-	check(t, os.WriteFile(c.calls, nil, 0o600))
-	c.before = c.Look()
-	t.Cleanup(func() { c.Disarm(t) })
-	c.operation.prepare(t, c)
-	if isPlugin(c.point) {
-		done := c.begin(limited(t), t, "hang")
-		c.Kill()
-		<-done
-	} else {
-		<-c.begin(limited(t), t, "kill")
-		c.waitEnd(t)
-	}
-	c.Reboot()
-	c.Disarm(t)
-	c.Start()
-	for range starts - 1 {
-		c.Crash()
-	}
-	for _, pod := range c.list(t) {
-		if pod.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
-			t.Errorf("after a reboot: %v", pod)
-		}
-		check(t, c.stop(limited(t), pod.Id))
-		check(t, c.remove(limited(t), pod.Id))
-	}
-	c.wantAddressesBack(t)
-	c.runAgain(t)
-	c.wantSame(t, c.before)
-	c.checkDetached(t)
-}
-
-// A daemon that is killed at any moment of its first start after a reboot is
-// followed by one that knows of it, too.
-func TestProperty18_KilledInTheFirstStart(t *testing.T) {
-	n := newNode(t)
-	were := n.runEachKind(t)
-	n.Reboot()
-	n.Arm(t, "rename facts kill")
-	if err := n.TryStart(); err == nil {
-		t.Fatal("the daemon was not killed where it writes facts")
-	}
-	n.Disarm(t)
-	n.Start()
-	n.wantNotReady(t, were)
-	n.Crash()
-	n.wantRebooted(t, were)
 }
 
 func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
@@ -191,7 +120,7 @@ if [ "$CNI_COMMAND" = DEL ] && [ ! -S %s ]; then
 fi
 PATH=$CNI_PATH:$PATH exec bridge
 `, socket)
-	check(t, os.WriteFile(filepath.Join(n.Plugins, "agent"), []byte(agent), 0o755))
+	harness.Check(t, os.WriteFile(filepath.Join(n.Plugins, "agent"), []byte(agent), 0o755))
 	bridge := n.BridgePlugin()
 	bridge["type"] = "agent"
 	n.WriteConflist("10-chain.conflist", bridge)
@@ -209,10 +138,10 @@ PATH=$CNI_PATH:$PATH exec bridge
 	}
 	n.Crash()
 	eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(limited(t), goes) == nil })
-	check(t, n.remove(limited(t), goes))
+	harness.Check(t, n.remove(limited(t), goes))
 	same(t, "addresses that are out", n.addressesOut(), 2)
 	listener, err := net.Listen("unix", socket)
-	check(t, err)
+	harness.Check(t, err)
 	defer listener.Close()
 	n.wantAddressesBack(t)
 	n.RemovePod(stays)

@@ -38,7 +38,7 @@ var damages = []damaged{
 // pause lives, is listed NotReady and not touched until it is stopped and removed.
 func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 	n := newNode(t)
-	w := n.runWitness(t)
+	n.runWitness(t)
 	kinds := map[string][]damaged{"record": damages[:6], "facts": {damages[0], damages[1], damages[2], damages[6]}}
 	for kind, all := range kinds {
 		for _, d := range all {
@@ -47,14 +47,14 @@ func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 				id := n.RunPod(n.PodConfig("victim"))
 				pause := n.pausePID(t, id)
 				n.Kill()
-				listed, file := []string{w.Id}, n.record(id)
+				listed, file := []string{n.witness.Id}, n.record(id)
 				if kind == "facts" {
-					listed, file = []string{w.Id, id}, n.facts(id)
+					listed, file = []string{n.witness.Id, id}, n.facts(id)
 				}
 				damage(t, file, d.damage)
 				for range 2 {
 					n.Start()
-					(&trial{node: n, witness: w}).checkWitness(t)
+					n.checkWitness(t)
 					n.wantListed(t, listed...)
 					if kind == "record" {
 						n.wantQuarantined(t, id)
@@ -66,7 +66,7 @@ func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 					}
 					n.Kill()
 				}
-				check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
+				harness.Check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
 				n.Start()
 				if kind == "facts" {
 					n.RemovePod(id)
@@ -103,7 +103,7 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 	n.Kill()
 	for _, file := range []string{n.record(id), n.facts(id), n.attachment(id)} {
 		whole, err := os.ReadFile(file)
-		check(t, err)
+		harness.Check(t, err)
 		damage(t, file, func(data []byte) []byte {
 			return bytes.Replace(data, []byte(`"version": 1`), []byte(`"version": 1000, "ignored": 1`), 1)
 		})
@@ -113,7 +113,7 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 		if log := n.Log(); !strings.Contains(log, file) || !strings.Contains(log, "schema 1000") {
 			t.Errorf("the log does not name %s", file)
 		}
-		check(t, os.WriteFile(file, whole, 0o600))
+		harness.Check(t, os.WriteFile(file, whole, 0o600))
 	}
 	n.Start()
 	same(t, "status of the pod", n.status(t, id), was)
@@ -124,18 +124,18 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 // and can be removed.
 func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 	n := newNode(t)
-	w := n.runWitness(t)
+	n.runWitness(t)
 	for _, d := range damages[:4] {
 		t.Run(d.name, func(t *testing.T) {
 			id := n.RunPod(n.PodConfig("victim"))
 			was := n.status(t, id)
 			n.Kill()
 			whole, err := os.ReadFile(n.attachment(id))
-			check(t, err)
+			harness.Check(t, err)
 			damage(t, n.attachment(id), d.damage)
 			n.Start()
 
-			(&trial{node: n, witness: w}).checkWitness(t)
+			n.checkWitness(t)
 			same(t, "status of the pod", n.status(t, id), was)
 			if !strings.Contains(n.Log(), `attachment quarantined`) {
 				t.Error("the attachment is not in the log")
@@ -145,8 +145,8 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 			}
 			// Someone brings the file back.
 			n.Kill()
-			check(t, os.WriteFile(n.attachment(id), whole, 0o600))
-			check(t, os.RemoveAll(filepath.Join(n.Root, "attachments", "quarantine")))
+			harness.Check(t, os.WriteFile(n.attachment(id), whole, 0o600))
+			harness.Check(t, os.RemoveAll(filepath.Join(n.Root, "attachments", "quarantine")))
 			n.Start()
 			n.RemovePod(id)
 		})
@@ -158,24 +158,24 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 // is no one's, and what it describes is not touched.
 func TestProperty9_TwoRecordsOfOneName(t *testing.T) {
 	n := newNode(t)
-	w := n.runWitness(t)
+	n.runWitness(t)
 	twin, double := strings.Repeat("ab", 32), strings.Repeat("cd", 32)
 	n.Kill()
-	record, err := os.ReadFile(n.record(w.Id))
-	check(t, err)
-	older := regexp.MustCompile(`"created_at": \d+`).ReplaceAll(bytes.ReplaceAll(record, []byte(w.Id), []byte(twin)), []byte(`"created_at": 1`))
-	check(t, os.WriteFile(n.record(twin), older, 0o600))
-	facts, err := os.ReadFile(n.facts(w.Id))
-	check(t, err)
-	check(t, os.WriteFile(n.facts(twin), facts, 0o600))
-	check(t, os.WriteFile(n.record(double), record, 0o600))
+	record, err := os.ReadFile(n.record(n.witness.Id))
+	harness.Check(t, err)
+	older := regexp.MustCompile(`"created_at": \d+`).ReplaceAll(bytes.ReplaceAll(record, []byte(n.witness.Id), []byte(twin)), []byte(`"created_at": 1`))
+	harness.Check(t, os.WriteFile(n.record(twin), older, 0o600))
+	facts, err := os.ReadFile(n.facts(n.witness.Id))
+	harness.Check(t, err)
+	harness.Check(t, os.WriteFile(n.facts(twin), facts, 0o600))
+	harness.Check(t, os.WriteFile(n.record(double), record, 0o600))
 	n.Start()
 
-	(&trial{node: n, witness: w}).checkWitness(t)
-	n.wantListed(t, w.Id)
+	n.checkWitness(t)
+	n.wantListed(t, n.witness.Id)
 	n.wantQuarantined(t, twin, double)
-	check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
-	check(t, os.Remove(n.facts(twin))) // it was left alone, too
+	harness.Check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
+	harness.Check(t, os.Remove(n.facts(twin))) // it was left alone, too
 }
 
 // A sandbox that could not be made, nor rolled back, keeps its name, over a restart
@@ -216,12 +216,12 @@ func (n *node) attachment(id string) string { return filepath.Join(n.Root, "atta
 func damage(t *testing.T, file string, change func([]byte) []byte) {
 	t.Helper()
 	if change == nil {
-		check(t, os.Remove(file))
+		harness.Check(t, os.Remove(file))
 		return
 	}
 	data, err := os.ReadFile(file)
-	check(t, err)
-	check(t, os.WriteFile(file, change(slices.Clone(data)), 0o600))
+	harness.Check(t, err)
+	harness.Check(t, os.WriteFile(file, change(slices.Clone(data)), 0o600))
 }
 
 // wantListed: these sandboxes are listed, in any order, and no others.

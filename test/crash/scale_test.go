@@ -87,10 +87,10 @@ func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
 	n := harness.NewNode(t)
 	runMany(n, many)
 	pods, err := n.Runtime.ListPodSandbox(limited(t), &runtimeapi.ListPodSandboxRequest{})
-	check(t, err)
+	harness.Check(t, err)
 	hung := pods.Items[0].Id
 	for _, pid := range n.Supervisors() {
-		check(t, unix.Kill(pid, unix.SIGSTOP))
+		harness.Check(t, unix.Kill(pid, unix.SIGSTOP))
 		t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) }) // it may have been replaced
 	}
 	ctx := harness.Limited(t, 10*listBound) // the harness's clients read as much as the kubelet
@@ -163,7 +163,7 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 	}
 	open := func() int {
 		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))
-		check(t, err)
+		harness.Check(t, err)
 		return len(files)
 	}
 	// What a process has allocated: not pages of its program, which the kernel drops

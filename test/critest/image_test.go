@@ -2,25 +2,18 @@ package critest
 
 import (
 	"archive/tar"
-	"bytes"
-	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/minicri/minicri/test/harness"
-)
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-// The media types of OCI images.
-const (
-	manifestType = "application/vnd.oci.image.manifest.v1+json"
-	indexType    = "application/vnd.oci.image.index.v1+json"
-	configType   = "application/vnd.oci.image.config.v1+json"
-	layerType    = "application/vnd.oci.image.layer.v1.tar"
+	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/hostile/registry"
 )
 
 // The hosts whose images critest pulls, and one for -test-images-file.
@@ -30,120 +23,111 @@ const (
 	local   = "critest.example/"
 )
 
-type object = harness.Object
-
 // addImages puts all images that the specs name into the registry.
-func addImages(t *testing.T, r *registry) {
+func addImages(t *testing.T, r *registry.Registry) {
 	t.Helper()
-	busybox := tarOf(t, busyboxFiles(t))
-	run := func(entry string, env ...string) object {
-		return object{"Entrypoint": []string{entry}, "Env": append([]string{"PATH=/bin"}, env...)}
+	busybox := registry.Layer(busyboxFiles(t)...)
+	run := func(entry string, env ...string) ocispec.ImageConfig {
+		return ocispec.ImageConfig{Entrypoint: []string{entry}, Env: append([]string{"PATH=/bin"}, env...)}
 	}
-	as := func(user string) object {
-		return object{"Cmd": []string{"sh"}, "Env": []string{"PATH=/bin"}, "User": user}
+	as := func(user string) ocispec.ImageConfig {
+		return ocispec.ImageConfig{Cmd: []string{"sh"}, Env: []string{"PATH=/bin"}, User: user}
 	}
 	shell := as("")
-	server := tarOf(t, []file{
-		{"bin/nginx", 0o755, replica(t), ""},
-		{"bin/nginx: master process", 0, "", "nginx"},
-		{"bin/httpd-foreground", 0o755, "", "nginx"},
-		{"bin/nonewprivs", 0o4755, replica(t), ""},
-	})
-	note := func(text string) []byte { return tarOf(t, []file{{"note", 0o644, text, ""}}) }
+	server := registry.Layer(
+		registry.File("bin/nginx", 0o755, replica(t)), link("bin/nginx: master process", "nginx"),
+		link("bin/httpd-foreground", "nginx"), registry.File("bin/nonewprivs", 0o4755, replica(t)),
+	)
+	note := func(text string) []byte { return registry.Layer(registry.File("note", 0o644, text)) }
+	add := func(name string, config ocispec.ImageConfig, layers ...[]byte) {
+		m := r.Image(config, layers...)
+		r.Manifest(name, m.MediaType, m)
+	}
 
 	for _, name := range []string{e2e + "busybox:1.29-2", local + "busybox:1"} {
-		r.add(name, r.image(shell, busybox))
+		add(name, shell, busybox)
 	}
 	for _, name := range []string{e2e + "nginx:1.14-2", local + "nginx:1"} {
-		r.add(name, r.image(run("nginx: master process"), busybox, server))
+		add(name, run("nginx: master process"), busybox, server)
 	}
-	r.add(staging+"hostnet-nginx-"+runtime.GOARCH+":latest", r.image(run("nginx: master process", "PORT=12003"), busybox, server))
-	r.add(e2e+"httpd:2.4.39-4", r.image(run("httpd-foreground"), busybox, server))
-	r.add(e2e+"nonewprivs:1.3", r.image(run("nonewprivs"), busybox, server))
+	add(staging+"hostnet-nginx-"+runtime.GOARCH+":latest", run("nginx: master process", "PORT=12003"), busybox, server)
+	add(e2e+"httpd:2.4.39-4", run("httpd-foreground"), busybox, server)
+	add(e2e+"nonewprivs:1.3", run("nonewprivs"), busybox, server)
 	for name, user := range map[string]string{
 		"test-image-user-uid": "1002", "test-image-user-username": "www-data", "test-image-user-uid-group": "1003:users",
 		"test-image-user-username-group": "www-data:100", "test-image-predefined-group": "1000",
 	} {
-		r.add(staging+name+":latest", r.image(as(user), busybox))
+		add(staging+name+":latest", as(user), busybox)
 	}
 	for _, name := range []string{"test-image-latest:latest", "test-image-tag:test", "test-image-tag:all", "test-image-1:latest", "test-image-2:latest", "test-image-3:latest"} {
-		r.add(staging+name, r.image(shell, busybox, note(name)))
+		add(staging+name, shell, busybox, note(name))
 	}
-	same := r.image(shell, busybox, note("tags"))
 	for _, tag := range []string{"1", "2", "3"} {
-		r.add(staging+"test-image-tags:"+tag, same)
+		add(staging+"test-image-tags:"+tag, shell, busybox, note("tags"))
 	}
-	pause := r.image(run("/pause"), tarOf(t, []file{{"pause", 0o755, replica(t), ""}}))
-	r.add("registry.k8s.io/pause:3.9", pause)
-	r.add("k8s.gcr.io/pause:3.9", pause)
-	// What a spec pulls by its digest is the same on every machine: an index for all
-	// architectures, and no program in it.
-	want := strings.TrimSpace(readFile(t, "digest.txt"))
-	digest := r.index(object{"Cmd": []string{"none"}}, []string{"amd64", "arm64"}, note("digest"))
-	if digest != want {
+	for _, host := range []string{"registry.k8s.io", "k8s.gcr.io"} {
+		add(host+"/pause:3.9", run("/pause"), registry.Layer(registry.File("pause", 0o755, replica(t))))
+	}
+	if digest := addIndex(t, r, staging+"test-image-digest:latest", note("digest")); digest.String() != strings.TrimSpace(readFile(t, "digest.txt")) {
 		t.Fatalf("the image that is pulled by digest has %s: write it into digest.txt, and build critest again", digest)
 	}
-	r.add(staging+"test-image-digest:latest", digest)
 }
 
-// file is a file of a layer, or with a target a link: hard if the target is
-// absolute, as the mask of one path must not reach the others.
-type file struct {
-	name    string
-	mode    int64
-	content string
-	target  string
-}
-
-func tarOf(t *testing.T, files []file) []byte {
+// addIndex adds what a spec pulls by its digest, the same on every machine: an index for all
+// architectures, and no program in it.
+func addIndex(t *testing.T, r *registry.Registry, name string, layer []byte) digest.Digest {
 	t.Helper()
-	var buffer bytes.Buffer
-	w := tar.NewWriter(&buffer)
-	for _, f := range files {
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: f.mode, Size: int64(len(f.content))}
-		switch {
-		case strings.HasPrefix(f.target, "/"):
-			header.Typeflag, header.Linkname = tar.TypeLink, f.target[1:]
-		case f.target != "":
-			header.Typeflag, header.Linkname = tar.TypeSymlink, f.target
-		case strings.HasSuffix(f.name, "/"):
-			header.Typeflag = tar.TypeDir
-		}
-		harness.Check(t, w.WriteHeader(header))
-		_, err := w.Write([]byte(f.content))
-		harness.Check(t, err)
+	object := func(d ocispec.Descriptor) harness.Object {
+		return harness.Object{"mediaType": d.MediaType, "digest": d.Digest, "size": d.Size}
 	}
-	harness.Check(t, w.Close())
-	return buffer.Bytes()
+	var manifests []harness.Object
+	for _, architecture := range []string{"amd64", "arm64"} {
+		config, err := json.Marshal(harness.Object{
+			"architecture": architecture, "os": "linux", "config": harness.Object{"Cmd": []string{"none"}},
+			"rootfs": harness.Object{"type": "layers", "diff_ids": []digest.Digest{digest.FromBytes(layer)}},
+		})
+		harness.Check(t, err)
+		manifest := object(r.Manifest(name, ocispec.MediaTypeImageManifest, harness.Object{
+			"schemaVersion": 2, "mediaType": ocispec.MediaTypeImageManifest, "config": object(r.Blob(ocispec.MediaTypeImageConfig, config)),
+			"layers": []harness.Object{object(r.Blob(ocispec.MediaTypeImageLayer, layer))},
+		}))
+		manifest["platform"] = harness.Object{"architecture": architecture, "os": "linux"}
+		manifests = append(manifests, manifest)
+	}
+	index := harness.Object{"schemaVersion": 2, "mediaType": ocispec.MediaTypeImageIndex, "manifests": manifests}
+	return r.Manifest(name, ocispec.MediaTypeImageIndex, index).Digest
+}
+
+// link is a symbolic link, or a hard one if its target is absolute, as the mask of one path
+// must not reach the others.
+func link(name, target string) registry.Entry {
+	header := tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o755}
+	if path, absolute := strings.CutPrefix(target, "/"); absolute {
+		header.Typeflag, header.Linkname = tar.TypeLink, path
+	}
+	return registry.Entry{Header: header}
 }
 
 // busyboxFiles are busybox with all its commands, and the users that the specs
 // name.
-func busyboxFiles(t *testing.T) []file {
+func busyboxFiles(t *testing.T) []registry.Entry {
 	t.Helper()
 	const program = "/bin/busybox" // Debian's busybox-static
 	commands, err := exec.Command(program, "--list").Output()
 	harness.Check(t, err)
-	files := []file{
-		{"bin/", 0o755, "", ""},
-		{"dev/", 0o755, "", ""},
-		{"etc/", 0o755, "", ""},
-		{"proc/", 0o755, "", ""},
-		{"sys/", 0o755, "", ""},
-		{"tmp/", 0o1777, "", ""},
-		{"var/", 0o755, "", ""},
-		{"var/run/", 0o777, "", ""},
-		{"root/", 0o700, "", ""},
-		{"bin/busybox", 0o755, readFile(t, program), ""},
-		{"etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/var:/bin/false\nnobody:x:65534:65534::/:/bin/false\ndefault-user:x:1000:1000::/:/bin/sh\n", ""},
-		{"etc/group", 0o644, "root:x:0:\nwww-data:x:33:\nusers:x:100:\nnogroup:x:65534:\ndefault-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n", ""},
+	var files []registry.Entry
+	for name, mode := range map[string]int64{"bin": 0o755, "dev": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755, "tmp": 0o1777, "var": 0o755, "root": 0o700} {
+		files = append(files, registry.Dir(name+"/", mode, 0))
 	}
-	// Debian's busybox does not have these.
-	files = append(files, file{"bin/pgrep", 0o755, replica(t), ""}, file{"bin/ipcs", 0o755, "", "/bin/pgrep"})
-	files = append(files, file{"bin/sh", 0o755, shellWithoutLs(t, readFile(t, program)), ""})
+	const passwd = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/var:/bin/false\nnobody:x:65534:65534::/:/bin/false\ndefault-user:x:1000:1000::/:/bin/sh\n"
+	const group = "root:x:0:\nwww-data:x:33:\nusers:x:100:\nnogroup:x:65534:\ndefault-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n"
+	files = append(files, registry.Dir("var/run/", 0o777, 0), registry.File("bin/busybox", 0o755, readFile(t, program)),
+		registry.File("etc/passwd", 0o644, passwd), registry.File("etc/group", 0o644, group),
+		registry.File("bin/sh", 0o755, shellWithoutLs(t, readFile(t, program))),
+		registry.File("bin/pgrep", 0o755, replica(t)), link("bin/ipcs", "/bin/pgrep")) // Debian's busybox does not have these
 	for _, command := range strings.Fields(string(commands)) {
 		if command != "busybox" && command != "sh" {
-			files = append(files, file{"bin/" + command, 0o755, "", "/bin/busybox"})
+			files = append(files, link("bin/"+command, "/bin/busybox"))
 		}
 	}
 	return files
@@ -172,14 +156,4 @@ func readFile(t *testing.T, path string) string {
 	data, err := os.ReadFile(path)
 	harness.Check(t, err)
 	return string(data)
-}
-
-func digestOf(data []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(data)) }
-
-func encode(value any) []byte {
-	data, err := json.Marshal(value)
-	if err != nil {
-		panic(err) // of maps, texts and numbers it cannot fail
-	}
-	return data
 }

@@ -14,6 +14,9 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -97,6 +100,29 @@ func DeadMount(t testing.TB) (dir string) {
 		Check(t, unix.Unmount(dir, unix.MNT_DETACH))
 	})
 	return dir
+}
+
+// Disk mounts a file system of its own on a directory. While it is frozen who writes there sleeps,
+// uninterruptibly.
+func Disk(t testing.TB, dir string) (freeze func() (thaw func())) {
+	t.Helper()
+	run := func(name string, args ...string) {
+		t.Helper()
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+			t.Fatalf("%s %q: %v: %s", name, args, err, out)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "disk")
+	run("truncate", "-s", "64M", file)
+	run("mkfs.ext4", "-q", file)
+	run("mount", "-o", "loop", file, dir)
+	t.Cleanup(func() { run("umount", dir) })
+	return func() (thaw func()) {
+		run("fsfreeze", "--freeze", dir)
+		thaw = sync.OnceFunc(func() { run("fsfreeze", "--unfreeze", dir) })
+		t.Cleanup(thaw)
+		return thaw
+	}
 }
 
 // Main runs the tests of a package and then looks, once for all, for what [Parallel] tests cannot tell apart:

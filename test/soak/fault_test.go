@@ -51,7 +51,7 @@ fi
 // addFaulty puts the plugin before the others of the chain: its DEL is the last.
 func (s *soak) addFaulty() {
 	n := s.node
-	check(s.t, os.WriteFile(filepath.Join(n.Plugins, "faulty"), fmt.Appendf(nil, faulty, n.Dir), 0o755))
+	harness.Check(s.t, os.WriteFile(filepath.Join(n.Plugins, "faulty"), fmt.Appendf(nil, faulty, n.Dir), 0o755))
 	portmap := harness.Object{"type": "portmap", "capabilities": harness.Object{"portMappings": true}, "snat": true}
 	n.WriteConflist("10-test.conflist", harness.Object{"type": "faulty"}, n.BridgePlugin(), portmap)
 }
@@ -59,9 +59,9 @@ func (s *soak) addFaulty() {
 // orders puts a file that the plugin looks for where it is, for a while.
 func (s *soak) order(name string, during time.Duration) {
 	file := filepath.Join(s.node.Dir, name)
-	check(s.t, os.WriteFile(file, nil, 0o600))
+	harness.Check(s.t, os.WriteFile(file, nil, 0o600))
 	time.Sleep(during)
-	check(s.t, os.Remove(file))
+	harness.Check(s.t, os.Remove(file))
 }
 
 // misconfigure has a network that can never work in the place of the node's for a while:
@@ -79,12 +79,12 @@ func (s *soak) misconfigure(random *rand.Rand) {
 		network["name"] = n.Network + "-other"
 	}
 	data, err := json.Marshal(network)
-	check(s.t, err)
+	harness.Check(s.t, err)
 	half, file := filepath.Join(n.Dir, "half.conflist"), filepath.Join(n.CNIConf, "00-broken.conflist")
-	check(s.t, os.WriteFile(half, data, 0o600))
-	check(s.t, os.Rename(half, file))
+	harness.Check(s.t, os.WriteFile(half, data, 0o600))
+	harness.Check(s.t, os.Rename(half, file))
 	time.Sleep(time.Duration(random.Int64N(int64(3 * time.Second))))
-	check(s.t, os.Remove(file))
+	harness.Check(s.t, os.Remove(file))
 }
 
 type counts struct{ kills, terminations, failures, hangs, misconfigured, reboots int }

@@ -36,9 +36,9 @@ const strikesAtOnce = 4
 
 func TestSoak(t *testing.T) {
 	duration, err := time.ParseDuration(cmp.Or(os.Getenv("SOAK"), "20s"))
-	check(t, err)
+	harness.Check(t, err)
 	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("SEED"), strconv.FormatUint(rand.Uint64(), 10)), 10, 64)
-	check(t, err)
+	harness.Check(t, err)
 	fmt.Printf("soak: %v with %d workers, SEED=%d\n", duration, workers, seed)
 
 	s := newSoak(t)
@@ -122,15 +122,10 @@ func (s *soak) checkWitnesses() {
 // wantNothingListed: each worker has removed its own, and there are no others.
 func (s *soak) wantNothingListed() {
 	answer, err := s.client().ListPodSandbox(s.limited(), &runtimeapi.ListPodSandboxRequest{})
-	check(s.t, err)
+	harness.Check(s.t, err)
 	if extra := len(answer.Items) - len(s.witnesses); extra != 0 {
 		s.t.Errorf("%d sandboxes are listed that were not asked for: %v", extra, answer.Items)
 	}
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	harness.Check(t, err)
 }
 
 // soak is what killer and workers share.

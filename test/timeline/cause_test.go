@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -179,35 +178,22 @@ func TestOOM(t *testing.T) {
 func TestSlowDisk(t *testing.T) {
 	n := newNode(t)
 	n.Stop()
-	disk := filepath.Join(t.TempDir(), "disk")
-	command(t, "truncate", "-s", "64M", disk)
-	command(t, "mkfs.ext4", "-q", disk)
-	command(t, "mount", "-o", "loop", disk, n.Root)
+	t.Cleanup(n.Start)
+	freeze := harness.Disk(t, n.Root)
+	t.Cleanup(n.Stop)
 	n.Start()
-	t.Cleanup(func() {
-		n.Stop()
-		command(t, "umount", n.Root)
-		n.Start()
-	})
-	command(t, "fsfreeze", "-f", n.Root)
-	frozen := time.AfterFunc(2*time.Second, func() { command(t, "fsfreeze", "-u", n.Root) })
+	thaw := freeze()
+	frozen := time.AfterFunc(2*time.Second, thaw)
 	defer frozen.Stop()
 	id := n.RunPod(n.PodConfig("web"))
 	defer n.RemovePod(id)
 	n.documented("slow disk", "web", "slowest: record took ", "the disk of the runtime's directory")
 }
 
-func command(t *testing.T, name string, arguments ...string) {
-	t.Helper()
-	if output, err := exec.Command(name, arguments...).CombinedOutput(); err != nil {
-		t.Errorf("%s %q: %v: %s", name, arguments, err, output)
-	}
-}
-
 // The node at a glance, the list of lives, and what a maintainer gets.
 func TestNodeAtAGlance(t *testing.T) {
 	credentials := filepath.Join(t.TempDir(), "docker.json")
-	check(t, os.WriteFile(credentials, []byte(`{"auths": {"127.0.0.1:1": {"username": "me", "password": "S3CRET"}}}`), 0o600))
+	harness.Check(t, os.WriteFile(credentials, []byte(`{"auths": {"127.0.0.1:1": {"username": "me", "password": "S3CRET"}}}`), 0o600))
 	n := newNode(t, harness.Config(fmt.Sprintf("default_env = ['EVERYWHERE=S3CRET']\n[images]\ndocker_config = '%s'\n%s", credentials, fast)))
 	n.ImportBusybox()
 	bridge := n.BridgePlugin()
@@ -223,8 +209,8 @@ func TestNodeAtAGlance(t *testing.T) {
 
 	var glance timeline.Glance
 	text, err := n.RunCommand("pods", "--json")
-	check(t, err)
-	check(t, json.Unmarshal([]byte(text), &glance))
+	harness.Check(t, err)
+	harness.Check(t, json.Unmarshal([]byte(text), &glance))
 	if len(glance.Pods) != 1 || glance.Daemon < 1<<20 {
 		t.Fatalf("%s", text)
 	}
@@ -233,7 +219,7 @@ func TestNodeAtAGlance(t *testing.T) {
 		t.Errorf("%+v", line)
 	}
 	table, err := n.RunCommand("pods")
-	check(t, err)
+	harness.Check(t, err)
 	for _, want := range []string{"test/web", "ready", "1/1", line.Addresses[0], "1 pod; daemon "} {
 		if !strings.Contains(table, want) {
 			t.Errorf("the table lacks %q:\n%s", want, table)
@@ -241,7 +227,7 @@ func TestNodeAtAGlance(t *testing.T) {
 	}
 
 	info, err := os.Stat(filepath.Join(n.State, "debug.sock"))
-	check(t, err)
+	harness.Check(t, err)
 	if info.Mode().Perm() != 0o600 {
 		t.Errorf("the socket has mode %v", info.Mode())
 	}
@@ -284,20 +270,20 @@ func bundle(t *testing.T, n node) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	_, err := n.RunCommand("debug", "bundle", file)
-	check(t, err)
+	harness.Check(t, err)
 	data, err := os.ReadFile(file)
-	check(t, err)
+	harness.Check(t, err)
 	packed, err := gzip.NewReader(bytes.NewReader(data))
-	check(t, err)
+	harness.Check(t, err)
 	var names []string
 	for archive := tar.NewReader(packed); ; {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		check(t, err)
+		harness.Check(t, err)
 		content, err := io.ReadAll(archive)
-		check(t, err)
+		harness.Check(t, err)
 		for _, secret := range secrets {
 			if bytes.Contains(content, []byte(secret)) {
 				t.Errorf("%s has a secret", header.Name)

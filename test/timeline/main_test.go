@@ -26,11 +26,6 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 const patience = 2 * time.Minute
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	harness.Check(t, err)
-}
-
 func limited(t testing.TB) context.Context {
 	t.Helper()
 	return harness.Limited(t, patience)
@@ -52,7 +47,7 @@ const fast = "[limits]\nreload = '20ms'\nretry_first = '50ms'\nretry_most = '200
 
 func (n node) plugin(name, script string) harness.Object {
 	n.t.Helper()
-	check(n.t, os.WriteFile(filepath.Join(n.Plugins, name), []byte("#!/bin/sh\n"+script), 0o755))
+	harness.Check(n.t, os.WriteFile(filepath.Join(n.Plugins, name), []byte("#!/bin/sh\n"+script), 0o755))
 	return harness.Object{"type": name}
 }
 
@@ -85,7 +80,7 @@ func (n node) text(arguments ...string) string {
 	if exit, ok := err.(*exec.ExitError); ok {
 		n.t.Fatalf("minicri timeline %q: %v: %s", arguments, err, exit.Stderr)
 	}
-	check(n.t, err)
+	harness.Check(n.t, err)
 	return text
 }
 
@@ -111,7 +106,7 @@ func (n node) explained(pod string, words ...string) string {
 
 func (n node) json(arguments ...string) (pods []timeline.Pod) {
 	n.t.Helper()
-	check(n.t, json.Unmarshal([]byte(n.text(append(arguments, "--json")...)), &pods))
+	harness.Check(n.t, json.Unmarshal([]byte(n.text(append(arguments, "--json")...)), &pods))
 	return pods
 }
 
@@ -137,7 +132,7 @@ func (n node) documented(name, pod string, words ...string) string {
 	n.t.Helper()
 	t, text := n.t, n.explained(pod, words...)
 	page, err := os.ReadFile(docs)
-	check(t, err)
+	harness.Check(t, err)
 	begin, end := "<!-- "+name+" -->\n```\n", "```\n<!-- end -->\n"
 	before, rest, found := strings.Cut(string(page), begin)
 	shown, after, closed := strings.Cut(rest, end)
@@ -145,7 +140,7 @@ func (n node) documented(name, pod string, words ...string) string {
 		t.Fatalf("docs/troubleshooting.md has no part %q", begin)
 	}
 	if *update {
-		check(t, os.WriteFile(docs, []byte(before+begin+pluginDirs.ReplaceAllString(text, "/opt/cni/bin")+end+after), 0o644))
+		harness.Check(t, os.WriteFile(docs, []byte(before+begin+pluginDirs.ReplaceAllString(text, "/opt/cni/bin")+end+after), 0o644))
 		return text
 	}
 	wantWords(t, "docs/troubleshooting.md, which go test ./test/timeline -update writes,", shown, words)

@@ -28,11 +28,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	harness.Check(t, err)
-}
-
 const patience = 3 * time.Minute
 
 type receiver struct {
@@ -106,15 +101,15 @@ func TestSpansReachACollector(t *testing.T) {
 			}
 			seen := filepath.Join(n.Dir, "seen")
 			script := "#!/bin/sh\nprintf '%s %s\\n' \"$CNI_COMMAND\" \"$TRACEPARENT\" >> " + seen + "\nexec " + filepath.Join(n.CNIBin, "tuning") + "\n"
-			check(t, os.WriteFile(filepath.Join(n.Plugins, "traced"), []byte(script), 0o755))
+			harness.Check(t, os.WriteFile(filepath.Join(n.Plugins, "traced"), []byte(script), 0o755))
 			n.WriteConflist("10-test.conflist", n.BridgePlugin(), harness.Object{"type": "traced"})
 			harness.Eventually(t, "the network is there", patience, func() bool {
 				answer, err := n.Runtime.Status(t.Context(), &runtimeapi.StatusRequest{Verbose: true})
-				check(t, err)
+				harness.Check(t, err)
 				return strings.Contains(answer.GetInfo()["cniconfig"], "traced")
 			})
 			answer, err := n.Runtime.RunPodSandbox(traced(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")})
-			check(t, err)
+			harness.Check(t, err)
 			var spans map[string]*tracepb.Span
 			harness.Eventually(t, "the spans have come", patience, func() bool {
 				spans = r.of(ours)
@@ -136,7 +131,7 @@ func TestSpansReachACollector(t *testing.T) {
 				}
 			}
 			data, err := os.ReadFile(seen)
-			check(t, err)
+			harness.Check(t, err)
 			if want := fmt.Sprintf("ADD 00-%s-%x-01\n", ours, spans["pod/cni add"].GetSpanId()); !strings.Contains(string(data), want) {
 				t.Errorf("the plugin was told %q, want %q", data, want)
 			}
@@ -171,9 +166,9 @@ func hookIsTold(t *testing.T, n *harness.Node, pod string) {
 	_, err := n.Runtime.CreateContainer(traced(t), &runtimeapi.CreateContainerRequest{
 		PodSandboxId: pod, SandboxConfig: n.PodConfig("web"), Config: config,
 	})
-	check(t, err)
+	harness.Check(t, err)
 	told, err := os.ReadFile(seen)
-	check(t, err)
+	harness.Check(t, err)
 	if !strings.HasPrefix(string(told), "00-"+ours+"-") || strings.Contains(string(told), above) {
 		t.Errorf("the hook was told %q, want a span of trace %s", told, ours)
 	}
@@ -190,9 +185,9 @@ func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
 	manifest := content.Manifest("app:1", m.MediaType, m)
 	name := &runtimeapi.ImageSpec{Image: listener.Addr().String() + "/app:1"}
 	_, err := n.Image.PullImage(traced(t), &runtimeapi.PullImageRequest{Image: name})
-	check(t, err)
+	harness.Check(t, err)
 	_, err = n.Image.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: name})
-	check(t, err)
+	harness.Check(t, err)
 	want := []string{
 		"image/manifest " + manifest.Digest.String(), "image/configuration " + m.Config.Digest.String(),
 		"image/layer " + m.Layers[0].Digest.String(), "image/layer " + m.Layers[1].Digest.String(),

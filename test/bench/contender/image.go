@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/minicri/minicri/oci/pause"
+	"github.com/minicri/minicri/test/hostile/registry"
 )
 
 const (
@@ -36,19 +37,16 @@ func writeImages(path string) {
 	if err != nil {
 		Check(fmt.Errorf("%w: run make setup", err))
 	}
-	app, sandbox := NewLayer(), NewLayer()
+	app := []registry.Entry{registry.File(App[1:], 0o755, string(program)), registry.File("bin/busybox", 0o755, string(box))}
 	for _, dir := range []string{"bin", "dev", "etc", "proc", "sys", "tmp"} {
-		app.add(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}, nil)
+		app = append(app, registry.Dir(dir, 0o755, 0))
 	}
-	app.File("bin/busybox", 0o755, box)
 	for _, applet := range []string{"sh", "true"} {
-		app.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox"}, nil)
+		app = append(app, registry.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox"}})
 	}
-	app.File(App[1:], 0o755, program)
-	sandbox.File("pause", 0o755, program)
 	Check(tarball.MultiWriteToFile(path, map[name.Tag]v1.Image{
-		Must(name.NewTag(Image)):      ImageOf(v1.Config{Entrypoint: []string{App}, Env: []string{"PATH=/bin"}}, app.Layer()),
-		Must(name.NewTag(pauseImage)): ImageOf(v1.Config{Entrypoint: []string{"/pause"}}, sandbox.Layer()),
+		Must(name.NewTag(Image)):      ImageOf(v1.Config{Entrypoint: []string{App}, Env: []string{"PATH=/bin"}}, LayerOf(app...)),
+		Must(name.NewTag(pauseImage)): ImageOf(v1.Config{Entrypoint: []string{"/pause"}}, LayerOf(registry.File("pause", 0o755, string(program)))),
 	}))
 }
 
@@ -60,33 +58,9 @@ func ImageOf(config v1.Config, layers ...v1.Layer) v1.Image {
 	return Must(mutate.ConfigFile(img, file))
 }
 
-// Layer is a layer of an image that is being filled. A buffer takes all: nothing fails.
-type Layer struct {
-	buffer bytes.Buffer
-	writer *tar.Writer
-}
-
-// NewLayer is an empty layer.
-func NewLayer() *Layer {
-	l := &Layer{}
-	l.writer = tar.NewWriter(&l.buffer)
-	return l
-}
-
-func (l *Layer) add(header *tar.Header, content []byte) {
-	_ = l.writer.WriteHeader(header)
-	_, _ = l.writer.Write(content)
-}
-
-// File adds a file.
-func (l *Layer) File(name string, mode int64, content []byte) {
-	l.add(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(content))}, content)
-}
-
-// Layer ends the layer.
-func (l *Layer) Layer() v1.Layer {
-	_ = l.writer.Close()
-	return Must(tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(l.buffer.Bytes())), nil
-	}, tarball.WithCompressionLevel(gzip.DefaultCompression)))
+// LayerOf is a layer of these entries.
+func LayerOf(entries ...registry.Entry) v1.Layer {
+	data := registry.Layer(entries...)
+	return Must(tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil },
+		tarball.WithCompressionLevel(gzip.DefaultCompression)))
 }

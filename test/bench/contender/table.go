@@ -58,6 +58,19 @@ func (s *Sample) Time(node int, do func()) {
 	s[node] = append(s[node], time.Since(began))
 }
 
+// Times are durations by the name of what took them.
+type Times map[string][]time.Duration
+
+// Time adds what do takes.
+func (t Times) Time(name string, do func()) {
+	began := time.Now()
+	do()
+	t[name] = append(t[name], time.Since(began))
+}
+
+// P50 is a median in milliseconds.
+func (t Times) P50(name string) float64 { return Milliseconds(Quantile(t[name], 0.5)) }
+
 // Medians fills in the medians of durations, in milliseconds.
 func (r Row) Medians(of Sample) Row { return r.Quantiles(of, 0.5) }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/test/bench/contender"
+	"github.com/minicri/minicri/test/hostile/registry"
 )
 
 func main() {
@@ -85,7 +86,7 @@ const snapshots = 300
 func benchStore(ctx context.Context, dir, host string, count int) []contender.Row {
 	root := filepath.Join(dir, "root") // as contender has it
 	store := contender.Must(image.Open(ctx, image.Config{Root: root}))
-	layer := layerOf(map[string][]byte{"file": make([]byte, 1024)})
+	layer := contender.LayerOf(registry.File("file", 0o644, string(make([]byte, 1024))))
 	for i := range count { // images that differ in their configuration alone
 		reference := push(host, fmt.Sprintf("bench/small%d:1", i), contender.ImageOf(label(fmt.Sprint(i)), layer))
 		contender.Must(store.Pull(ctx, reference, image.Auth{}, nil))

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"maps"
 	"math/rand"
 	"net/http/httptest"
-	"slices"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -16,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/minicri/minicri/test/bench/contender"
+	hostile "github.com/minicri/minicri/test/hostile/registry"
 )
 
 // serveRegistry serves a registry in memory.
@@ -41,25 +40,17 @@ func pushBigImage(host string) (reference string) {
 	var all []v1.Layer
 	size := int64(0)
 	for i := range layers {
-		files, random := map[string][]byte{}, rand.New(rand.NewSource(int64(i)))
+		var files []hostile.Entry
+		random := rand.New(rand.NewSource(int64(i)))
 		for k := range filesPerLayer {
 			data := bytes.Repeat(fmt.Appendf(nil, "line %d of a text\n", k), bytesPerFile)[:bytesPerFile]
 			random.Read(data[:bytesPerFile/2])
-			files[fmt.Sprintf("usr/lib/part%d/dir%d/file%d", i, k/50, k)] = data
+			files = append(files, hostile.File(fmt.Sprintf("usr/lib/part%d/dir%d/file%d", i, k/50, k), 0o644, string(data)))
 		}
-		all = append(all, layerOf(files))
+		all = append(all, contender.LayerOf(files...))
 		size += contender.Must(all[i].Size())
 	}
 	fmt.Printf("image: %d layers, %d files, %d MB compressed, %d MB unpacked\n",
 		layers, layers*filesPerLayer, size/1e6, layers*filesPerLayer*bytesPerFile/1_000_000)
 	return push(host, "bench/big:1", contender.ImageOf(label("big"), all...))
-}
-
-// layerOf is a layer of files, in the order of their names.
-func layerOf(files map[string][]byte) v1.Layer {
-	layer := contender.NewLayer()
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		layer.File(name, 0o644, files[name])
-	}
-	return layer.Layer()
 }

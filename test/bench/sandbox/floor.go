@@ -38,8 +38,8 @@ func (m *measurement) bare(ctx context.Context, id string) {
 		ContainerID: id, NetNS: m.floor.namespaces.Path(id), IfName: "eth0",
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", id}, {"K8S_POD_NAMESPACE", "bench"}},
 	}
-	m.time("bare ADD", func() { contender.Must(m.floor.cni.AddNetworkList(ctx, m.floor.list, conf)) })
-	m.time("bare DEL", func() { contender.Check(m.floor.cni.DelNetworkList(ctx, m.floor.list, conf)) })
+	m.took.Time("bare ADD", func() { contender.Must(m.floor.cni.AddNetworkList(ctx, m.floor.list, conf)) })
+	m.took.Time("bare DEL", func() { contender.Check(m.floor.cni.DelNetworkList(ctx, m.floor.list, conf)) })
 	contender.Check(m.floor.namespaces.Remove(id))
 }
 
@@ -55,14 +55,14 @@ func (m *measurement) runs(ctx context.Context) {
 	r := contender.Must(runner.Open(contender.Must(cgroup.GroupParent(m.CgroupParent())), "bench-cni-"))
 	program, version := filepath.Join(contender.Bin("cni"), plugin), []string{"CNI_COMMAND=VERSION"}
 	for range runTimes {
-		m.time("plugin alone", func() {
+		m.took.Time("plugin alone", func() {
 			command := exec.CommandContext(ctx, program)
 			command.Env = version
 			if output, err := command.CombinedOutput(); err != nil {
 				contender.Check(fmt.Errorf("%s: %w: %s", program, err, output))
 			}
 		})
-		m.time("plugin by the runner", func() {
+		m.took.Time("plugin by the runner", func() {
 			run := contender.Must(r.Begin(runner.Request{Verb: "VERSION", Network: "bench", Plugins: 1, Limit: time.Minute}))
 			_, err := run.ExecPlugin(ctx, program, nil, version)
 			contender.Check(errors.Join(err, run.End()))

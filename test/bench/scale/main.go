@@ -57,18 +57,10 @@ var operations = []struct {
 type row struct {
 	runtime string
 	pods    int
-	took    map[string][]time.Duration
+	took    contender.Times
 	owners  contender.Owners
 	cpu     time.Duration // of daemon and shims, in the idle time
 }
-
-func (r *row) time(name string, do func()) {
-	began := time.Now()
-	do()
-	r.took[name] = append(r.took[name], time.Since(began))
-}
-
-func (r *row) p50(name string) time.Duration { return contender.Quantile(r.took[name], 0.5) }
 
 const (
 	// settle is how long idle processes have to give memory back.
@@ -88,7 +80,7 @@ func (s *scale) measure(ctx context.Context, nodes [2]*contender.Node, held, mar
 	rows := make([]*row, len(measured))
 	for i, n := range measured {
 		s.fill(ctx, n, held, mark)
-		rows[i] = &row{runtime: n.Name, pods: mark, took: map[string][]time.Duration{}}
+		rows[i] = &row{runtime: n.Name, pods: mark, took: contender.Times{}}
 		for k := range s.samples {
 			rows[i].live(ctx, n, fmt.Sprintf("sample%d-%d", mark, k))
 			rows[i].list(ctx, n)
@@ -123,11 +115,11 @@ func (s *scale) fill(ctx context.Context, n *contender.Node, held, mark int) {
 // live is the life of one pod, and of one in the node's network, which runs no plugin.
 func (r *row) live(ctx context.Context, n *contender.Node, name string) {
 	var pod *contender.Pod
-	r.time("run", func() { pod = n.RunPod(ctx, name) })
-	r.time("create+start", func() { pod.Run(ctx, "app") })
-	r.time("stop pod", func() { n.StopPod(ctx, pod.ID) })
+	r.took.Time("run", func() { pod = n.RunPod(ctx, name) })
+	r.took.Time("create+start", func() { pod.Run(ctx, "app") })
+	r.took.Time("stop pod", func() { n.StopPod(ctx, pod.ID) })
 	n.RemovePod(ctx, pod.ID)
-	r.time("host run", func() { pod = n.RunHostPod(ctx, name) })
+	r.took.Time("host run", func() { pod = n.RunHostPod(ctx, name) })
 	n.RemovePod(ctx, pod.ID)
 }
 
@@ -146,7 +138,7 @@ func (r *row) list(ctx context.Context, n *contender.Node) {
 			return len(contender.Must(n.CRI.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{})).GetStats())
 		},
 	} {
-		r.time(name, func() {
+		r.took.Time(name, func() {
 			if count := list(); count != r.pods {
 				contender.Check(fmt.Errorf("%s: %d %s are listed of %d", r.runtime, count, name, r.pods))
 			}
@@ -165,7 +157,7 @@ func (s *scale) print() {
 	for _, r := range s.rows {
 		fmt.Fprintf(table, "%s\t%d\t", r.runtime, r.pods)
 		for _, o := range operations {
-			fmt.Fprintf(table, "%.2f\t", contender.Milliseconds(r.p50(o.name)))
+			fmt.Fprintf(table, "%.2f\t", r.took.P50(o.name))
 		}
 		o := r.owners
 		fmt.Fprintf(table, "%.0f\t%.1f\t%.1f\t%.1f\t%d\t%d\t\n",
@@ -211,7 +203,7 @@ func (s *scale) goals(name string) (goals []contender.Row) {
 	for _, o := range operations {
 		if o.atMost > 0 && first != last {
 			what := fmt.Sprintf("%s with %d pods, of that with %d", o.name, last.pods, first.pods)
-			goals = append(goals, contender.Row{What: what, Ours: float64(last.p50(o.name)) / float64(first.p50(o.name)), MostOfOurs: o.atMost})
+			goals = append(goals, contender.Row{What: what, Ours: last.took.P50(o.name) / first.took.P50(o.name), MostOfOurs: o.atMost})
 		}
 	}
 	return goals
