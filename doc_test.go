@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const module = "github.com/minicri/minicri"
@@ -268,10 +270,4 @@ func TestWhatProgramsAreMadeOf(t *testing.T) {
 	}
 }
 
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

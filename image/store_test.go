@@ -13,6 +13,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/snapshots"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func nodePlatformArch() string { return runtime.GOARCH }
@@ -159,13 +161,7 @@ func mkdir(t testing.TB, path string) {
 	must(t, os.MkdirAll(path, 0o700))
 }
 
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
 
 // report fails the test for an error, and goes on.
 func report(t testing.TB, err error) {

@@ -1,11 +1,8 @@
 package network
 
 import (
-	"encoding/json"
 	"errors"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,16 +11,8 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/test/harness"
 )
-
-func (n *node) stdin(t *testing.T, verb string, into any) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(n.scripted, verb+".stdin"))
-	if err == nil {
-		err = json.Unmarshal(data, into)
-	}
-	must(t, err)
-}
 
 // in runs a function in the network namespace at path.
 func in(t *testing.T, path string, do func() error) {
@@ -73,9 +62,4 @@ func removeLinkAtEnd(t *testing.T, name string) {
 	})
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

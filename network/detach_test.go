@@ -1,9 +1,6 @@
 package network
 
 import (
-	"context"
-	"errors"
-	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -70,42 +67,4 @@ func TestHangingDELsHoldUpNoOther(t *testing.T) {
 		t.Errorf("it took %v, until the others were ended", took)
 	}
 	eventually(t, within, "those that hung are free too", func() bool { return len(n.ids()) == 0 && len(n.runDirs(t)) == 0 })
-}
-
-// A daemon that ends does not cut a DEL; the next one waits for its end, and repeats it.
-func TestDaemonThatEndsLeavesDELRunning(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	for _, how := range []string{"a caller's", "the background's"} {
-		n.reopen(t)
-		n.journalled(t, "web", nil)
-		n.attach(t, "web")
-		n.tell(t, "DEL.held")
-		stop := n.runs(t)
-		before := len(n.calls(t, "DEL"))
-		failed := make(chan error, 1)
-		if how == "a caller's" {
-			go func(n *CNI) { failed <- n.Detach(context.Background(), "web", "") }(n.CNI)
-		} else {
-			n.Release("web")
-			failed <- errLeft
-		}
-		eventually(t, within, "DEL runs", func() bool { return len(n.calls(t, "DEL")) == before+1 })
-		n.Close()
-		stop()
-		wantError(t, <-failed, "the daemon shuts down")
-		n.reopen(t)
-		n.runs(t)
-		n.untell(t, "DEL.held")
-		eventually(t, within, "the attachment and its namespace are removed", func() bool {
-			_, err := os.Lstat(n.Options.Namespaces.Path("web"))
-			return n.find("web") == nil && errors.Is(err, fs.ErrNotExist)
-		})
-		if calls := n.calls(t, "DEL"); len(calls) != before+2 {
-			t.Errorf("%s DEL was not repeated once: %q", how, calls)
-		}
-		if ended := n.calls(t, "DEL-end"); len(ended) != before/2+1 {
-			t.Errorf("%s DEL was cut: %q", how, ended)
-		}
-	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/isolate"
 )
 
@@ -289,11 +290,7 @@ func (l *logText) String() string {
 
 func eventually(t *testing.T, limit time.Duration, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", limit, what)
-		}
-	}
+	harness.Eventually(t, what, limit, is)
 }
 
 func wantError(t *testing.T, err error, says ...string) {

@@ -66,45 +66,14 @@ func (n *node) addresses(t *testing.T) (held []string) {
 	return held
 }
 
-// A plugin that fails its DEL, or is not there, does not keep the others of the
-// chain from theirs; the DEL has failed all the same, and a repeated one gets
-// the result of ADD.
-func TestDELOfTheOthersOfAChain(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
-	if held := n.addresses(t); len(held) != 1 {
-		t.Fatalf("addresses %q", held)
-	}
-	put(t, filepath.Join(n.scripted, "DEL.fail"), swallowed[0])
-	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "plugin scripted", "not found")
-	if held := n.addresses(t); len(held) != 0 {
-		t.Errorf("bridge had no DEL: %q", held)
-	}
-	n.untell(t, "DEL.fail")
-	n.detach(t, "web")
-	var config struct{ PrevResult map[string]any }
-	n.stdin(t, "DEL", &config)
-	if config.PrevResult == nil {
-		t.Error("the repeated DEL had no prevResult")
-	}
-}
-
 // helper waits for the child that the plugin has left behind.
 func (n *node) helper(t *testing.T) (pid int) {
 	t.Helper()
 	eventually(t, within, "the helper runs", func() bool {
-		pid = n.helperOf()
+		data, _ := os.ReadFile(filepath.Join(n.scripted, "helper"))
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
 		return pid > 0
 	})
-	return pid
-}
-
-// helperOf is 0 if there was none yet.
-func (n *node) helperOf() (pid int) {
-	data, _ := os.ReadFile(filepath.Join(n.scripted, "helper"))
-	pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
 	return pid
 }
 
@@ -144,34 +113,6 @@ func (n *node) runDirs(t *testing.T) []string {
 	dirs, err := filepath.Glob(filepath.Join(parent.Dir, n.Options.Mark+"*"))
 	must(t, err)
 	return dirs
-}
-
-// At its limit a run is ended with a child that has nothing of it: an
-// environment and a session of its own. Nothing else is touched, whatever its
-// environment says.
-func TestRunIsEndedWithWhatHidesFromIt(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	liar := exec.Command("sleep", "600")
-	liar.Env = append(os.Environ(), "MINICRI_ROOT="+n.Root, "CNI_COMMAND=ADD", "CNI_CONTAINERID=web")
-	must(t, liar.Start())
-	t.Cleanup(func() { _ = liar.Process.Kill(); _ = liar.Wait() })
-	n.tell(t, "ADD.helper")
-	n.tell(t, "ADD.hang")
-	n.untilItHangs(t, func(limit time.Duration) bool {
-		_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
-		wantError(t, err, "not done after "+limit.String())
-		return n.helperOf() > 0
-	})
-	if helper := n.helper(t); alive(helper) {
-		t.Error("the child lives")
-	}
-	if !alive(liar.Process.Pid) {
-		t.Error("a process was ended that only says it is a plugin")
-	}
-	n.untell(t, "ADD.hang")
-	n.detach(t, "web")
 }
 
 // A network before CNI 0.4.0, as flannel's manifests have it, has no CHECK: nothing is

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // external is a plugin that connects by itself, and says when its connection ends.
@@ -32,8 +33,8 @@ func connectExternal(t *testing.T, p *Plugins, socket, index string, plugin any)
 	e := external{ended: make(chan struct{})}
 	var err error
 	e.Stub, err = stub.New(plugin, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx(index), stub.WithOnClose(sync.OnceFunc(func() { close(e.ended) })))
-	must(t, err)
-	must(t, e.Start(t.Context()))
+	harness.Check(t, err)
+	harness.Check(t, e.Start(t.Context()))
 	t.Cleanup(e.Stop)
 	awaitThat(t, "the plugin is connected", func() bool { return slices.Contains(p.Connected(), index+"-slow") })
 	return e
@@ -41,11 +42,7 @@ func connectExternal(t *testing.T, p *Plugins, socket, index string, plugin any)
 
 func awaitThat(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
+	harness.Eventually(t, what, time.Minute, is)
 }
 
 func (e external) awaitEnd(t *testing.T) {
@@ -67,7 +64,7 @@ func TestSwitchedOffIsOff(t *testing.T) {
 	elsewhere.PluginDir = t.TempDir()
 	switchOver := func(options Options) {
 		t.Helper()
-		must(t, p.Reconfigure(options))
+		harness.Check(t, p.Reconfigure(options))
 	}
 	cycle := func() {
 		plugin := connectExternal(t, p, socket, "10", idle{})
@@ -102,7 +99,7 @@ func TestSwitchedOffIsOff(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	harness.Check(t, err)
 	return len(files)
 }
 
@@ -113,11 +110,11 @@ func TestMutePlugins(t *testing.T) {
 	dir := t.TempDir()
 	for i := range many {
 		script := fmt.Sprintf("#!/bin/sh\nsleep 1000 &\necho $! >>%[1]s/children\nsetsid sh -c 'echo $$ >>%[1]s/children; exec sleep 1000' &\nwait\n", dir)
-		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700))
+		harness.Check(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700))
 	}
 	p := newPlugins(t, dir, registration, time.Minute)
 	began := time.Now()
-	must(t, p.Open(nonePods{}, none{}))
+	harness.Check(t, p.Open(nonePods{}, none{}))
 	if took := time.Since(began); took > (many-1)*registration {
 		t.Errorf("the start took %v, one registration may take %v", took, registration)
 	}
@@ -125,10 +122,10 @@ func TestMutePlugins(t *testing.T) {
 		t.Errorf("problems: %v", problems)
 	}
 	content, err := os.ReadFile(filepath.Join(dir, "children"))
-	must(t, err)
+	harness.Check(t, err)
 	for child := range strings.FieldsSeq(string(content)) {
 		pid, err := strconv.Atoi(child)
-		must(t, err)
+		harness.Check(t, err)
 		awaitThat(t, "what a plugin has started is ended", func() bool { return gone(pid) })
 	}
 }
@@ -137,7 +134,7 @@ func TestMutePlugins(t *testing.T) {
 // connection. Until that ends the pid stays taken, also if orphans are reaped: no other
 // process is killed for it, and what is left in its process group is.
 func TestPIDOfAPluginThatHasEnded(t *testing.T) {
-	must(t, process.Adopt())
+	harness.Check(t, process.Adopt())
 	ctx, stop := context.WithCancel(t.Context())
 	var wait sync.WaitGroup
 	wait.Go(func() { process.ReapOrphans(ctx, nil) })
@@ -146,7 +143,7 @@ func TestPIDOfAPluginThatHasEnded(t *testing.T) {
 	dir := t.TempDir()
 	pids := filepath.Join(dir, "pids")
 	script := fmt.Sprintf("#!/bin/sh\nsetsid sleep 1000 &\nholder=$!\nsleep 1000 3>&- &\necho $$ $holder $! >%[1]s.new\nmv %[1]s.new %[1]s\n", pids)
-	must(t, os.WriteFile(filepath.Join(dir, "10-ends"), []byte(script), 0o700))
+	harness.Check(t, os.WriteFile(filepath.Join(dir, "10-ends"), []byte(script), 0o700))
 	p := newPlugins(t, dir, time.Minute, time.Minute)
 	opened := make(chan error, 1)
 	go func() { opened <- p.Open(nonePods{}, none{}) }()
@@ -160,13 +157,13 @@ func TestPIDOfAPluginThatHasEnded(t *testing.T) {
 	if stat, err := process.ReadStat(first); err != nil || stat.Parent != os.Getpid() {
 		t.Errorf("the pid of the plugin may be another process's: %+v, %v", stat, err)
 	}
-	must(t, unix.Kill(holder, unix.SIGKILL))
+	harness.Check(t, unix.Kill(holder, unix.SIGKILL))
 	awaitThat(t, "what is left in the plugin's group is ended", func() bool { return gone(member) })
 	awaitThat(t, "the plugin is reaped", func() bool {
 		_, err := process.ReadStat(first)
 		return errors.Is(err, process.ErrGone)
 	})
-	must(t, <-opened)
+	harness.Check(t, <-opened)
 }
 
 // gone reports whether a process has ended; as an orphan it may not be reaped yet.
@@ -199,8 +196,8 @@ func TestMadeWhileAPluginJoins(t *testing.T) {
 	p, socket := open(t, limit)
 	l := late{begun: make(chan struct{}), answer: make(chan struct{}), seen: make(chan string, 10)}
 	s, err := stub.New(l, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx("10"), stub.WithOnClose(func() {}))
-	must(t, err)
-	must(t, s.Start(t.Context()))
+	harness.Check(t, err)
+	harness.Check(t, s.Start(t.Context()))
 	defer s.Stop()
 	<-l.begun
 	const many = 3
@@ -225,9 +222,9 @@ func TestMadeWhileAPluginJoins(t *testing.T) {
 func TestSurveyBesideAFifo(t *testing.T) {
 	source := Source{Enabled: true, PluginDir: t.TempDir(), ConfigDir: t.TempDir()}
 	for _, plugin := range []string{"10-good", "20-fifo"} {
-		must(t, os.WriteFile(filepath.Join(source.PluginDir, plugin), nil, 0o700))
+		harness.Check(t, os.WriteFile(filepath.Join(source.PluginDir, plugin), nil, 0o700))
 	}
-	must(t, unix.Mkfifo(filepath.Join(source.ConfigDir, "fifo.conf"), 0o600))
+	harness.Check(t, unix.Mkfifo(filepath.Join(source.ConfigDir, "fifo.conf"), 0o600))
 	plugins, problems := source.Survey()
 	if !slices.Equal(plugins, []string{"10-good"}) {
 		t.Errorf("plugins that are started: %v", plugins)

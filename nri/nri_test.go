@@ -18,6 +18,7 @@ import (
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // none is a node without pods and containers.
@@ -67,7 +68,7 @@ func open(t *testing.T, limit time.Duration) (p *Plugins, socket string) {
 	t.Helper()
 	dir := t.TempDir()
 	p = newPlugins(t, dir, time.Minute, limit)
-	must(t, p.Open(nonePods{}, none{}))
+	harness.Check(t, p.Open(nonePods{}, none{}))
 	return p, filepath.Join(dir, "s")
 }
 
@@ -120,13 +121,5 @@ func TestImage(t *testing.T) {
 		if got := imageOf(test.image, test.reference, test.target, id); got.String() != test.want.String() {
 			t.Errorf("got %v, want %v", got, test.want)
 		}
-	}
-}
-
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Containers as the kubelet asks for them, all rules together.
@@ -122,10 +123,4 @@ func TestCgroupsPath(t *testing.T) {
 	}
 }
 
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

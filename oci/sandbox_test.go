@@ -25,22 +25,6 @@ func TestForSandbox(t *testing.T) {
 	}
 }
 
-func TestSysctlName(t *testing.T) {
-	for _, test := range []struct{ name, want string }{
-		{"kernel.shmmax", "kernel.shmmax"},
-		{"kernel/shmmax", "kernel.shmmax"},
-		{"net/ipv4/conf/eth0.100/arp_filter", "net.ipv4.conf.eth0/100.arp_filter"},
-		{"net.ipv4.conf.eth0/100.arp_filter", "net.ipv4.conf.eth0/100.arp_filter"},
-		{"net", "net"},
-		{"", ""},
-		{"/net", ".net"},
-	} {
-		if got := SysctlName(test.name); got != test.want {
-			t.Errorf("SysctlName(%q) = %q, want %q", test.name, got, test.want)
-		}
-	}
-}
-
 // FuzzPasswd: the files of an image name no user or group whose number is not
 // one, and a number in the image's configuration stays that number.
 func FuzzPasswd(f *testing.F) {

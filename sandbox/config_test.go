@@ -17,6 +17,7 @@ import (
 	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/validate"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // goodConfig asks for much that a pod can ask for at once.
@@ -78,9 +79,4 @@ func wantEmpty(t *testing.T, directories ...string) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

@@ -26,6 +26,7 @@ import (
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/network"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestGRPCError(t *testing.T) {
@@ -234,10 +235,4 @@ func wantCode(t *testing.T, err error, code codes.Code) {
 	}
 }
 
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // directories measures layers as the image store does, by walking a directory.
@@ -126,10 +127,4 @@ func between(t *testing.T, what string, low, got, high uint64) {
 	}
 }
 
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // And the program has no command that the list does not have.
@@ -51,10 +52,4 @@ func TestHelpAndUsage(t *testing.T) {
 	}
 }
 
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestWhatIsWrittenIsReadBack(t *testing.T) {
@@ -27,7 +29,7 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 	changed.Limits.GC, changed.Limits.RetryFirst = 0, Duration(1500*time.Millisecond)
 	for name, config := range map[string]*Config{"the defaults": Default(), "others": changed} {
 		var text bytes.Buffer
-		must(t, config.Write(&text))
+		harness.Check(t, config.Write(&text))
 		got := read(t, "--config", file(t, text.String()))
 		if err := got.Strict(); err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, text.String())
@@ -41,7 +43,7 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 // A person finds every key, with a comment, in what "config default" prints.
 func TestEveryKeyHasAComment(t *testing.T) {
 	var text bytes.Buffer
-	must(t, Default().Write(&text))
+	harness.Check(t, Default().Write(&text))
 	for _, key := range Keys() {
 		name := key.Name[strings.LastIndex(key.Name, ".")+1:]
 		if key.Comment == "" || !key.Table && !strings.Contains(text.String(), name) || !strings.Contains(text.String(), key.Comment) {
@@ -78,12 +80,12 @@ func TestReadFileSaysWhere(t *testing.T) {
 func TestOrder(t *testing.T) {
 	path := file(t, "root = '/file'\nstate = '/file'\nnetns_dir = '/file'\nlog_level = 'warn'\n[limits]\nrun = '4m'\nkill = '12s'\n")
 	dropIns := path + ".d"
-	must(t, os.Mkdir(dropIns, 0o700))
+	harness.Check(t, os.Mkdir(dropIns, 0o700))
 	put(t, filepath.Join(dropIns, "20-later.toml"), "state = '/20'\nnetns_dir = '/20'\n")
 	put(t, filepath.Join(dropIns, "10-first.toml"), "state = '/10'\nnetns_dir = '/10'\n[limits]\nkill = '13s'\n")
 	put(t, filepath.Join(dropIns, "30-not.toml.bak"), "no TOML")
 	got, err := load([]string{"--config", path, "--netns-dir", "/flag", "--log-level=debug"}, io.Discard)
-	must(t, err)
+	harness.Check(t, err)
 	want := Default()
 	want.Root, want.State, want.NetnsDir, want.LogLevel = "/file", "/20", "/flag", "debug"
 	want.Limits.Run, want.Limits.Kill = Duration(4*time.Minute), Duration(13*time.Second)
@@ -102,7 +104,7 @@ func TestEveryFlagIsAKey(t *testing.T) {
 		arguments = append(arguments, "--"+flag, "/"+flag)
 	}
 	got, err := load(append(arguments, "--log-level", "error"), io.Discard)
-	must(t, err)
+	harness.Check(t, err)
 	want := Default()
 	want.Socket, want.Root, want.State, want.NetnsDir = "/socket", "/root", "/state", "/netns-dir"
 	want.CNIConf, want.CNIBin, want.Shim, want.LogLevel = "/cni-conf-dir", "/cni-bin-dir", "/shim", "error"
@@ -253,17 +255,17 @@ func TestCheck(t *testing.T) {
 // Paths are resolved once, at the load: what is made of them later has no link in it.
 func TestLoadResolvesLinks(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "c") // state has to be short
-	must(t, err)
+	harness.Check(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	data := filepath.Join(dir, "d")
 	for _, err := range []error{
 		os.MkdirAll(filepath.Join(data, "minicri"), 0o755), os.Symlink(filepath.Join(data, "minicri"), filepath.Join(dir, "root")),
 		os.Symlink(data, filepath.Join(dir, "run")), os.Symlink(filepath.Join(dir, "nowhere"), filepath.Join(dir, "dangling")),
 	} {
-		must(t, err)
+		harness.Check(t, err)
 	}
 	c, err := load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")}, io.Discard)
-	must(t, err)
+	harness.Check(t, err)
 	if c.Root != filepath.Join(data, "minicri") || c.State != filepath.Join(data, "not") || c.NetnsDir != filepath.Join(dir, "dangling") {
 		t.Errorf("root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
 	}
@@ -273,7 +275,7 @@ func TestLoadResolvesLinks(t *testing.T) {
 // without a rule of its own is found by its type.
 func TestEveryNumberIsChecked(t *testing.T) {
 	c := Default()
-	must(t, c.Check())
+	harness.Check(t, c.Check())
 	eachField(reflect.ValueOf(c).Elem(), "", func(key string, field reflect.Value, _ reflect.StructTag) {
 		if !field.CanInt() {
 			return
@@ -293,7 +295,7 @@ func TestEveryNumberIsChecked(t *testing.T) {
 // file and line; what is unknown is no reason to refuse a start.
 func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
 	path := file(t, "socket = '/s'\n\nsockt = '/x'\nstate = '/run/a'\nlog_level = 'loud'\nruntimes.x = { type = 'oci', path = '/x' }\n")
-	must(t, os.Mkdir(path+".d", 0o700))
+	harness.Check(t, os.Mkdir(path+".d", 0o700))
 	bad := filepath.Join(path+".d", "10-bad.toml")
 	put(t, bad, "root = '/bad'\npids_limit = 'many'\n")
 	put(t, filepath.Join(path+".d", "20-good.toml"), "root = '/good'\n[limits]\nkill = '20s'\n")
@@ -323,7 +325,7 @@ func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
 func read(t *testing.T, arguments ...string) *Loaded {
 	t.Helper()
 	l, _, err := Read(arguments, io.Discard)
-	must(t, err)
+	harness.Check(t, err)
 	return l
 }
 
@@ -350,13 +352,5 @@ func file(t *testing.T, text string) string {
 
 func put(t *testing.T, path, text string) {
 	t.Helper()
-	must(t, os.WriteFile(path, []byte(text), 0o600))
-}
-
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, os.WriteFile(path, []byte(text), 0o600))
 }

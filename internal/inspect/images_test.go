@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Serve returns when the requests that change images have ended, also one whose client
@@ -20,11 +21,11 @@ import (
 // daemon drains.
 func TestServeWaitsForAnImport(t *testing.T) {
 	store, err := image.Open(t.Context(), image.Config{Root: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
-	must(t, err)
+	harness.Check(t, err)
 	defer store.Close()
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
-	must(t, err)
+	harness.Check(t, err)
 	entered, draining, left := make(chan struct{}, 1), atomic.Bool{}, atomic.Bool{}
 	server := &Server{Images: store, Metrics: http.NotFoundHandler(), Enter: func() (func(), error) {
 		if draining.Load() {

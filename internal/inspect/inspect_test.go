@@ -24,26 +24,20 @@ import (
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/timeline"
 	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/test/harness"
 )
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func write[T any](t testing.TB, directory, id string, version int, record T) {
 	t.Helper()
 	records, err := state.Open[T](directory, version, false)
-	must(t, err)
-	must(t, records.Write(id, record))
+	harness.Check(t, err)
+	harness.Check(t, records.Write(id, record))
 }
 
 func encoded(t testing.TB, message proto.Message) json.RawMessage {
 	t.Helper()
 	data, err := protojson.Marshal(message)
-	must(t, err)
+	harness.Check(t, err)
 	return data
 }
 
@@ -53,7 +47,7 @@ func files(t testing.TB, pods int) Files {
 	t.Helper()
 	f := Files{Root: t.TempDir(), State: t.TempDir(), Netns: func(id string) string { return "/run/netns/" + id }}
 	lives, err := step.OpenLives(filepath.Join(f.Root, "lives"))
-	must(t, err)
+	harness.Check(t, err)
 	rows := []step.Row{}
 	for i := range 20 {
 		rows = append(rows, step.Row{Kind: "pod", Step: fmt.Sprint("step", i), Start: time.Now(), Took: time.Millisecond})
@@ -69,7 +63,7 @@ func files(t testing.TB, pods int) Files {
 		write(t, filepath.Join(f.Root, "container-facts"), ctr, 1, container.Facts{StartedAt: 1, Timeline: rows[:3]})
 		failed := append([]step.Row{}, rows...)
 		failed[19].Error = "no address"
-		must(t, lives.Keep(step.Life{Kind: "pod", ID: object.NewID(), Name: fmt.Sprint("test/gone", i), End: time.Now(), Error: "step19: no address", Rows: failed}))
+		harness.Check(t, lives.Keep(step.Life{Kind: "pod", ID: object.NewID(), Name: fmt.Sprint("test/gone", i), End: time.Now(), Error: "step19: no address", Rows: failed}))
 	}
 	return f
 }
@@ -77,7 +71,7 @@ func files(t testing.TB, pods int) Files {
 func one(t *testing.T, f Files, wanted string) timeline.Pod {
 	t.Helper()
 	pods, err := f.Timelines(wanted)
-	must(t, err)
+	harness.Check(t, err)
 	if len(pods) != 1 {
 		t.Fatalf("%q: %d pods", wanted, len(pods))
 	}
@@ -100,9 +94,9 @@ func TestTimelinesOfFiles(t *testing.T) {
 		t.Errorf("%+v", gone)
 	}
 	all, err := f.Timelines("")
-	must(t, err)
+	harness.Check(t, err)
 	text, err := json.Marshal(all)
-	must(t, err)
+	harness.Check(t, err)
 	if len(all) != 6 || bytes.Contains(text, []byte("S3CRET")) {
 		t.Errorf("%d pods: %s", len(all), text)
 	}
@@ -115,9 +109,9 @@ func TestTimelinesOfFiles(t *testing.T) {
 func TestContainerOfAPodThatIsGone(t *testing.T) {
 	f := files(t, 1)
 	lives, err := step.OpenLives(filepath.Join(f.Root, "lives"))
-	must(t, err)
+	harness.Check(t, err)
 	pod := object.NewID()
-	must(t, lives.Keep(step.Life{Kind: "container", ID: object.NewID(), Pod: pod, Name: "test/old/db", End: time.Now(), Error: "create: no room", Rows: []step.Row{{Kind: "container", Step: "create", Error: "no room", Start: time.Now()}}}))
+	harness.Check(t, lives.Keep(step.Life{Kind: "container", ID: object.NewID(), Pod: pod, Name: "test/old/db", End: time.Now(), Error: "create: no room", Rows: []step.Row{{Kind: "container", Step: "create", Error: "no room", Start: time.Now()}}}))
 	for _, wanted := range []string{"old", "test/old", "db", pod[:10]} {
 		if got := one(t, f, wanted); got.Name != "test/old" || got.State != timeline.Removed || len(got.Containers) != 1 || got.Containers[0].Name != "db" {
 			t.Errorf("%q: %+v", wanted, got)
@@ -135,7 +129,7 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 		t.Errorf("without a daemon: %v", err)
 	}
 	listener, err := net.Listen("unix", path) // it accepts nothing
-	must(t, err)
+	harness.Check(t, err)
 	if _, err := client.Timelines(t.Context(), ""); !errors.Is(err, ErrNoAnswer) {
 		t.Errorf("with a daemon that does not answer: %v", err)
 	}
@@ -145,7 +139,7 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 		t.Errorf("when the caller has left: %v", err)
 	}
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
-	must(t, listener.Close())
+	harness.Check(t, listener.Close())
 	if _, err := client.Read(t.Context(), "/metrics"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("after the daemon has ended: %v", err)
 	}

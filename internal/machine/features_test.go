@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Every feature has all that a report shows, and a probe leaves no descriptor.
@@ -44,7 +46,7 @@ func TestRecursiveReadOnlyIsTrue(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	harness.Check(t, err)
 	return len(entries)
 }
 
@@ -53,7 +55,7 @@ func descriptors(t *testing.T) int {
 func TestProbeUserNamespaces(t *testing.T) {
 	root := t.TempDir()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	must(t, err)
+	harness.Check(t, err)
 	before := descriptors(t)
 	for _, dir := range []string{root, filepath.Join(root, "not", "there")} {
 		if err := probeUserNamespaces(dir); err != nil {
@@ -65,7 +67,7 @@ func TestProbeUserNamespaces(t *testing.T) {
 		t.Error("/proc has mapped owners")
 	}
 	after, err := os.ReadFile("/proc/self/mountinfo")
-	must(t, err)
+	harness.Check(t, err)
 	left, err := os.ReadDir(root)
 	children, _ := os.ReadFile("/proc/thread-self/children")
 	if now := descriptors(t); err != nil || string(after) != string(mounts) || len(left) > 0 || now != before || strings.TrimSpace(string(children)) != "" {

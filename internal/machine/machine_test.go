@@ -12,13 +12,15 @@ import (
 
 	"github.com/moby/sys/capability"
 	"github.com/opencontainers/cgroups"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // The value that pause gets on this machine has to be one that the kernel
 // takes: a real process tries it.
 func TestMachineKnowsWhatTheKernelAllows(t *testing.T) {
 	machine, err := Read(t.TempDir())
-	must(t, err)
+	harness.Check(t, err)
 	near := machine.OOMScoreAdjNear(-998)
 	script := fmt.Sprintf("printf %%d %d > /proc/self/oom_score_adj && cat /proc/self/oom_score_adj", near)
 	out, err := exec.Command("sh", "-c", script).CombinedOutput()
@@ -33,7 +35,7 @@ func TestMachineKnowsWhatTheKernelAllows(t *testing.T) {
 func TestCount(t *testing.T) {
 	for text, want := range map[string]uint64{"0\n": 1, "0-1\n": 2, "0-3,8-127\n": 128, "": 0, "all": 0} {
 		file := filepath.Join(t.TempDir(), "possible")
-		must(t, os.WriteFile(file, []byte(text), 0o600))
+		harness.Check(t, os.WriteFile(file, []byte(text), 0o600))
 		if got := count(file); got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)
 		}
@@ -52,9 +54,9 @@ func TestCount(t *testing.T) {
 // What the kernel says of the mounted controllers is what we say.
 func TestReadControllers(t *testing.T) {
 	machine, err := Read(t.TempDir())
-	must(t, err)
+	harness.Check(t, err)
 	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
-	must(t, err)
+	harness.Check(t, err)
 	unified, _ := os.ReadFile(unifiedRoot + "/cgroup.controllers")
 	for _, controller := range []string{"memory", "cpu", "pids"} {
 		_, want := own[controller]
@@ -73,7 +75,7 @@ func TestReadControllers(t *testing.T) {
 // The capabilities are those of this process, as the kernel shows them.
 func TestMachineCapabilities(t *testing.T) {
 	machine, err := Read(t.TempDir())
-	must(t, err)
+	harness.Check(t, err)
 	for _, name := range machine.Capabilities {
 		if !slices.ContainsFunc(capability.ListKnown(), func(c capability.Cap) bool { return "CAP_"+strings.ToUpper(c.String()) == name }) {
 			t.Errorf("%q is no capability", name)
@@ -105,13 +107,5 @@ func TestCheckRelabel(t *testing.T) {
 		if err := CheckRelabel(path); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// must ends the test for an error.
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -41,16 +41,6 @@ func shell(t *testing.T, c *Parent, script string) (*Child, *os.File) {
 	return child, r
 }
 
-func TestStatusOfAChild(t *testing.T) {
-	c := run(t)
-	for code := range 20 {
-		child, _ := shell(t, c, "exit "+strconv.Itoa(code))
-		if status := child.Wait(); status.ExitStatus() != code {
-			t.Fatalf("status %v, want exit code %d", status, code)
-		}
-	}
-}
-
 // A process that a child of ours has made, and that ends before its parent does.
 func TestOwnedBeforeItsParentEnds(t *testing.T) {
 	c := run(t)

@@ -29,26 +29,6 @@ func TestFactsNameOneProcess(t *testing.T) {
 	}
 }
 
-func TestWaitReturnsWithTheEnd(t *testing.T) {
-	command := exec.Command("cat")
-	stdin, err := command.StdinPipe()
-	must(t, err)
-	p := open(t, start(t, command))
-	waited := waiting(p)
-	select {
-	case err := <-waited:
-		t.Fatalf("Wait = %v while the process runs", err)
-	case <-time.After(50 * time.Millisecond):
-	}
-	must(t, stdin.Close())
-	if err := result(t, waited); err != nil {
-		t.Errorf("Wait = %v after the process ended", err)
-	}
-	if err := p.Wait(); err != nil {
-		t.Errorf("Wait again = %v", err)
-	}
-}
-
 func TestCloseEndsWait(t *testing.T) {
 	p, err := Open(start(t, exec.Command("sleep", "60")))
 	must(t, err)

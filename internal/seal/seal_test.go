@@ -6,37 +6,32 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A page of the file is held, by a pipe, for longer than the kernel waits.
 func TestAddWhileAPageIsHeld(t *testing.T) {
 	fd, err := unix.MemfdCreate("seal", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	must(t, err)
+	harness.Check(t, err)
 	file := os.NewFile(uintptr(fd), "seal")
 	defer file.Close()
 	_, err = file.Write(make([]byte, os.Getpagesize()))
-	must(t, err)
+	harness.Check(t, err)
 	reader, writer, err := os.Pipe()
-	must(t, err)
+	harness.Check(t, err)
 	defer reader.Close()
 	defer writer.Close()
 	from := int64(0)
 	_, err = unix.Splice(fd, &from, int(writer.Fd()), nil, os.Getpagesize(), 0)
-	must(t, err)
+	harness.Check(t, err)
 	if _, err := unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); err != unix.EBUSY {
 		t.Fatalf("the kernel seals a file with a page that is held: %v: this shows nothing", err)
 	}
 	release := time.AfterFunc(500*time.Millisecond, func() { _, _ = reader.Read(make([]byte, os.Getpagesize())) })
 	defer release.Stop()
-	must(t, add(file, unix.F_SEAL_WRITE))
+	harness.Check(t, add(file, unix.F_SEAL_WRITE))
 	if _, err := file.WriteAt([]byte{1}, 0); err == nil {
 		t.Error("it can be written")
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

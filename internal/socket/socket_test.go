@@ -11,23 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestCheckFree(t *testing.T) {
 	dir := t.TempDir()
 	file, stale, used, datagrams := filepath.Join(dir, "file"), filepath.Join(dir, "stale"), filepath.Join(dir, "used"), filepath.Join(dir, "datagrams")
-	must(t, os.WriteFile(file, nil, 0o600))
+	harness.Check(t, os.WriteFile(file, nil, 0o600))
 	listen := func(path string) *net.UnixListener {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		must(t, err)
+		harness.Check(t, err)
 		l.SetUnlinkOnClose(false)
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	must(t, listen(stale).Close())
+	harness.Check(t, listen(stale).Close())
 	listen(used)
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: datagrams, Net: "unixgram"})
-	must(t, err)
+	harness.Check(t, err)
 	defer conn.Close()
 
 	for path, want := range map[string]error{
@@ -52,7 +53,7 @@ func TestListenPrivate(t *testing.T) {
 	defer unix.Umask(mask)
 	path := filepath.Join(t.TempDir(), "socket")
 	listener, err := socket.ListenPrivate(path)
-	must(t, err)
+	harness.Check(t, err)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode() != os.ModeSocket|0o600 {
 		t.Errorf("got %v, %v", info.Mode(), err)
@@ -72,10 +73,10 @@ func TestRootOnly(t *testing.T) {
 	}
 	path := filepath.Join(t.TempDir(), "sock")
 	listener, err := socket.ListenPrivate(path)
-	must(t, err)
+	harness.Check(t, err)
 	defer listener.Close()
 	for _, opened := range []string{path, filepath.Dir(path), filepath.Dir(filepath.Dir(path))} {
-		must(t, os.Chmod(opened, 0o777))
+		harness.Check(t, os.Chmod(opened, 0o777))
 	}
 	go func() {
 		for guarded := socket.RootOnly(listener); ; {
@@ -120,11 +121,4 @@ func readAs(t *testing.T, uid int, path string) string {
 		read <- string(buffer[:max(n, 0)])
 	}()
 	return <-read
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

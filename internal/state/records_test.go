@@ -204,16 +204,6 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// A record names its writer, for a program that is older than it.
-func TestRecordsNameTheirWriter(t *testing.T) {
-	records := openRecords(t, false)
-	records.WrittenBy("1.2.3")
-	must(t, records.Write("a", pod{Name: "a"}))
-	if text := read(t, records.Path("a")); !strings.Contains(text, `"writer": "1.2.3"`) {
-		t.Errorf("written: %s", text)
-	}
-}
-
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

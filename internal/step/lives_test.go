@@ -11,20 +11,14 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func open(t *testing.T, directory string) *step.Lives {
 	t.Helper()
 	lives, err := step.OpenLives(directory)
-	check(t, err)
+	harness.Check(t, err)
 	return lives
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // life is one that ended i milliseconds after the first.
@@ -39,20 +33,20 @@ func life(i int, failure string) step.Life {
 func TestLivesAreKeptOverRestarts(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "lives")
 	lives := open(t, directory)
-	check(t, lives.Keep(life(1, "")))
-	check(t, lives.Keep(life(0x20, "cni add: no address")))
-	check(t, os.WriteFile(filepath.Join(directory, ".new-cut-off"), []byte("{"), 0o600))
-	check(t, os.WriteFile(filepath.Join(directory, "1-ok-pod-garbage.json"), []byte("{"), 0o600))
+	harness.Check(t, lives.Keep(life(1, "")))
+	harness.Check(t, lives.Keep(life(0x20, "cni add: no address")))
+	harness.Check(t, os.WriteFile(filepath.Join(directory, ".new-cut-off"), []byte("{"), 0o600))
+	harness.Check(t, os.WriteFile(filepath.Join(directory, "1-ok-pod-garbage.json"), []byte("{"), 0o600))
 
 	lives = open(t, directory)
-	check(t, lives.Keep(life(0x30, "")))
+	harness.Check(t, lives.Keep(life(0x30, "")))
 	list, err := lives.List()
-	check(t, err)
+	harness.Check(t, err)
 	if len(list) != 3 || list[0].ID != life(0x30, "").ID || list[1].Error != "cni add: no address" || len(list[2].Rows) != 2 {
 		t.Errorf("got %+v", list)
 	}
 	found, err := lives.Get(life(0x20, "").ID[:63])
-	check(t, err)
+	harness.Check(t, err)
 	if len(found) != 1 || found[0].ID != life(0x20, "").ID || found[0].Rows[1] != life(0x20, "").Rows[1] {
 		t.Errorf("found %+v", found)
 	}
@@ -65,11 +59,11 @@ func TestLivesAreKeptOverRestarts(t *testing.T) {
 func TestLifeOfAnIDIsReplaced(t *testing.T) {
 	lives := open(t, t.TempDir())
 	first := life(1, "failed")
-	check(t, lives.Keep(first))
+	harness.Check(t, lives.Keep(first))
 	first.End = first.End.Add(time.Hour)
-	check(t, lives.Keep(first))
+	harness.Check(t, lives.Keep(first))
 	list, err := lives.List()
-	check(t, err)
+	harness.Check(t, err)
 	if len(list) != 1 || !list[0].End.Equal(first.End) {
 		t.Errorf("got %+v", list)
 	}
@@ -89,10 +83,10 @@ func TestLivesAreBounded(t *testing.T) {
 		for range 100 {
 			l.Rows = append(l.Rows, step.Row{Kind: "pod", Step: "cni del", Error: strings.Repeat("e", 500)})
 		}
-		check(t, lives.Keep(l))
+		harness.Check(t, lives.Keep(l))
 	}
 	list, err := lives.List()
-	check(t, err)
+	harness.Check(t, err)
 	failures := 0
 	for _, l := range list {
 		if l.Error != "" {
@@ -110,10 +104,10 @@ func TestLivesAreBounded(t *testing.T) {
 func disk(t *testing.T, directory string) (bytes int64) {
 	t.Helper()
 	entries, err := os.ReadDir(directory)
-	check(t, err)
+	harness.Check(t, err)
 	for _, entry := range entries {
 		info, err := entry.Info()
-		check(t, err)
+		harness.Check(t, err)
 		bytes += info.Sys().(*syscall.Stat_t).Blocks * 512
 	}
 	return bytes
@@ -123,11 +117,11 @@ func disk(t *testing.T, directory string) (bytes int64) {
 func TestWhatIsNoFileIsNoLife(t *testing.T) {
 	dir := t.TempDir()
 	kept := open(t, dir)
-	check(t, kept.Keep(step.Life{Kind: "pod", ID: "good", Name: "test/web", End: time.Now()}))
+	harness.Check(t, kept.Keep(step.Life{Kind: "pod", ID: "good", Name: "test/web", End: time.Now()}))
 	names := func(i int) string {
 		return filepath.Join(dir, fmt.Sprintf("%019d-failed-pod-bad%d-00000000.json", i, i))
 	}
-	check(t, errors.Join(syscall.Mkfifo(names(1), 0o600), os.Symlink("/dev/zero", names(2)), os.Mkdir(names(3), 0o700), os.WriteFile(names(4), []byte("{"), 0o600)))
+	harness.Check(t, errors.Join(syscall.Mkfifo(names(1), 0o600), os.Symlink("/dev/zero", names(2)), os.Mkdir(names(3), 0o700), os.WriteFile(names(4), []byte("{"), 0o600)))
 	lives, err := kept.List()
 	if err != nil || len(lives) != 1 || lives[0].ID != "good" {
 		t.Errorf("%+v, %v", lives, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/isolate"
 )
 
@@ -26,33 +27,26 @@ func TestMountsOfAnOrphanAreNotEmptied(t *testing.T) {
 	base, volume, orphan := t.TempDir(), t.TempDir(), strings.Repeat("cd", 32)
 	root, state, netns := filepath.Join(base, "root"), filepath.Join(base, "state"), filepath.Join(base, "netns")
 	file, mounted := filepath.Join(volume, "data"), filepath.Join(base, "run", "containers", orphan, "images", "0")
-	must(t, errors.Join(os.MkdirAll(mounted, 0o700), os.Mkdir(root, 0o700), os.Symlink("run", state), os.WriteFile(file, []byte("precious"), 0o600)))
-	must(t, unix.Mount(volume, mounted, "", unix.MS_BIND, ""))
+	harness.Check(t, errors.Join(os.MkdirAll(mounted, 0o700), os.Mkdir(root, 0o700), os.Symlink("run", state), os.WriteFile(file, []byte("precious"), 0o600)))
+	harness.Check(t, unix.Mount(volume, mounted, "", unix.MS_BIND, ""))
 	identity, err := node.Open(root, state, netns)
-	must(t, err)
-	must(t, os.MkdirAll(filepath.Join(netns, identity.Mark()+orphan), 0o700))
+	harness.Check(t, err)
+	harness.Check(t, os.MkdirAll(filepath.Join(netns, identity.Mark()+orphan), 0o700))
 	p := sweep.Places{
 		Node: identity, Root: root, State: state, Kill: time.Minute,
 		Netns: namespace.Find(netns, identity.Mark()), Userns: namespace.Find(filepath.Join(state, "userns"), identity.Mark()),
 	}
 	nobody := func(string) bool { return false }
 	found, err := p.Find(sweep.Owners{Pod: nobody, Container: nobody, Attached: func(id string) bool { return id == orphan }})
-	must(t, err)
+	harness.Check(t, err)
 	if len(found) != 1 {
 		t.Fatalf("found %v", found)
 	}
-	must(t, p.Remove(found[0]))
+	harness.Check(t, p.Remove(found[0]))
 	if _, err := os.Lstat(found[0].Path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory is left: %v", err)
 	}
 	if content, err := os.ReadFile(file); err != nil || string(content) != "precious" {
 		t.Errorf("what was mounted is gone: %q, %v", content, err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

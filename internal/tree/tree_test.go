@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // deepTree makes directories within each other, with a file in each that is asked for,
@@ -19,35 +21,28 @@ import (
 func deepTree(t testing.TB, top string, depth, each int) {
 	t.Helper()
 	at, err := unix.Open(top, directory, 0)
-	check(t, err)
+	harness.Check(t, err)
 	for i := range depth {
-		check(t, unix.Mkdirat(at, "d", 0o755))
+		harness.Check(t, unix.Mkdirat(at, "d", 0o755))
 		for file := range each {
 			writeAt(t, at, fmt.Sprintf("%d-%d", i, file), 1)
 		}
 		next, err := unix.Openat(at, "d", directory, 0)
-		check(t, err)
-		check(t, unix.Close(at))
+		harness.Check(t, err)
+		harness.Check(t, unix.Close(at))
 		at = next
 	}
 	writeAt(t, at, "last", 1<<20)
-	check(t, unix.Close(at))
+	harness.Check(t, unix.Close(at))
 }
 
 func writeAt(t testing.TB, at int, name string, size int) {
 	t.Helper()
 	fd, err := unix.Openat(at, name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
-	check(t, err)
+	harness.Check(t, err)
 	_, err = unix.Write(fd, make([]byte, size))
-	check(t, err)
-	check(t, unix.Close(fd))
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
+	harness.Check(t, unix.Close(fd))
 }
 
 // What is wide, has links and files on every level is counted as du(1) does.
@@ -55,17 +50,17 @@ func TestMeasureIsThatOfAWalk(t *testing.T) {
 	top := t.TempDir()
 	deepTree(t, top, 50, 3)
 	for i := range 2000 {
-		check(t, os.MkdirAll(filepath.Join(top, "wide", strings.Repeat("x", 200)+fmt.Sprint(i), "within"), 0o755))
+		harness.Check(t, os.MkdirAll(filepath.Join(top, "wide", strings.Repeat("x", 200)+fmt.Sprint(i), "within"), 0o755))
 	}
-	check(t, os.Link(filepath.Join(top, "0-0"), filepath.Join(top, "wide", "again")))
-	check(t, os.Symlink("/etc", filepath.Join(top, "link")))
-	check(t, unix.Mkfifo(filepath.Join(top, "fifo"), 0o600))
+	harness.Check(t, os.Link(filepath.Join(top, "0-0"), filepath.Join(top, "wide", "again")))
+	harness.Check(t, os.Symlink("/etc", filepath.Join(top, "link")))
+	harness.Check(t, unix.Mkfifo(filepath.Join(top, "fifo"), 0o600))
 	var want Usage
 	seen := map[uint64]bool{}
-	check(t, filepath.WalkDir(top, func(_ string, entry fs.DirEntry, err error) error {
-		check(t, err)
+	harness.Check(t, filepath.WalkDir(top, func(_ string, entry fs.DirEntry, err error) error {
+		harness.Check(t, err)
 		info, err := entry.Info()
-		check(t, err)
+		harness.Check(t, err)
 		stat := info.Sys().(*syscall.Stat_t)
 		if !seen[stat.Ino] {
 			seen[stat.Ino] = true
@@ -78,8 +73,8 @@ func TestMeasureIsThatOfAWalk(t *testing.T) {
 	if err != nil || got != want {
 		t.Errorf("%+v, want %+v: %v", got, want, err)
 	}
-	check(t, Remove(top))
-	check(t, Remove(top)) // it is not there
+	harness.Check(t, Remove(top))
+	harness.Check(t, Remove(top)) // it is not there
 }
 
 // A container may move its directories meanwhile: the walk never leaves the tree, and
@@ -87,11 +82,11 @@ func TestMeasureIsThatOfAWalk(t *testing.T) {
 func TestMeasureWhileDirectoriesMove(t *testing.T) {
 	outside := t.TempDir()
 	top := filepath.Join(outside, "top")
-	check(t, os.MkdirAll(filepath.Join(top, "a", "moved"), 0o755))
-	check(t, os.MkdirAll(filepath.Join(top, "b"), 0o755))
+	harness.Check(t, os.MkdirAll(filepath.Join(top, "a", "moved"), 0o755))
+	harness.Check(t, os.MkdirAll(filepath.Join(top, "b"), 0o755))
 	deepTree(t, filepath.Join(top, "a", "moved"), 300, 1)
 	for i := range 5000 {
-		check(t, os.WriteFile(filepath.Join(outside, fmt.Sprint(i)), nil, 0o600))
+		harness.Check(t, os.WriteFile(filepath.Join(outside, fmt.Sprint(i)), nil, 0o600))
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	moved := make(chan int)
@@ -121,15 +116,15 @@ func TestMeasureWhileDirectoriesMove(t *testing.T) {
 
 func TestRemoveLeavesWhatLinksPointAt(t *testing.T) {
 	outside, top := t.TempDir(), t.TempDir()
-	check(t, os.WriteFile(filepath.Join(outside, "kept"), nil, 0o600))
-	check(t, os.Symlink(outside, filepath.Join(top, "link")))
-	check(t, os.Mkdir(filepath.Join(top, "moved-1"), 0o755))
-	check(t, os.WriteFile(filepath.Join(top, "moved-1", "file"), nil, 0o600))
-	check(t, os.WriteFile(filepath.Join(top, "moved-2"), nil, 0o600))
+	harness.Check(t, os.WriteFile(filepath.Join(outside, "kept"), nil, 0o600))
+	harness.Check(t, os.Symlink(outside, filepath.Join(top, "link")))
+	harness.Check(t, os.Mkdir(filepath.Join(top, "moved-1"), 0o755))
+	harness.Check(t, os.WriteFile(filepath.Join(top, "moved-1", "file"), nil, 0o600))
+	harness.Check(t, os.WriteFile(filepath.Join(top, "moved-2"), nil, 0o600))
 	deepTree(t, top, 2*maxDepth+5, 1)
-	check(t, Remove(filepath.Join(top, "link")))
-	check(t, os.Symlink(outside, filepath.Join(top, "link")))
-	check(t, Remove(top))
+	harness.Check(t, Remove(filepath.Join(top, "link")))
+	harness.Check(t, os.Symlink(outside, filepath.Join(top, "link")))
+	harness.Check(t, Remove(top))
 	if _, err := os.Lstat(filepath.Join(outside, "kept")); err != nil {
 		t.Error(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // within is far more than anything here takes, on a busy machine too.
@@ -29,17 +30,17 @@ func parents(t testing.TB) map[string]cgroup.Group {
 	path := fmt.Sprintf("/minicri-unit-runner-%d-%d", os.Getpid(), time.Now().UnixNano())
 	found := make(map[string]cgroup.Group)
 	parent, err := cgroup.GroupParent(path)
-	must(t, err)
+	harness.Check(t, err)
 	found[fmt.Sprintf("v2=%v", parent.V2)] = parent
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup"))
-	must(t, err)
+	harness.Check(t, err)
 	for _, m := range mounts {
 		if strings.Contains(m.VFSOptions, "pids") {
 			found["v2=false"] = cgroup.Group{Dir: filepath.Join(m.Mountpoint, path)}
 		}
 	}
 	for _, parent := range found {
-		must(t, parent.Make())
+		harness.Check(t, parent.Make())
 		t.Cleanup(func() {
 			if err := errors.Join(parent.Kill(within), parent.Remove()); err != nil {
 				t.Error(err)
@@ -61,37 +62,26 @@ func eachVersion(t *testing.T, scripts map[string]string, test func(t *testing.T
 		t.Run(name, func(t *testing.T) {
 			s := scene{bin: t.TempDir()}
 			for name, script := range scripts {
-				must(t, os.WriteFile(filepath.Join(s.bin, name), []byte("#!/bin/sh\n"+script), 0o755))
+				harness.Check(t, os.WriteFile(filepath.Join(s.bin, name), []byte("#!/bin/sh\n"+script), 0o755))
 			}
 			var err error
 			s.Runner, err = Open(parent, "unit-")
-			must(t, err)
+			harness.Check(t, err)
 			test(t, s)
 		})
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(within); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", within, what)
-		}
-	}
+	harness.Eventually(t, what, within, is)
 }
 
 // call runs a plugin of the run's chain as libcni does.
 func (s scene) call(t *testing.T, run *Run, plugin, stdin string) (string, error) {
 	t.Helper()
 	path, err := run.FindInPath(plugin, []string{s.bin})
-	must(t, err)
+	harness.Check(t, err)
 	out, err := run.ExecPlugin(t.Context(), path, []byte(stdin), []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + run.Verb, "CNI_PATH=" + s.bin, "KEPT=yes"})
 	return string(out), err
 }
@@ -99,7 +89,7 @@ func (s scene) call(t *testing.T, run *Run, plugin, stdin string) (string, error
 func (s scene) begin(t *testing.T, verb string, plugins int) *Run {
 	t.Helper()
 	run, err := s.Begin(Request{Verb: verb, ID: "web", Network: "net", Plugins: plugins, Limit: within})
-	must(t, err)
+	harness.Check(t, err)
 	t.Cleanup(func() { _ = errors.Join(run.Kill(within), run.End()) })
 	return run
 }
@@ -129,7 +119,7 @@ func TestPluginRunsAsItself(t *testing.T) {
 		if len(all) != 2 || all[0].Name != "echo" || all[0].Verb != "CHECK" || all[0].Stderr != "words\n" || all[0].Failed() || all[1].Name != "big" || all[1].Took <= 0 {
 			t.Errorf("reports %+v", all)
 		}
-		must(t, run.Verdict())
+		harness.Check(t, run.Verdict())
 		if run.Running() {
 			t.Error("the run is not over")
 		}
@@ -148,7 +138,7 @@ func TestPluginThatSignalsItsGroup(t *testing.T) {
 		eachVersion(t, scripts, func(t *testing.T, s scene) {
 			run := s.begin(t, "ADD", 1)
 			other := exec.Command("sleep", "600") // of our process group
-			must(t, other.Start())
+			harness.Check(t, other.Start())
 			defer func() { _, _ = other.Process.Kill(), other.Wait() }()
 			if name == "STOP" {
 				go func() { // a plugin that has stopped itself is ended at the limit
@@ -168,7 +158,7 @@ func TestPluginThatSignalsItsGroup(t *testing.T) {
 				t.Error("the signal reached the process group of the daemon")
 			}
 			session, err := os.ReadFile(filepath.Join(s.bin, "session"))
-			must(t, err)
+			harness.Check(t, err)
 			if ours, _ := unix.Getsid(0); strings.TrimSpace(string(session)) == strconv.Itoa(ours) {
 				t.Error("the plugin is in the daemon's session")
 			}
@@ -182,10 +172,10 @@ func TestPluginHasTheDefaults(t *testing.T) {
 	scripts := map[string]string{"tells": `grep -E '^Sig(Blk|Ign)' /proc/self/status; umask; nice; ulimit -n`}
 	eachVersion(t, scripts, func(t *testing.T, s scene) {
 		out, err := s.call(t, s.begin(t, "CHECK", 1), "tells", "")
-		must(t, err)
+		harness.Check(t, err)
 		// What the shell that runs this test has is what the daemon was started with.
 		plain, err := exec.Command("sh", filepath.Join(s.bin, "tells")).Output()
-		must(t, err)
+		harness.Check(t, err)
 		if out != string(plain) || !strings.Contains(out, "SigBlk:\t0000000000000000") {
 			t.Errorf("the plugin has\n%swant\n%s", out, plain)
 		}
@@ -206,7 +196,7 @@ func TestStderrOfAKilledPlugin(t *testing.T) {
 			all := run.Reports()
 			return len(all) == 1 && strings.Contains(all[0].Stderr, "agent")
 		})
-		must(t, run.Kill(within))
+		harness.Check(t, run.Kill(within))
 		if err := <-ended; err == nil {
 			t.Error("it succeeded")
 		}
@@ -277,7 +267,7 @@ func TestPluginThatFails(t *testing.T) {
 		"late":   `echo '{"cniVersion": "1.0.0"}'; kill -TERM $$`,
 	}
 	eachVersion(t, scripts, func(t *testing.T, s scene) {
-		must(t, os.WriteFile(filepath.Join(s.bin, "garbage"), []byte("\x7fgarbage"), 0o755))
+		harness.Check(t, os.WriteFile(filepath.Join(s.bin, "garbage"), []byte("\x7fgarbage"), 0o755))
 		run := s.begin(t, "ADD", 6)
 		for plugin, says := range map[string]string{
 			"error": "no \"way\"; d", "words": "exit code 4 without a CNI error: only words", "killed": "it was ended by signal 9 (killed)",
@@ -293,38 +283,14 @@ func TestPluginThatFails(t *testing.T) {
 	})
 }
 
-// An error of the runner itself names its cause: here that no process can be made.
-func TestPluginThatCannotBeStarted(t *testing.T) {
-	var pids cgroup.Group
-	for _, parent := range parents(t) {
-		if !parent.V2 {
-			pids = parent
-		}
-	}
-	if pids.Dir == "" {
-		t.Skip("needs cgroup v1, where a controller of pids is in a hierarchy of its own")
-	}
-	r, err := Open(pids, "unit-")
-	must(t, err)
-	run, err := r.Begin(Request{Verb: "ADD", ID: "web", Plugins: 1, Limit: within})
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(run.Group.Dir, "pids.max"), []byte("0"), 0))
-	_, err = run.ExecPlugin(t.Context(), "/bin/true", nil, nil)
-	if err == nil || !strings.Contains(err.Error(), "start the plugin") || !strings.Contains(err.Error(), "resource temporarily unavailable") {
-		t.Errorf("got %v", err)
-	}
-	eventually(t, "the thread that entered the cgroup has ended", func() bool { return !run.Running() })
-	must(t, run.End())
-}
-
 // A plugin that an installer is writing is started when it is whole; one that stays open for
 // writing fails, and says so, and a run that is killed does not wait for it.
 func TestPluginThatIsBeingWritten(t *testing.T) {
 	eachVersion(t, map[string]string{"copied": "echo whole", "open": ""}, func(t *testing.T, s scene) {
 		file, err := os.OpenFile(filepath.Join(s.bin, "copied"), os.O_WRONLY, 0)
-		must(t, err)
+		harness.Check(t, err)
 		open, err := os.OpenFile(filepath.Join(s.bin, "open"), os.O_WRONLY, 0)
-		must(t, err)
+		harness.Check(t, err)
 		defer open.Close()
 		if err := exec.Command(open.Name()).Run(); !errors.Is(err, unix.ETXTBSY) {
 			t.Skipf("this kernel runs what is open for writing (%v)", err)
@@ -368,9 +334,9 @@ func TestChainOfDELs(t *testing.T) {
 				t.Error("a chain that has not run to its end is a success")
 			}
 			_, err := s.call(t, run, "good", "")
-			must(t, err)
+			harness.Check(t, err)
 		}
-		must(t, run.Verdict())
+		harness.Check(t, run.Verdict())
 	})
 }
 
@@ -392,7 +358,7 @@ func TestChildThatIsLeft(t *testing.T) {
 		if err != nil || len(left) != 1 || left[0].Group != run.Group || left[0].ID != "web" || left[0].Verb != "CHECK" || time.Until(left[0].Deadline).Abs() > within {
 			t.Errorf("%+v, %v", left, err)
 		}
-		must(t, run.Kill(within))
+		harness.Check(t, run.Kill(within))
 		if run.Running() {
 			t.Error("the child lives")
 		}
@@ -405,9 +371,9 @@ func TestPluginThatLeavesItsCgroup(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bin := t.TempDir()
 			script := fmt.Sprintf("#!/bin/sh\necho $$ >%s/cgroup.procs\necho $$ >%s/moved\nexec sleep 600\n", parent.Dir, bin)
-			must(t, os.WriteFile(filepath.Join(bin, "moves"), []byte(script), 0o755))
+			harness.Check(t, os.WriteFile(filepath.Join(bin, "moves"), []byte(script), 0o755))
 			r, err := Open(parent, "unit-")
-			must(t, err)
+			harness.Check(t, err)
 			s := scene{r, bin}
 			run := s.begin(t, "ADD", 1)
 			ended := make(chan error, 1)
@@ -416,7 +382,7 @@ func TestPluginThatLeavesItsCgroup(t *testing.T) {
 				ended <- err
 			}()
 			eventually(t, "it has moved", func() bool { _, err := os.Stat(filepath.Join(bin, "moved")); return err == nil })
-			must(t, run.Kill(within))
+			harness.Check(t, run.Kill(within))
 			if err := <-ended; err == nil {
 				t.Error("it succeeded")
 			}
@@ -430,11 +396,11 @@ func TestLeftRuns(t *testing.T) {
 	eachVersion(t, map[string]string{"leaves": `sleep 600 &`}, func(t *testing.T, s scene) {
 		empty, lives := s.begin(t, "ADD", 1), s.begin(t, "DEL", 1)
 		_, err := s.call(t, lives, "leaves", "")
-		must(t, err)
+		harness.Check(t, err)
 		another, unknown := s.parent.Child("another-1"), s.parent.Child("unit-no run")
-		must(t, errors.Join(another.Make(), unknown.Make()))
+		harness.Check(t, errors.Join(another.Make(), unknown.Make()))
 		stays := exec.Command("sleep", "600")
-		must(t, unknown.Start(stays))
+		harness.Check(t, unknown.Start(stays))
 		defer func() { _, _ = stays.Process.Kill(), stays.Wait() }()
 		left, err := s.Left()
 		if err == nil || !strings.Contains(err.Error(), unknown.Dir) || len(left) != 1 || left[0].Verb != "DEL" {
@@ -455,12 +421,12 @@ func TestLeftRuns(t *testing.T) {
 // no time to read it, and something that the plugin has left holds the pipe.
 func TestRestOfThePipeIsRead(t *testing.T) {
 	from, to, err := os.Pipe()
-	must(t, err)
+	harness.Check(t, err)
 	defer from.Close()
 	defer to.Close()
 	_, err = to.WriteString("{}")
-	must(t, err)
-	must(t, from.SetReadDeadline(time.Now().Add(-time.Second)))
+	harness.Check(t, err)
+	harness.Check(t, from.SetReadDeadline(time.Now().Add(-time.Second)))
 	if n, err := from.Read(make([]byte, 2)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("%d bytes are read after the deadline, %v", n, err)
 	}

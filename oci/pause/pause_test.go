@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Pause is small; in a pid namespace of its own it outlives signals, reaps orphans, and ends at
@@ -20,23 +22,23 @@ func TestPause(t *testing.T) {
 		t.Fatalf("pause.elf has %d bytes, want 1 to 16383: %v", len(elf), err)
 	}
 	path := filepath.Join(t.TempDir(), "pause")
-	must(t, os.WriteFile(path, elf, 0o755))
+	harness.Check(t, os.WriteFile(path, elf, 0o755))
 	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		least := time.Hour
 		for try := 0; try < 20 && least > 50*time.Millisecond; try++ {
 			cmd := exec.Command(path)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
-			must(t, cmd.Start()) // needs root
+			harness.Check(t, cmd.Start()) // needs root
 			t.Cleanup(func() { _ = cmd.Process.Kill() })
 			pid := strconv.Itoa(cmd.Process.Pid)
 			sleeps(t, pid) // its signals are blocked by then
 			for _, signal := range []syscall.Signal{syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGPIPE, syscall.SIGCHLD} {
-				must(t, cmd.Process.Signal(signal))
+				harness.Check(t, cmd.Process.Signal(signal))
 			}
-			must(t, exec.Command("nsenter", "--pid", "--target", pid, "sh", "-c", "sleep 600 & sleep 600 &").Run())
+			harness.Check(t, exec.Command("nsenter", "--pid", "--target", pid, "sh", "-c", "sleep 600 & sleep 600 &").Run())
 			orphans := children(t, pid)
 			for _, orphan := range orphans {
-				must(t, exec.Command("kill", "-KILL", orphan).Run())
+				harness.Check(t, exec.Command("kill", "-KILL", orphan).Run())
 			}
 			if len(orphans) != 2 {
 				t.Errorf("pause adopted %d orphans, want 2", len(orphans))
@@ -44,8 +46,8 @@ func TestPause(t *testing.T) {
 			eventually(t, "orphans are reaped", func() bool { return len(children(t, pid)) == 0 })
 			sleeps(t, pid)
 			began := time.Now()
-			must(t, cmd.Process.Signal(end))
-			must(t, cmd.Wait())
+			harness.Check(t, cmd.Process.Signal(end))
+			harness.Check(t, cmd.Wait())
 			least = min(least, time.Since(began))
 		}
 		if least > 50*time.Millisecond {
@@ -54,27 +56,16 @@ func TestPause(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not so: %s", what)
-		}
-	}
+	harness.Eventually(t, what, time.Minute, is)
 }
 
 func sleeps(t *testing.T, pid string) {
 	t.Helper()
 	eventually(t, "pause sleeps", func() bool {
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		must(t, err)
+		harness.Check(t, err)
 		return strings.Contains(string(stat), ") S ")
 	})
 }
@@ -82,6 +73,6 @@ func sleeps(t *testing.T, pid string) {
 func children(t *testing.T, pid string) []string {
 	t.Helper()
 	list, err := os.ReadFile(fmt.Sprintf("/proc/%s/task/%s/children", pid, pid))
-	must(t, err)
+	harness.Check(t, err)
 	return strings.Fields(string(list))
 }

@@ -25,10 +25,7 @@ import (
 
 const files = "../../bin/release/files"
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	harness.Check(t, err)
-}
+func check(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
 
 // run runs a program and returns what it writes.
 func run(t *testing.T, name string, arguments ...string) string {
