@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,86 +34,6 @@ func refuse(w http.ResponseWriter, code int, words string) {
 }
 
 func encoded(login string) string { return base64.StdEncoding.EncodeToString([]byte(login)) }
-
-func TestBasicCredentials(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	reference := registry.push(t, "basic:1", smallImage(t))
-	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool { return demandBasic(w, r) })
-	for name, test := range map[string]struct {
-		auth Auth
-		want func(error) bool
-	}{
-		"none":            {Auth{}, errdefs.IsUnauthorized},
-		"password":        {Auth{Username: "user", Password: "pass"}, nil},
-		"auth":            {Auth{Auth: encoded("user:pass")}, nil},
-		"wrong":           {Auth{Username: "user", Password: "no"}, errdefs.IsUnauthorized},
-		"server matches":  {Auth{Username: "user", Password: "pass", ServerAddress: "http://" + registry.host() + "/v2/"}, nil},
-		"server differs":  {Auth{Username: "user", Password: "pass", ServerAddress: "elsewhere.example"}, errdefs.IsUnauthorized},
-		"auth not base64": {Auth{Auth: "%%%secret"}, errdefs.IsInvalidArgument},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := s.Pull(t.Context(), reference, test.auth, nil)
-			if test.want == nil && err != nil || test.want != nil && !test.want(err) {
-				t.Errorf("error: %v", err)
-			}
-			if err != nil && strings.Contains(err.Error(), "secret") {
-				t.Errorf("the error shows the secret: %v", err)
-			}
-		})
-	}
-}
-
-// tokenService gives "good" to who shows user:pass or the refresh token, and
-// "weak", which the registry refuses, to anyone else; to user:none nothing.
-func tokenService(t *testing.T) *httptest.Server {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		user, pass, _ := r.BasicAuth()
-		byRefresh := r.PostFormValue("grant_type") == "refresh_token" && r.PostFormValue("refresh_token") == "refresh"
-		byPassword := r.PostFormValue("username") == "user" && r.PostFormValue("password") == "pass"
-		token := "weak"
-		if byRefresh || byPassword || user == "user" && pass == "pass" {
-			token = "good"
-		}
-		if pass == "none" || r.PostFormValue("password") == "none" {
-			token = ""
-		}
-		_ = json.NewEncoder(w).Encode(map[string]string{"token": token, "access_token": token})
-	}))
-	t.Cleanup(server.Close)
-	return server
-}
-
-func TestTokens(t *testing.T) {
-	s, registry, service := openStore(t), newTestRegistry(t), tokenService(t)
-	reference := registry.push(t, "token:1", smallImage(t))
-	registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
-		if r.Header.Get("Authorization") == "Bearer good" {
-			return false
-		}
-		w.Header().Set("WWW-Authenticate", `Bearer realm="`+service.URL+`/token",service="test"`)
-		refuse(w, http.StatusUnauthorized, "bring a better token")
-		return true
-	})
-	for name, test := range map[string]struct {
-		auth Auth
-		good bool
-	}{
-		"anonymous":            {Auth{}, false},
-		"password":             {Auth{Username: "user", Password: "pass"}, true},
-		"answer of no token":   {Auth{Username: "user", Password: "none"}, false},
-		"identity token":       {Auth{IdentityToken: "refresh"}, true},
-		"wrong identity token": {Auth{IdentityToken: "stolen"}, false},
-		"registry token":       {Auth{RegistryToken: "good"}, true},
-		"wrong registry token": {Auth{RegistryToken: "bad"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := s.Pull(t.Context(), reference, test.auth, nil)
-			if test.good && err != nil || !test.good && !errdefs.IsUnauthorized(err) {
-				t.Errorf("error: %v", err)
-			}
-		})
-	}
-}
 
 func TestForbiddenIsToldApart(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)

@@ -141,14 +141,17 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 // error is that of the pull.
 func TestZstdDecoderThatIsEnded(t *testing.T) {
 	packed := hostile.Zstd(hostile.Zeros(64<<20), 20)
-	plain, err := decompress(t.Context(), bytes.NewReader(packed), semaphore.NewWeighted(maxZstd))
-	must(t, err)
+	begin := func(packed []byte) io.ReadCloser {
+		plain, err := decompress(t.Context(), bytes.NewReader(packed), semaphore.NewWeighted(maxZstd))
+		must(t, err)
+		return plain
+	}
+	plain := begin(packed)
 	must(t, plain.(zstdDecoder).command.Process.Signal(syscall.SIGKILL))
 	if _, err := io.Copy(io.Discard, plain); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("a decoder was killed: %v", err)
 	}
-	plain, err = decompress(t.Context(), bytes.NewReader(packed), semaphore.NewWeighted(maxZstd))
-	must(t, err)
+	plain = begin(packed)
 	if _, err := plain.Read(make([]byte, 1)); err != nil {
 		t.Error(err)
 	}
@@ -156,8 +159,7 @@ func TestZstdDecoderThatIsEnded(t *testing.T) {
 	if plain.(zstdDecoder).command.ProcessState == nil {
 		t.Error("the process has not ended")
 	}
-	plain, err = decompress(t.Context(), bytes.NewReader(packed[:len(packed)/2]), semaphore.NewWeighted(maxZstd))
-	must(t, err)
+	plain = begin(packed[:len(packed)/2])
 	defer plain.Close()
 	if _, err := io.Copy(io.Discard, plain); err == nil || !strings.Contains(err.Error(), "unexpected EOF") {
 		t.Errorf("half a frame: %v", err)

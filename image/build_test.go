@@ -50,9 +50,8 @@ func tarOf(t testing.TB, entries ...entry) []byte {
 		e.header.Size = int64(len(e.data))
 		e.header.Format = tar.FormatPAX
 		must(t, w.WriteHeader(&e.header))
-		if _, err := w.Write(e.data); err != nil {
-			t.Fatal(err)
-		}
+		_, err := w.Write(e.data)
+		must(t, err)
 	}
 	must(t, w.Close())
 	return buffer.Bytes()

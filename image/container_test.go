@@ -121,14 +121,5 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 	if n, err := unix.Read(behind[0], make([]byte, 1)); n != 0 || err != nil {
 		t.Errorf("the store is closed, and what was to be ended before is not: %d, %v", n, err)
 	}
-	// A process that looks at all mounts of the machine holds each for a moment.
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		err := unix.Unmount(disk, 0)
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("unmount the disk of a store that is closed: %v", err)
-		}
-	}
+	unmountDisk(t, disk)
 }

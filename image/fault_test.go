@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -20,9 +21,8 @@ func bigImage(t *testing.T) (img v1.Image, layer string) {
 	return imageOf(t, v1.Config{}, l), digestOf(t, l)
 }
 
-// cutAfter sends half of what is asked for, times times, and then breaks the
-// connection: politely, or with a reset.
-func cutAfter(times int32, reset bool) faultFunc {
+// cutAfter sends half of what is asked for, times times, and then resets the connection.
+func cutAfter(times int32) faultFunc {
 	var left atomic.Int32
 	left.Store(times)
 	return func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
@@ -37,42 +37,28 @@ func cutAfter(times int32, reset bool) faultFunc {
 		w.WriteHeader(answer.Code)
 		_, _ = w.Write(answer.Body.Bytes()[:answer.Body.Len()/2])
 		w.(http.Flusher).Flush()
-		if reset {
-			hijackAndReset(w)
+		if conn, _, err := w.(http.Hijacker).Hijack(); err == nil {
+			_ = conn.(*net.TCPConn).SetLinger(0)
+			_ = conn.Close()
 		}
 		panic(http.ErrAbortHandler)
 	}
 }
 
-func hijackAndReset(w http.ResponseWriter) {
-	conn, _, err := w.(http.Hijacker).Hijack()
-	if err != nil {
-		return
-	}
-	if tcp, ok := conn.(interface{ SetLinger(int) error }); ok {
-		_ = tcp.SetLinger(0)
-	}
-	_ = conn.Close()
-}
-
 func TestBrokenDownloadIsResumedByRange(t *testing.T) {
-	for name, reset := range map[string]bool{"closed": false, "reset": true} {
-		t.Run(name, func(t *testing.T) {
-			s, registry := openStore(t), newTestRegistry(t)
-			img, layer := bigImage(t)
-			reference := registry.push(t, "cut:1", img)
-			registry.breakWith(onBlob(layer, cutAfter(7, reset)))
-			pull(t, s, reference)
-			gets := registry.blobGets(layer)
-			if len(gets) != 8 {
-				t.Errorf("%d requests, want 8", len(gets))
-			}
-			for _, get := range gets[1:] {
-				if !strings.HasPrefix(get.byteRange, "bytes=") || get.byteRange == "bytes=0-" {
-					t.Errorf("request after a cut has range %q", get.byteRange)
-				}
-			}
-		})
+	s, registry := openStore(t), newTestRegistry(t)
+	img, layer := bigImage(t)
+	reference := registry.push(t, "cut:1", img)
+	registry.breakWith(onBlob(layer, cutAfter(7)))
+	pull(t, s, reference)
+	gets := registry.blobGets(layer)
+	if len(gets) != 8 {
+		t.Errorf("%d requests, want 8", len(gets))
+	}
+	for _, get := range gets[1:] {
+		if !strings.HasPrefix(get.byteRange, "bytes=") || get.byteRange == "bytes=0-" {
+			t.Errorf("request after a cut has range %q", get.byteRange)
+		}
 	}
 }
 
@@ -126,8 +112,7 @@ func TestWrongBytesAreRefusedByNameAndForgotten(t *testing.T) {
 
 func TestFailingRegistryIsUnavailableInItsOwnWords(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
-	img, _ := bigImage(t)
-	reference := registry.push(t, "fail:1", img)
+	reference := registry.push(t, "fail:1", smallImage(t))
 	registry.breakWith(onBlob("", func(w http.ResponseWriter, _ *http.Request, _ http.Handler) bool {
 		http.Error(w, "the disk is on fire", http.StatusInternalServerError)
 		return true
@@ -135,9 +120,7 @@ func TestFailingRegistryIsUnavailableInItsOwnWords(t *testing.T) {
 	checkRefused(t, s, reference, Auth{}, isUnavailable, "the disk is on fire")
 	registry.proxy.CloseClientConnections()
 	registry.proxy.Close()
-	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); !errors.Is(err, ErrRegistryUnavailable) {
-		t.Errorf("registry gone: %v", err)
-	}
+	checkRefused(t, s, reference, Auth{}, isUnavailable, "refused")
 }
 
 // Signed addresses, which blobs of large registries are redirected to, are not shown.
@@ -146,7 +129,7 @@ func TestSignaturesAreNotShown(t *testing.T) {
 	img, layer := bigImage(t)
 	reference := registry.push(t, "redirect:1", img)
 	expired := newStranger(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "expired", http.StatusForbidden) })
-	for address, is := range map[string]func(error) bool{expired.address(): errdefs.IsPermissionDenied, "http://" + freeAddress(t): isUnavailable} {
+	for address, is := range map[string]func(error) bool{expired.address(): errdefs.IsPermissionDenied, "http://127.0.0.1:1": isUnavailable} {
 		registry.breakWith(onBlob(layer, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
 			http.Redirect(w, r, address+r.URL.Path+"?signature=secret", http.StatusTemporaryRedirect)
 			return true

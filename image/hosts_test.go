@@ -97,8 +97,7 @@ func TestDockerConfigThatNamesNothing(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "config.json")
 		must(t, os.WriteFile(path, []byte(text), 0o600))
 		var log strings.Builder
-		s := openStore(t, func(c *Config) { c.DockerConfig, c.Logger = path, slog.New(slog.NewTextHandler(&log, nil)) })
-		_ = s
+		openStore(t, func(c *Config) { c.DockerConfig, c.Logger = path, slog.New(slog.NewTextHandler(&log, nil)) })
 		said := strings.ReplaceAll(log.String(), `\"`, `"`)
 		if (want == "") != (said == "") || !strings.Contains(said, strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(said, want) {
 			t.Errorf("%s: %q, want %q", text, said, want)

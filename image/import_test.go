@@ -79,9 +79,8 @@ func TestImport(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			s := openStore(t)
-			if _, err := s.Import(t.Context(), bytes.NewReader(test.archive)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := s.Import(t.Context(), bytes.NewReader(test.archive))
+			must(t, err)
 			collected(t, s)
 			image, err := s.Get(test.id)
 			if err != nil || strings.Join(image.RepoTags, " ") != test.tags {

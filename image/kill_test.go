@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -53,16 +54,12 @@ func (k killer) Write(p []byte) (int, error) {
 		send := max(0, len(p)+int(left))
 		n, _ := k.ResponseWriter.Write(p[:send])
 		k.ResponseWriter.(http.Flusher).Flush()
-		k.kill()
+		if child := k.child.Load(); child != nil {
+			_ = child.Signal(syscall.SIGKILL)
+		}
 		return n, syscall.EPIPE
 	}
 	return k.ResponseWriter.Write(p)
-}
-
-func (k killer) kill() {
-	if child := k.child.Load(); child != nil {
-		_ = child.Signal(syscall.SIGKILL)
-	}
 }
 
 // TestKilledPulls kills a pull at bytes spread over the whole transfer and at
@@ -93,10 +90,8 @@ func TestKilledPulls(t *testing.T) {
 func TestCollectRemovesWhatTheDatabaseDoesNotKnow(t *testing.T) {
 	s := openStore(t)
 	ctx := s.scope(t.Context())
-	if _, err := s.overlay.Prepare(ctx, "minicri/1/unknown", ""); err != nil {
-		t.Fatal(err)
-	}
-	must(t, s.Close())
+	_, err := s.overlay.Prepare(ctx, "minicri/1/unknown", "")
+	must(t, errors.Join(err, s.Close()))
 	blobs, err := local.NewStore(filepath.Join(s.dir, "content"))
 	must(t, err)
 	desc := ocispec.Descriptor{Digest: digest.FromString("unknown"), Size: int64(len("unknown"))}

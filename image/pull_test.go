@@ -13,8 +13,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
 )
@@ -115,32 +113,6 @@ func TestPullOfDockerSchema2(t *testing.T) {
 		t.Errorf("user %v %q, want 1000", uid, name)
 	}
 	checkFile(t, filepath.Join(mountImage(t, s, image), "a"), "1")
-}
-
-// twoPlatforms is an index of an image for the node and one for s390x.
-func twoPlatforms(t *testing.T) (index v1.ImageIndex, own, foreign v1.Image) {
-	s390x := v1.Platform{OS: "linux", Architecture: "s390x"}
-	foreign = imageFor(t, "s390x", v1.Config{}, layerOf(t, file("a", "foreign")))
-	own = imageOf(t, v1.Config{}, layerOf(t, file("a", "own")))
-	index = mutate.AppendManifests(empty.Index,
-		mutate.IndexAddendum{Add: foreign, Descriptor: v1.Descriptor{Platform: &s390x}},
-		mutate.IndexAddendum{Add: own, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: nodePlatformArch()}}})
-	return index, own, foreign
-}
-
-func TestPullPicksTheNodesPlatform(t *testing.T) {
-	s, registry := openStore(t), newTestRegistry(t)
-	index, own, foreign := twoPlatforms(t)
-	image := pull(t, s, registry.push(t, "multi:1", index))
-	if image.ID != idOf(t, own) || image.Target.String() != digestOf(t, index) {
-		t.Errorf("id %s target %s", image.ID, image.Target)
-	}
-	layers, err := foreign.Layers()
-	must(t, err)
-	if gets := registry.blobGets(digestOf(t, layers[0])); len(gets) != 0 {
-		t.Errorf("the foreign platform's layer was fetched: %v", gets)
-	}
-	checkRefused(t, s, registry.push(t, "foreign:1", foreign), Auth{}, errdefs.IsNotFound, "linux/s390x")
 }
 
 func TestImageIsTheSameUnderEachOfItsNames(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -43,8 +42,11 @@ func newTestRegistry(t testing.TB) *testRegistry {
 	handler := withRanges(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	r := &testRegistry{origin: httptest.NewServer(handler)}
 	r.proxy = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		r.note(req)
-		if fault := r.currentFault(); fault != nil && fault(w, req, handler) {
+		r.mu.Lock()
+		r.requests = append(r.requests, seenRequest{req.Method, req.URL.Path, req.Header.Get("Range"), req.Header.Get("Authorization")})
+		fault := r.fault
+		r.mu.Unlock()
+		if fault != nil && fault(w, req, handler) {
 			return
 		}
 		handler.ServeHTTP(w, req)
@@ -66,18 +68,6 @@ func withRanges(registry http.Handler) http.Handler {
 		}
 		registry.ServeHTTP(w, r)
 	})
-}
-
-func (r *testRegistry) note(req *http.Request) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.requests = append(r.requests, seenRequest{req.Method, req.URL.Path, req.Header.Get("Range"), req.Header.Get("Authorization")})
-}
-
-func (r *testRegistry) currentFault() faultFunc {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.fault
 }
 
 // breakWith sets what happens to requests from now on; nil heals.
@@ -106,36 +96,22 @@ func (r *testRegistry) blobGets(digest string) []seenRequest {
 
 func (r *testRegistry) host() string { return hostOfURL(r.proxy.URL) }
 
-func hostOfURL(address string) string {
-	u, err := url.Parse(address)
-	if err != nil {
-		panic(err)
-	}
-	return u.Host
-}
+func hostOfURL(address string) string { return address[strings.LastIndex(address, "/")+1:] }
 
 // push puts an image or an index into the registry, past the proxy, and returns
 // the reference under which the proxy serves it.
 func (r *testRegistry) push(t testing.TB, path string, what remote.Taggable) string {
 	t.Helper()
-	pushTo(t, hostOfURL(r.origin.URL)+"/"+path, what)
-	return r.host() + "/" + path
-}
-
-func pushTo(t testing.TB, reference string, what remote.Taggable, options ...remote.Option) {
-	t.Helper()
-	ref, err := name.ParseReference(reference, name.Insecure)
+	ref, err := name.ParseReference(hostOfURL(r.origin.URL)+"/"+path, name.Insecure)
 	must(t, err)
-	must(t, remote.Push(ref, what, options...))
+	must(t, remote.Push(ref, what))
+	return r.host() + "/" + path
 }
 
 // onBlob limits a fault to GETs of one blob; an empty digest means all blobs.
 func onBlob(digest string, fault faultFunc) faultFunc {
 	return func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
-		if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/"+digest) {
-			return false
-		}
-		return fault(w, r, origin)
+		return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/"+digest) && fault(w, r, origin)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"golang.org/x/sys/unix"
 )
 
@@ -104,12 +106,23 @@ func TestTagGivesOneMoreName(t *testing.T) {
 	mountImage(t, s, image)
 }
 
-// An image of another platform is for those who emulate it, or save it.
+// Of an index the node's platform is pulled; an image of another one is for those who
+// emulate it, or save it.
 func TestPullForAPlatform(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
-	index, own, foreign := twoPlatforms(t)
+	layer := layerOf(t, file("a", "foreign"))
+	own, foreign := imageOf(t, v1.Config{}, layerOf(t, file("a", "own"))), imageFor(t, "s390x", v1.Config{}, layer)
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: foreign, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
+		mutate.IndexAddendum{Add: own, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: nodePlatformArch()}}})
 	reference, other := registry.push(t, "multi:1", index), registry.push(t, "multi:2", index)
-	pull(t, s, other)
+	if image := pull(t, s, other); image.ID != idOf(t, own) || image.Target.String() != digestOf(t, index) {
+		t.Errorf("id %s target %s", image.ID, image.Target)
+	}
+	if gets := registry.blobGets(digestOf(t, layer)); len(gets) != 0 {
+		t.Errorf("the foreign platform's layer was fetched: %v", gets)
+	}
+	checkRefused(t, s, registry.push(t, "foreign:1", foreign), Auth{}, errdefs.IsNotFound, "linux/s390x")
 	got, err := s.PullFor(t.Context(), reference, "linux/s390x", Auth{}, nil)
 	if err != nil || got.ID != idOf(t, foreign) || got.Target.String() != digestOf(t, foreign) {
 		t.Fatalf("%+v, %v", got, err)
@@ -120,13 +133,10 @@ func TestPullForAPlatform(t *testing.T) {
 	if mine, err := s.Get(other); err != nil || mine.ID != idOf(t, own) {
 		t.Errorf("the node's own: %+v, %v", mine, err)
 	}
-	for platform, want := range map[string]string{"linux/mips": "no match for platform", "linux/": "platform"} {
-		if _, err := s.PullFor(t.Context(), reference, platform, Auth{}, nil); err == nil || !strings.Contains(err.Error(), want) {
+	single := registry.push(t, "single:1", own)
+	for platform, from := range map[string][2]string{"linux/mips": {reference, "no match for platform"}, "linux/": {reference, "platform"}, "linux/s390x": {single, "not for linux/s390x"}} {
+		if _, err := s.PullFor(t.Context(), from[0], platform, Auth{}, nil); err == nil || !strings.Contains(err.Error(), from[1]) {
 			t.Errorf("%s: %v", platform, err)
 		}
-	}
-	single := registry.push(t, "single:1", own)
-	if _, err := s.PullFor(t.Context(), single, "linux/s390x", Auth{}, nil); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "not for linux/s390x") {
-		t.Errorf("an image of one platform: %v", err)
 	}
 }

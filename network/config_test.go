@@ -14,22 +14,8 @@ import (
 
 const goodList = `{"cniVersion": "1.1.0", "name": "good", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}`
 
-func TestReadDirectoryTakesTheFirstByName(t *testing.T) {
-	directory := t.TempDir()
-	put(t, filepath.Join(directory, "20-second.conflist"), conflist(t, "second", map[string]any{"type": "bridge"}))
-	put(t, filepath.Join(directory, "10-good.conflist"), goodList)
-	put(t, filepath.Join(directory, "00-notes.txt"), "not a configuration")
-	put(t, filepath.Join(directory, "00-edited.conflist~"), "half a")
-	got, problems := readFirst(directory)
-	if len(problems) > 0 || got == nil {
-		t.Fatalf("%v, %v", got, problems)
-	}
-	if got.Name != "good" || got.CNIVersion != "1.1.0" || filepath.Base(got.File) != "10-good.conflist" || !slices.Equal(got.Plugins, []string{"bridge", "portmap"}) {
-		t.Errorf("got %+v", got)
-	}
-}
-
-// A file that cannot be used hides none that can, wherever it stands.
+// A file that cannot be used hides none that can, wherever it stands; of those the first by name
+// counts, and what has another ending is none.
 func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 	for name, content := range map[string]string{
 		"empty":             "",
@@ -44,13 +30,15 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			directory := t.TempDir()
+			put(t, filepath.Join(directory, "20-second.conflist"), conflist(t, "second", map[string]any{"type": "bridge"}))
 			put(t, filepath.Join(directory, "10-good.conflist"), goodList)
+			put(t, filepath.Join(directory, "00-edited.conflist~"), "half a")
 			for _, bad := range []string{"00-bad.conflist", "20-bad.conflist", "01-bad.conf", "02-bad.json"} {
 				put(t, filepath.Join(directory, bad), content)
 			}
 			must(t, os.Symlink("nowhere", filepath.Join(directory, "03-dangling.conflist")))
 			got, problems := readFirst(directory)
-			if got == nil || got.Name != "good" {
+			if got == nil || got.Name != "good" || got.CNIVersion != "1.1.0" || filepath.Base(got.File) != "10-good.conflist" || !slices.Equal(got.Plugins, []string{"bridge", "portmap"}) {
 				t.Errorf("got %+v, %v", got, problems)
 			}
 			if len(problems) != 5 {
@@ -85,42 +73,27 @@ func TestReadDirectoryDoesNotWaitForFifos(t *testing.T) {
 	}
 }
 
-// A list may take plugins from files beside it; what is kept stands alone.
+// A list may take plugins from files beside it; what is kept stands alone, and has fields that are
+// unknown here as they are.
 func TestPluginsFromAFolderAreInlined(t *testing.T) {
 	directory := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(directory, "split"), 0o700))
-	put(t, filepath.Join(directory, "10-split.conflist"), `{"cniVersion": "1.1.0", "name": "split", "plugins": [{"type": "bridge"}]}`)
+	put(t, filepath.Join(directory, "10-split.conflist"), `{"cniVersion": "1.1.0", "name": "split", "disableGC": true, "new": {"a": [1]},
+		"plugins": [{"type": "bridge", "isGateway": true, "deep": {"number": 0.25}}]}`)
 	put(t, filepath.Join(directory, "split", "10-tuning.conf"), `{"cniVersion": "1.1.0", "name": "split", "type": "tuning", "mtu": 1400}`)
 	got, problems := readFirst(directory)
 	if len(problems) > 0 || got == nil || !slices.Equal(got.Plugins, []string{"bridge", "tuning"}) {
 		t.Fatalf("%+v, %v", got, problems)
 	}
-	must(t, os.RemoveAll(directory))
-	if plugins := pluginsOf(t, got); len(plugins) != 2 || plugins[1]["type"] != "tuning" || plugins[1]["mtu"] != 1400.0 {
-		t.Errorf("plugins %v", plugins)
-	}
-	var list map[string]any
-	if err := json.Unmarshal(got.Bytes, &list); err != nil || list["loadOnlyInlinedPlugins"] != true {
-		t.Errorf("the kept list looks for its folder again: %s", got.Bytes)
-	}
-}
-
-// Fields that are unknown here reach the plugins as they are.
-func TestConfigurationKeepsUnknownFields(t *testing.T) {
-	directory := t.TempDir()
-	put(t, filepath.Join(directory, "10.conflist"), `{"cniVersion": "1.1.0", "name": "x", "disableGC": true, "new": {"a": [1]},
-		"plugins": [{"type": "bridge", "isGateway": true, "deep": {"number": 0.25}}]}`)
-	got, problems := readFirst(directory)
-	if len(problems) > 0 {
-		t.Fatal(problems)
-	}
 	var list map[string]json.RawMessage
 	must(t, json.Unmarshal(got.Bytes, &list))
-	if string(list["disableGC"]) != "true" || string(list["new"]) != `{"a":[1]}` {
-		t.Errorf("the list became %s", got.Bytes)
-	}
-	if string(list["plugins"]) != `[{"deep":{"number":0.25},"isGateway":true,"type":"bridge"}]` {
-		t.Errorf("the plugins became %s", list["plugins"])
+	for key, want := range map[string]string{
+		"disableGC": "true", "new": `{"a":[1]}`, "loadOnlyInlinedPlugins": "true", // else it looks for its folder again
+		"plugins": `[{"deep":{"number":0.25},"isGateway":true,"type":"bridge"},{"cniVersion":"1.1.0","name":"split","type":"tuning","mtu":1400}]`,
+	} {
+		if string(list[key]) != want {
+			t.Errorf("%s became %s", key, list[key])
+		}
 	}
 }
 
@@ -138,13 +111,6 @@ func TestMissingPlugins(t *testing.T) {
 	if errs := missing(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false); len(errs) > 0 {
 		t.Error(errs)
 	}
-}
-
-func pluginsOf(t *testing.T, c *Configuration) (plugins []map[string]any) {
-	t.Helper()
-	var list struct{ Plugins []map[string]any }
-	must(t, json.Unmarshal(c.Bytes, &list))
-	return list.Plugins
 }
 
 // readFirst is what a directory gives to the next pod.

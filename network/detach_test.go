@@ -1,7 +1,6 @@
 package network
 
 import (
-	"os"
 	"strconv"
 	"strings"
 	"testing"

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,13 +16,13 @@ import (
 func TestDevicesOfADirectory(t *testing.T) {
 	dir := t.TempDir()
 	for name, number := range map[string]uint32{"a": uint32(unix.Mkdev(1, 3)), "sub/b": uint32(unix.Mkdev(1, 5)), "pts/c": uint32(unix.Mkdev(1, 7))} {
-		makeDevice(t, filepath.Join(dir, name), number)
+		path := filepath.Join(dir, name)
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), unix.Mknod(path, unix.S_IFCHR|0o600, int(number)))) // needs root
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
-	must(t, os.Symlink("a", filepath.Join(dir, "link")))
-	spec := devicesOf(t, &runtimeapi.ContainerConfig{Devices: []*runtimeapi.Device{
-		{HostPath: dir, ContainerPath: "/dev/vendor/", Permissions: "r"},
-	}})
+	must(t, errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o600), os.Symlink("a", filepath.Join(dir, "link"))))
+	config := &runtimeapi.ContainerConfig{Devices: []*runtimeapi.Device{{HostPath: dir, ContainerPath: "/dev/vendor/", Permissions: "r"}}}
+	spec := &specs.Spec{Linux: &specs.Linux{}}
+	must(t, containerDevices(&Container{Config: config}, spec))
 	var got []string
 	for _, device := range spec.Linux.Devices {
 		got = append(got, device.Path)
@@ -31,20 +32,5 @@ func TestDevicesOfADirectory(t *testing.T) {
 	}
 	if len(spec.Linux.Resources.Devices) != 3 {
 		t.Errorf("the rules are %+v, want one to deny all and one for each", spec.Linux.Resources.Devices)
-	}
-}
-
-func devicesOf(t *testing.T, config *runtimeapi.ContainerConfig) *specs.Spec {
-	t.Helper()
-	spec := &specs.Spec{Linux: &specs.Linux{}}
-	must(t, containerDevices(&Container{Config: config}, spec))
-	return spec
-}
-
-func makeDevice(t *testing.T, path string, number uint32) {
-	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(number)); err != nil {
-		t.Fatalf("make a device (this test needs root): %v", err)
 	}
 }

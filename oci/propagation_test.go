@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -18,14 +19,14 @@ const (
 	bidirectional = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL
 )
 
-// With real mounts, in a mount namespace of the test's own.
+// With real mounts, in a mount namespace of the test's own, whose thread ends with it.
 func TestPropagate(t *testing.T) {
-	ownMounts(t)
+	runtime.LockOSThread()
+	must(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))) // needs root
 	dir := t.TempDir()
-	for name, flag := range map[string]uintptr{"private": unix.MS_PRIVATE, "shared": unix.MS_SHARED, "slave": unix.MS_SHARED} {
+	for name, flag := range map[string]uintptr{"private": unix.MS_PRIVATE, "shared": unix.MS_SHARED, "slave": unix.MS_SLAVE} {
 		mountTmpfs(t, filepath.Join(dir, name), flag)
 	}
-	mountSlaveOf(t, filepath.Join(dir, "slave"))
 	// On top of a shared mount, and deeper than one.
 	mountTmpfs(t, filepath.Join(dir, "shared", "deep"), unix.MS_PRIVATE)
 	for _, test := range []struct {
@@ -58,28 +59,14 @@ func TestPropagate(t *testing.T) {
 	}
 }
 
-// ownMounts gives this thread, which ends with the test, mounts of its own.
-func ownMounts(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
-		t.Fatalf("a mount namespace (this test needs root): %v", err)
-	}
-	must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-}
-
+// mountTmpfs mounts one, or, with a propagation of slaves, one that is a slave of a mount below it.
 func mountTmpfs(t *testing.T, place string, propagation uintptr) {
 	t.Helper()
-	must(t, os.MkdirAll(place, 0o755))
-	must(t, unix.Mount("test", place, "tmpfs", 0, ""))
+	must(t, errors.Join(os.MkdirAll(place, 0o755), unix.Mount("test", place, "tmpfs", 0, "")))
 	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
+	if propagation == unix.MS_SLAVE {
+		must(t, errors.Join(unix.Mount("", place, "", unix.MS_SHARED, ""), unix.Mount(place, place, "", unix.MS_BIND, "")))
+		t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
+	}
 	must(t, unix.Mount("", place, "", propagation, ""))
-}
-
-// mountSlaveOf puts a slave of a shared mount on top of it.
-func mountSlaveOf(t *testing.T, place string) {
-	t.Helper()
-	must(t, unix.Mount(place, place, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
-	must(t, unix.Mount("", place, "", unix.MS_SLAVE, ""))
 }

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"encoding/base64"
 	"fmt"
 	"io"
 	"log"
@@ -204,7 +203,7 @@ func TestImageFsInfo(t *testing.T) {
 	}
 }
 
-// cri: PullImageRequest.image
+// cri: PullImage PullImageRequest.image
 func TestPullErrorsHaveTheNamesAndCodesThatTheKubeletKnows(t *testing.T) {
 	verifiers := filepath.Join(t.TempDir(), "none")
 	open, closed := newImageNode(t), newImageNode(t, func(c *image.Config) { c.VerifierDir = verifiers })
@@ -233,26 +232,5 @@ func TestPullErrorsHaveTheNamesAndCodesThatTheKubeletKnows(t *testing.T) {
 				t.Errorf("error: %v", err)
 			}
 		})
-	}
-}
-
-// cri: AuthConfig.auth PullImage PullImageRequest.auth
-func TestPullUsesTheCredentialsOfTheRequest(t *testing.T) {
-	node := newImageNode(t)
-	reference := node.push(t, "login:1", oneFile(t, "x", v1.Config{}))
-	behind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if user, pass, _ := r.BasicAuth(); user != "u" || pass != "p" {
-			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
-			w.WriteHeader(http.StatusUnauthorized)
-			return
-		}
-		node.registry.Config.Handler.ServeHTTP(w, r)
-	}))
-	defer behind.Close()
-	_, path, _ := strings.Cut(reference, "/")
-	reference = strings.TrimPrefix(behind.URL, "http://") + "/" + path
-	auth := &runtimeapi.AuthConfig{Auth: base64.StdEncoding.EncodeToString([]byte("u:p"))}
-	if _, err := node.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference), Auth: auth}); err != nil {
-		t.Error(err)
 	}
 }

@@ -1,7 +1,6 @@
 package stats
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -28,11 +27,8 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	path := makeCgroup(t, m.hierarchies, "metrics")
 	must(t, os.Mkdir(filepath.Join(layers, "metrics"), 0o755))
 	start(t, m.hierarchies, path)
-	namespace := newNamespace(t)
-	netns := fmt.Sprintf("/proc/%d/ns/net", namespace)
-	addPair(t, netns)
 	answer := m.Metrics(t.Context(), []Pod{{
-		ID: "pod", Cgroups: []string{path}, Netns: netns, Attributes: &runtimeapi.PodSandboxAttributes{},
+		ID: "pod", Cgroups: []string{path}, Netns: newNamespace(t), Attributes: &runtimeapi.PodSandboxAttributes{},
 		Containers: []Container{
 			{ID: "vanished", Cgroup: path + "/vanished"},
 			{ID: "metrics", Cgroup: path, StartedAt: time.Now().UnixNano(), Resources: &runtimeapi.LinuxContainerResources{CpuQuota: 20000}},

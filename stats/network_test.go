@@ -1,64 +1,26 @@
 package stats
 
 import (
-	"net"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
-
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
-// newNamespace is a network namespace that a process of the test holds.
-func newNamespace(t *testing.T) (pid int) {
+// newNamespace is a network namespace with an eth0, which a process of the test holds.
+func newNamespace(t *testing.T) (path string) {
 	t.Helper()
-	command := exec.Command("sh", "-c", "echo; read line")
-	command.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	command := exec.Command("unshare", "--net", "sh", "-c", "ip link add eth0 type bridge && ip link set eth0 up && echo && read line")
 	stdin, err := command.StdinPipe()
 	must(t, err)
-	must(t, command.Start())
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		_ = command.Wait()
-	})
-	return command.Process.Pid
-}
-
-// addPair makes the two ends of a cable in the namespace, eth0 with 10.1.1.1
-// and net1, whose address eth0 knows.
-func addPair(t *testing.T, path string) {
-	t.Helper()
-	namespace, err := netns.GetFromPath(path)
+	stdout, err := command.StdoutPipe()
+	must(t, errors.Join(err, command.Start()))
+	t.Cleanup(func() { _, _ = stdin.Close(), command.Wait() })
+	_, err = stdout.Read(make([]byte, 1))
 	must(t, err)
-	defer func() { _ = namespace.Close() }()
-	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
-	must(t, err)
-	defer handle.Close()
-	must(t, handle.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "net1"}))
-	eth0, err := handle.LinkByName("eth0")
-	must(t, err)
-	net1, err := handle.LinkByName("net1")
-	must(t, err)
-	must(t, handle.AddrAdd(eth0, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 1, 1), Mask: net.CIDRMask(24, 32)}}))
-	must(t, handle.LinkSetUp(eth0))
-	must(t, handle.LinkSetUp(net1))
-	must(t, handle.NeighSet(&netlink.Neigh{
-		LinkIndex: eth0.Attrs().Index, State: unix.NUD_PERMANENT, IP: net.IPv4(10, 1, 1, 2), HardwareAddr: net1.Attrs().HardwareAddr,
-	}))
-	// Until the kernel has seen that both ends are up, it drops what is sent.
-	deadline := time.Now().Add(10 * time.Second)
-	for eth0.Attrs().OperState != netlink.OperUp {
-		if time.Now().After(deadline) {
-			t.Fatalf("eth0 is %v", eth0.Attrs().OperState)
-		}
-		time.Sleep(time.Millisecond)
-		eth0, err = handle.LinkByName("eth0")
-		must(t, err)
-	}
+	return fmt.Sprintf("/proc/%d/ns/net", command.Process.Pid)
 }
 
 // cri: LinuxPodSandboxStats.network

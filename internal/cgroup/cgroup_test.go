@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // within is far more than the end of a killed process takes.
@@ -57,16 +59,15 @@ func TestRemoveKillsWhatRunsInAnyHierarchy(t *testing.T) {
 	if err != nil || len(pids) == 0 {
 		t.Fatalf("Processes = %v, %v", pids, err)
 	}
-	if err := hierarchies.Remove(path, within); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, hierarchies.Remove(path, within))
 	if hierarchies.Exists(path) {
 		t.Error("the cgroup is still there")
 	}
 	for _, pid := range pids {
-		if alive(pid) {
-			t.Errorf("process %d is still there", pid)
-		}
+		harness.Eventually(t, fmt.Sprintf("process %d ends", pid), within, func() bool {
+			_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+			return errors.Is(err, os.ErrNotExist)
+		})
 	}
 	if !hierarchies.Exists(parent) {
 		t.Error("the parent is gone, too")
@@ -77,9 +78,7 @@ func TestRemoveRefusesTheRoot(t *testing.T) {
 	// None of these is a hierarchy: a mistake here must not cost the machine.
 	hierarchies := Hierarchies{t.TempDir()}
 	inside := filepath.Join(hierarchies[0], "inside")
-	if err := os.Mkdir(inside, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, os.Mkdir(inside, 0o700))
 	for _, path := range []string{"", "/", "//", ".", "..", "/..", "/a/..", "a/../..", "/a/../../"} {
 		if err := hierarchies.Remove(path, within); err == nil || !strings.Contains(err.Error(), "root") {
 			t.Errorf("Remove(%q) = %v, want a refusal", path, err)
@@ -94,14 +93,8 @@ func TestRemoveRefusesTheRoot(t *testing.T) {
 func TestRemoveStaysInside(t *testing.T) {
 	dir := t.TempDir()
 	outside := filepath.Join(dir, "outside")
-	for _, path := range []string{outside, filepath.Join(dir, "hierarchy")} {
-		if err := os.Mkdir(path, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := (Hierarchies{filepath.Join(dir, "hierarchy")}).Remove("../outside", within); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, errors.Join(os.Mkdir(outside, 0o700), os.Mkdir(filepath.Join(dir, "hierarchy"), 0o700)))
+	harness.Check(t, (Hierarchies{filepath.Join(dir, "hierarchy")}).Remove("../outside", within))
 	if _, err := os.Stat(outside); err != nil {
 		t.Errorf("a directory beside the hierarchy is gone: %v", err)
 	}
@@ -118,9 +111,7 @@ func TestRemoveOfABusyCgroup(t *testing.T) {
 	if err := hierarchies.Remove(path, -time.Second); !errors.Is(err, ErrBusy) {
 		t.Errorf("Remove = %v, want ErrBusy", err)
 	}
-	if err := hierarchies.Remove(path, within); err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, hierarchies.Remove(path, within))
 }
 
 func TestFind(t *testing.T) {
@@ -156,13 +147,9 @@ func TestFind(t *testing.T) {
 func find(t *testing.T) Hierarchies {
 	t.Helper()
 	hierarchies, err := FindHierarchies()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	t.Cleanup(func() {
-		if err := hierarchies.Remove(parent, within); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, hierarchies.Remove(parent, within))
 		if hierarchies.Exists(parent) {
 			t.Errorf("%s is left behind", parent)
 		}
@@ -182,9 +169,7 @@ func makeCgroup(t *testing.T, hierarchy, path string) {
 func startIn(t *testing.T, hierarchy, path string) int {
 	t.Helper()
 	command := exec.Command("sleep", "60")
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, command.Start())
 	// Reaped at once, as the daemon does.
 	ended := make(chan struct{})
 	go func() {
@@ -204,13 +189,4 @@ func startIn(t *testing.T, hierarchy, path string) int {
 		t.Fatalf("put process %d into %s of %s: %v", pid, path, hierarchy, err)
 	}
 	return pid
-}
-
-func alive(pid int) bool {
-	for deadline := time.Now().Add(within); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); errors.Is(err, os.ErrNotExist) {
-			return false
-		}
-	}
-	return true
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // What is written loads, and has the values.
@@ -117,9 +118,7 @@ func TestDefaultsSayNothing(t *testing.T) {
 		t.Fatalf("%v: make test-deps unpacks it", err)
 	}
 	text, err := Convert(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	if strings.Contains(string(text), "# These") {
 		t.Errorf("it became\n%s", text)
 	}
@@ -149,9 +148,7 @@ func TestRulesNameKeys(t *testing.T) {
 func load(t *testing.T, text []byte) *config.Config {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.toml")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, os.WriteFile(file, text, 0o600))
 	l, _, err := config.Read([]string{"--config", file}, io.Discard)
 	if err == nil {
 		err = l.Strict()
@@ -165,9 +162,7 @@ func load(t *testing.T, text []byte) *config.Config {
 // docs/from-containerd.md says of each key what the rule does.
 func TestPageHasTheRules(t *testing.T) {
 	page, err := os.ReadFile("../../docs/from-containerd.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	rows := 0
 	for _, row := range regexp.MustCompile("(?m)^\\| (`.*`) \\| (`([a-z_.]+)`|none.*) \\|$").FindAllStringSubmatch(string(page), -1) {
 		for _, key := range regexp.MustCompile("`([a-z_.0-9]+)`").FindAllStringSubmatch(row[1], -1) {

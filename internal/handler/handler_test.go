@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Programs that hang, flood, die or say rubbish do not hold up the status of the
@@ -31,9 +33,7 @@ func TestListOfHostilePrograms(t *testing.T) {
 		if script == "" {
 			continue
 		}
-		if err := os.WriteFile(path, []byte(fmt.Sprintf("#!/bin/sh\n%s\n", script)), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, os.WriteFile(path, []byte(fmt.Sprintf("#!/bin/sh\n%s\n", script)), 0o755))
 	}
 	s := New(specs, Features{RecursiveReadOnlyMounts: true, UserNamespaces: true})
 	list := make(map[string]Status)

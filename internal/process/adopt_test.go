@@ -17,9 +17,8 @@ import (
 
 func readPID(t *testing.T, from io.Reader) (pid int) {
 	t.Helper()
-	if _, err := fmt.Fscan(from, &pid); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fmt.Fscan(from, &pid)
+	must(t, err)
 	return pid
 }
 

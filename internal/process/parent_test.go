@@ -45,11 +45,7 @@ func shell(t *testing.T, c *Parent, script string) (*Child, *os.File) {
 func TestOwnedBeforeItsParentEnds(t *testing.T) {
 	c := run(t)
 	parent, out := shell(t, c, `sh -c 'sleep 0.1; exit 7' & echo $!; exec sleep 1000`)
-	line := make([]byte, 32)
-	n, err := out.Read(line)
-	must(t, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(line[:n])))
-	must(t, err)
+	pid := readPID(t, out)
 	seen := make(chan string, 1)
 	child, err := c.Own(pid, func(int) {
 		stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -78,15 +74,6 @@ func TestOrphansAreReaped(t *testing.T) {
 	c := run(t)
 	_, _ = shell(t, c, "exit 1")
 	_, out := shell(t, c, `(sleep 0.1; exit 3) & echo $!`)
-	line := make([]byte, 32)
-	n, err := out.Read(line)
-	must(t, err)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat("/proc/" + strings.TrimSpace(string(line[:n]))); os.IsNotExist(err) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the orphan is not reaped")
-		}
-	}
+	orphan := readPID(t, out)
+	eventually(t, "the orphan is reaped", func() bool { return !exists(orphan) })
 }

@@ -32,10 +32,11 @@ func TestFactsNameOneProcess(t *testing.T) {
 func TestCloseEndsWait(t *testing.T) {
 	p, err := Open(start(t, exec.Command("sleep", "60")))
 	must(t, err)
-	waited := waiting(p)
+	waited := make(chan error, 1)
+	go func() { waited <- p.Wait() }()
 	time.Sleep(20 * time.Millisecond)
 	must(t, p.Close())
-	if err := result(t, waited); err == nil {
+	if err := <-waited; err == nil {
 		t.Error("Wait says that the process ended, but the handle was only closed")
 	}
 	if stat, err := ReadStat(p.PID); err != nil || stat.Dead() {
@@ -97,10 +98,7 @@ func TestReadStatOfAnOddName(t *testing.T) {
 	must(t, err)
 	odd := t.TempDir() + "/) Z 1 (x"
 	data, err := os.ReadFile(sleep)
-	if err == nil {
-		err = os.WriteFile(odd, data, 0o755)
-	}
-	must(t, err)
+	must(t, errors.Join(err, os.WriteFile(odd, data, 0o755)))
 	facts := start(t, exec.Command(odd, "60"))
 	stat, err := ReadStat(facts.PID)
 	if err != nil || stat.Dead() || stat.Parent != os.Getpid() || stat.StartTime == 0 {
@@ -144,23 +142,6 @@ func open(t *testing.T, facts Facts) *Process {
 	must(t, err)
 	t.Cleanup(func() { _ = p.Close() })
 	return p
-}
-
-func waiting(p *Process) <-chan error {
-	waited := make(chan error, 1)
-	go func() { waited <- p.Wait() }()
-	return waited
-}
-
-func result(t *testing.T, waited <-chan error) error {
-	t.Helper()
-	select {
-	case err := <-waited:
-		return err
-	case <-time.After(within):
-		t.Fatal("Wait does not return")
-		return nil
-	}
 }
 
 func exists(pid int) bool {

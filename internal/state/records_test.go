@@ -31,32 +31,23 @@ func TestWriteLoadRemove(t *testing.T) {
 			must(t, records.Write("a", write))
 		}
 		must(t, records.Write("b", pod{Name: "b", Ports: []int{80, 443}}))
+		for path, want := range map[string]fs.FileMode{records.directory: 0o700, records.Path("a"): 0o600} {
+			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+				t.Errorf("%s: %v, %v, want the mode %v", path, info, err, want)
+			}
+		}
 		loaded := load(t, records)
 		if len(loaded) != 2 || loaded["a"].Name != "new" || loaded["a"].Ports != nil || !slices.Equal(loaded["b"].Ports, []int{80, 443}) {
 			t.Errorf("durable %v: loaded %v", durable, loaded)
 		}
 		for range 2 { // the second time there is nothing to remove
-			if err := records.Remove("a"); err != nil {
-				t.Errorf("durable %v: %v", durable, err)
-			}
+			must(t, records.Remove("a"))
 		}
 		if loaded := load(t, records); len(loaded) != 1 || loaded["b"].Name != "b" {
 			t.Errorf("durable %v: after Remove: %v", durable, loaded)
 		}
 		if names := list(t, records); !slices.Equal(names, []string{"b.json"}) {
 			t.Errorf("durable %v: files %q", durable, names)
-		}
-	}
-}
-
-func TestRecordsAreForRootAlone(t *testing.T) {
-	records := openRecords(t, false)
-	must(t, records.Write("a", pod{}))
-	for path, want := range map[string]fs.FileMode{records.directory: 0o700, records.Path("a"): 0o600} {
-		info, err := os.Stat(path)
-		must(t, err)
-		if info.Mode().Perm() != want {
-			t.Errorf("%s has mode %v, want %v", path, info.Mode().Perm(), want)
 		}
 	}
 }

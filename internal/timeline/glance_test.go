@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // With an earlier glance each line has what its pod has used each second since
@@ -23,9 +25,7 @@ func TestRatesOfAGlance(t *testing.T) {
 		{ID: "c", Name: "new", CPU: 7e9},
 	}}
 	var text strings.Builder
-	if err := now.Table(&text, earlier, Style{}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, now.Table(&text, earlier, Style{}))
 	lines := strings.Split(text.String(), "\n")
 	for i, want := range [][]string{{"CPU", "IN", "OUT"}, {"busy", " 50.0% ", " 2 MiB/s ", " 2 KiB/s"}, {"restarted", " 0.0% ", " -/s "}, {"new", " - "}} {
 		for _, part := range want {
@@ -50,9 +50,7 @@ func TestTableFitsTheTerminal(t *testing.T) {
 	}
 	table := func(style Style) []string {
 		var b strings.Builder
-		if err := g.Table(&b, nil, style); err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, g.Table(&b, nil, style))
 		return strings.Split(strings.TrimSpace(b.String()), "\n")
 	}
 	lines := table(Style{Width: 80})
@@ -98,9 +96,7 @@ func TestWatchFitsTheScreen(t *testing.T) {
 	} {
 		for _, before := range []*Glance{nil, earlier} {
 			var b strings.Builder
-			if err := g.Table(&b, before, style); err != nil {
-				t.Fatal(err)
-			}
+			harness.Check(t, g.Table(&b, before, style))
 			shown := marks.ReplaceAllString(b.String(), "")
 			if strings.Contains(shown, "\x1b") || strings.Count(shown, "\n") >= style.Height {
 				t.Errorf("%+v has %d lines:\n%s", style, strings.Count(shown, "\n"), shown)

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/test/harness"
 )
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -45,9 +46,7 @@ func failedPod() Pod {
 func text(t *testing.T, p Pod, style Style) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := p.Text(&b, style); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, p.Text(&b, style))
 	return b.String()
 }
 
@@ -119,9 +118,7 @@ func TestMatches(t *testing.T) {
 
 func TestListSaysWhyInOneLine(t *testing.T) {
 	var b bytes.Buffer
-	if err := List(&b, []Pod{failedPod()}, noon.Add(time.Hour), Style{}); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, List(&b, []Pod{failedPod()}, noon.Add(time.Hour), Style{}))
 	if got := b.String(); !strings.Contains(got, "60m  ") || !strings.Contains(got, "the pod, cni add: CNI ADD: no address") || strings.Count(got, "\n") != 3 {
 		t.Error(got)
 	}

@@ -399,6 +399,7 @@ func TestCredentialsOfAPull(t *testing.T) {
 		"none":                   {"password", nil, false, ""},
 		"username and password":  {"password", &auth{Username: "user", Password: "s3cret"}, true, password},
 		"a wrong password":       {"password", &auth{Username: "user", Password: "wrong"}, false, "Basic "},
+		"auth that is no base64": {"password", &auth{Auth: "%%%s3cret"}, false, ""},
 		"auth":                   {"password", &auth{Auth: base64.StdEncoding.EncodeToString([]byte("user:s3cret"))}, true, password},
 		"this server's":          {"password", &auth{Username: "user", Password: "s3cret", ServerAddress: "http://" + host}, true, password},
 		"another server's":       {"password", &auth{Username: "user", Password: "s3cret", ServerAddress: "another.example"}, false, ""},
