@@ -118,8 +118,8 @@ func (f *Facts) State() runtimeapi.ContainerState {
 	}
 }
 
-// inShim reports whether a supervisor knows, or knew, a process of the container.
-func (f *Facts) inShim() bool { return f.Created && f.StartError == "" }
+// supervised reports whether a supervisor knows, or knew, a process of the container.
+func (f *Facts) supervised() bool { return f.Created && f.StartError == "" }
 
 // reasonStartError is the reason of an exit that the kubelet knows; ExitReason has more.
 const reasonStartError = "StartError"

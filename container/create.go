@@ -86,7 +86,7 @@ func (c *creation) run() {
 		c.steps.Step(stepNRICreate, c.adjust)
 	}
 	c.steps.Step(stepLabels, func(context.Context) error { return relabel(c.parts) })
-	c.steps.Step(stepShim, func(ctx context.Context) error {
+	c.steps.Step(stepSupervisor, func(ctx context.Context) error {
 		if err := c.makeLogDirectory(); err != nil {
 			return err
 		}
@@ -252,7 +252,7 @@ func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
 // create brings init to the barrier. libcontainer already knows here if the program cannot run; other
 // runtimes say it at the start, so the container is made and its start fails.
 func (c *creation) create(ctx context.Context) error {
-	shim, err := c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
+	supervisor, err := c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
 	if err != nil {
 		return err
 	}
@@ -263,9 +263,9 @@ func (c *creation) create(ctx context.Context) error {
 	if err := checkAbility(c.spec, handler); err != nil {
 		return err
 	}
-	answer, err := shim.Create(ctx, &api.CreateRequest{
+	answer, err := supervisor.Create(ctx, &api.CreateRequest{
 		Runtime: handler.Program,
-		Id:      c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.shimLog(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+		Id:      c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.logFile(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""
 	if errdefs.IsFailedPrecondition(err) {
@@ -287,7 +287,7 @@ func (c *creation) create(ctx context.Context) error {
 
 // makeLogDirectory follows no symbolic link out of the pod's log directory.
 func (c *creation) makeLogDirectory() error {
-	if c.shimLog() == "" {
+	if c.logFile() == "" {
 		return os.MkdirAll(filepath.Dir(c.LogPath), 0o755)
 	}
 	directory := c.sandbox.Config().GetLogDirectory()
@@ -302,8 +302,8 @@ func (c *creation) makeLogDirectory() error {
 	return root.MkdirAll(filepath.Dir(filepath.Clean(c.config.GetLogPath())), 0o755)
 }
 
-// shimLog returns "" for no log. It trusts the directory of all pods' logs, such as /var/log/pods, only.
-func (c *creation) shimLog() string {
+// logFile returns "" for no log. It trusts the directory of all pods' logs, such as /var/log/pods, only.
+func (c *creation) logFile() string {
 	directory := c.sandbox.Config().GetLogDirectory()
 	if c.config.GetLogPath() == "" || directory == "" {
 		return ""

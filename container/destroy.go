@@ -134,7 +134,7 @@ func (s *Store) StopPod(ctx context.Context, sandboxID string) error {
 
 // leaveSupervisor has the supervisor forget an ended container; the removal retries it.
 func (s *Store) leaveSupervisor(ctx context.Context, c *Container) {
-	if supervisor, err := s.options.Supervisors.Connect(ctx, c.Supervisor); err == nil && c.Facts().inShim() {
+	if supervisor, err := s.options.Supervisors.Connect(ctx, c.Supervisor); err == nil && c.Facts().supervised() {
 		if err := supervisor.Delete(ctx, c.ID, false); err != nil && !errdefs.IsNotFound(err) {
 			s.log(c).Warn("the supervisor keeps a container that has ended", "err", err)
 		}

@@ -15,7 +15,7 @@
 //	 7 spec      the runtime-spec, from the CRI's config
 //	 8 nri create  with NRI: its plugins adjust the spec (adjust.go)
 //	 9 labels    of SELinux, for the sources of mounts that ask for it
-//	10 shim      the pod's supervisor serves; it is started if none does
+//	10 supervisor  the pod's supervisor serves; it is started if none does
 //	11 create    the container's init waits at the exec barrier
 //	12 nri created  with NRI: its plugins are notified
 //	13 recheck   the pod was not stopped at the same time, and the caller still waits

@@ -25,12 +25,12 @@ import (
 func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
 	ctx, cancel := s.repeatable(ctx)
 	defer cancel()
-	c, shim, process, err := s.forExec(ctx, id, command, false)
+	c, supervisor, process, err := s.forExec(ctx, id, command, false)
 	if err != nil {
 		return nil, err
 	}
 	const outputLimit = 16<<20 - 1<<10 // both outputs share one message, of which clients take 16 MiB
-	result, err := shim.ExecSync(ctx, c.ID, process, timeout, outputLimit)
+	result, err := supervisor.ExecSync(ctx, c.ID, process, timeout, outputLimit)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -57,7 +57,7 @@ func CommandText(command []string) string {
 
 // forExec returns what a command in a container needs. As with runc, the container need not be started.
 func (s *Store) forExec(ctx context.Context, id string, command []string, tty bool) (*Container, *client.Client, *specs.Process, error) {
-	c, shim, err := s.alive(ctx, id, created, running)
+	c, supervisor, err := s.alive(ctx, id, created, running)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -74,7 +74,7 @@ func (s *Store) forExec(ctx context.Context, id string, command []string, tty bo
 	if err := checkStrings(process.Args, nil, oci.SoftStack(process.Rlimits), "cmd"); err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
-	return c, shim, process, nil
+	return c, supervisor, process, nil
 }
 
 const created, running = runtimeapi.ContainerState_CONTAINER_CREATED, runtimeapi.ContainerState_CONTAINER_RUNNING
@@ -88,8 +88,8 @@ func (s *Store) alive(ctx context.Context, id string, states ...runtimeapi.Conta
 	if state := c.State(); !slices.Contains(states, state) {
 		return nil, nil, fmt.Errorf("container %s is %s, and has to be %s: %w", c.ID, stateText(state), stateText(states...), errdefs.ErrFailedPrecondition)
 	}
-	shim, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
-	return c, shim, err
+	supervisor, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
+	return c, supervisor, err
 }
 
 // stateText names states in errors, such as created or running.
@@ -113,11 +113,11 @@ func (s *Store) Spec(c *Container) (*specs.Spec, error) {
 
 // ReopenLog continues in a new file at the log's path.
 func (s *Store) ReopenLog(ctx context.Context, id string) error {
-	c, shim, err := s.alive(ctx, id, running)
+	c, supervisor, err := s.alive(ctx, id, running)
 	if err != nil {
 		return err
 	}
-	return shim.ReopenLog(ctx, c.ID)
+	return supervisor.ReopenLog(ctx, c.ID)
 }
 
 // User returns the user of the first process, nil before it was made.
@@ -134,11 +134,11 @@ func (c *Container) StopSignalName() runtimeapi.Signal { return signalEnum(c.Sto
 
 // Process is an exec, or with an empty exec a container, whose streams a client wants.
 type Process struct {
-	shim      *client.Client
-	container string
-	exec      string
-	Outputs   []string // named as in supervisor/api; a terminal has one
-	Stdin     bool
+	supervisor *client.Client
+	container  string
+	exec       string
+	Outputs    []string // named as in supervisor/api; a terminal has one
+	Stdin      bool
 }
 
 // CheckExec reports whether Exec can be called now.
@@ -149,15 +149,15 @@ func (s *Store) CheckExec(ctx context.Context, id string, command []string) erro
 
 // Exec starts a command. The caller opens all Outputs, and Stdin if requested, then calls Wait, or else End.
 func (s *Store) Exec(ctx context.Context, containerID string, command []string, stdin, tty bool) (*Process, error) {
-	c, shim, spec, err := s.forExec(ctx, containerID, command, tty)
+	c, supervisor, spec, err := s.forExec(ctx, containerID, command, tty)
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{shim: shim, container: c.ID, exec: object.NewID(), Outputs: outputs(tty), Stdin: stdin}
+	p := &Process{supervisor: supervisor, container: c.ID, exec: object.NewID(), Outputs: outputs(tty), Stdin: stdin}
 	// The caller may go away: a started process must be known, so that it can be ended.
 	start, cancel := s.outlive(ctx)
 	defer cancel()
-	if err := shim.ExecStart(start, p.container, p.exec, spec, stdin); err != nil {
+	if err := supervisor.ExecStart(start, p.container, p.exec, spec, stdin); err != nil {
 		return nil, fmt.Errorf("exec %s in container %s: %w", CommandText(command), c.ID, err)
 	}
 	return p, nil
@@ -177,11 +177,11 @@ func (s *Store) CheckAttach(ctx context.Context, id string, tty bool) error {
 
 // Attach finds the process of a running container.
 func (s *Store) Attach(ctx context.Context, id string) (*Process, error) {
-	c, shim, err := s.alive(ctx, id, running)
+	c, supervisor, err := s.alive(ctx, id, running)
 	if err != nil {
 		return nil, err
 	}
-	return &Process{shim: shim, container: c.ID, Outputs: outputs(c.config.GetTty()), Stdin: c.config.GetStdin()}, nil
+	return &Process{supervisor: supervisor, container: c.ID, Outputs: outputs(c.config.GetTty()), Stdin: c.config.GetStdin()}, nil
 }
 
 func outputs(tty bool) []string {
@@ -193,20 +193,20 @@ func outputs(tty bool) []string {
 
 // Stream opens a stream by its name (client.Client.Stream).
 func (p *Process) Stream(ctx context.Context, name string) (*net.UnixConn, error) {
-	return p.shim.Stream(ctx, p.container, p.exec, name)
+	return p.supervisor.Stream(ctx, p.container, p.exec, name)
 }
 
 // Resize sets the terminal's size in characters.
 func (p *Process) Resize(ctx context.Context, width, height uint32) error {
-	return p.shim.Resize(ctx, p.container, p.exec, width, height)
+	return p.supervisor.Resize(ctx, p.container, p.exec, width, height)
 }
 
 // Wait returns the exit code of an exec, after its outputs, or ends what it started when ctx ends.
 func (p *Process) Wait(ctx context.Context) (int32, error) {
-	return p.shim.ExecWait(ctx, p.container, p.exec)
+	return p.supervisor.ExecWait(ctx, p.container, p.exec)
 }
 
 // End ends an exec whose client is gone, with all that it started.
 func (p *Process) End(ctx context.Context) {
-	p.shim.ExecEnd(ctx, p.container, p.exec)
+	p.supervisor.ExecEnd(ctx, p.container, p.exec)
 }

@@ -30,7 +30,7 @@ func (s *Store) Missed(group string, supervisor *client.Client) {
 // Lost implements client.Follower. A supervisor of another build ends with its last pod. Otherwise the
 // states are Unknown until a successor adopts what still runs.
 func (s *Store) Lost(group string, lost error) {
-	left := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { f := c.Facts(); return !f.inShim() || f.FinishedAt != 0 })
+	left := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { f := c.Facts(); return !f.supervised() || f.FinishedAt != 0 })
 	if len(left) == 0 && s.options.Supervisors.Ended(group) {
 		return
 	}
@@ -88,7 +88,7 @@ func (s *Store) look(ctx context.Context, group string) error {
 // reconcile records what the supervisor knows, and has it delete what was removed while it did not serve.
 // What it does not know left its exit on disk or was never made; what is being made now is left out.
 func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.Client) error {
-	made := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { return !c.Facts().inShim() })
+	made := slices.DeleteFunc(s.ofGroup(group), func(c *Container) bool { return !c.Facts().supervised() })
 	list, err := supervisor.List(ctx)
 	if err != nil {
 		return err

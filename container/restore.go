@@ -40,7 +40,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err := s.restore(); err != nil {
 		return nil, err
 	}
-	s.findShims()
+	s.findSupervisors()
 	s.Go(s.sweep)
 	return s, nil
 }
@@ -76,7 +76,7 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 	c.forgetEnvironment()
 	if _, err = s.options.Sandboxes.Find(record.SandboxID); err == nil && facts.Created {
 		ended := facts.FinishedAt != 0
-		if facts.Unknown = !ended && facts.inShim(); ended {
+		if facts.Unknown = !ended && facts.supervised(); ended {
 			close(c.ended)
 		}
 		c.announced.Store(true)
@@ -89,16 +89,16 @@ func (s *Store) restoreOne(record Record, facts Facts) error {
 	return s.Add(c)
 }
 
-// findShims connects to all supervisors in parallel, and waits for a part of the kill limit. One that
+// findSupervisors connects to all supervisors in parallel, and waits for a part of the kill limit. One that
 // hangs delays only its own containers, which are Unknown until a successor adopts them.
-func (s *Store) findShims() {
+func (s *Store) findSupervisors() {
 	groups := make(map[string]bool)
 	for _, c := range s.All(func(c *Container) bool { return c.Facts().Unknown }) {
 		groups[c.Supervisor] = true
 	}
 	var wait sync.WaitGroup
 	for group := range groups {
-		wait.Go(func() { s.findShim(group) })
+		wait.Go(func() { s.findSupervisor(group) })
 	}
 	found := make(chan struct{})
 	s.Go(func() {
@@ -111,13 +111,13 @@ func (s *Store) findShims() {
 	}
 }
 
-// findShim starts a supervisor if anything may still run; nothing does after a reboot.
-func (s *Store) findShim(group string) {
+// findSupervisor starts a supervisor if anything may still run; nothing does after a reboot.
+func (s *Store) findSupervisor(group string) {
 	lives := false
 	for _, c := range s.ofGroup(group) {
 		if c.Facts().BootID == s.bootID {
 			lives = true
-		} else if c.Facts().inShim() {
+		} else if c.Facts().supervised() {
 			exit, err := s.options.Supervisors.ExitOf(c.Supervisor, c.ID)
 			if err != nil {
 				s.log(c).Warn("how a container ended before the last boot is lost", "err", err)

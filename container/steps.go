@@ -25,7 +25,7 @@ const (
 	stepSpec         step.Name = "container/spec"
 	stepNRICreate    step.Name = "container/nri create"
 	stepLabels       step.Name = "container/labels"
-	stepShim         step.Name = "container/shim"
+	stepSupervisor   step.Name = "container/supervisor"
 	stepCreate       step.Name = "container/create"
 	stepNRICreated   step.Name = "container/nri created"
 	stepRecheck      step.Name = "container/recheck"
@@ -45,7 +45,7 @@ const (
 // Steps returns the steps of a container's life, in order. Undo and recovery do those of remove.
 func Steps() []step.Step {
 	return slices.Concat(
-		object.Steps("create", stepCheck, stepReserve, stepRecord, stepRootfs, stepSources, stepVolumes, stepSpec, stepNRICreate, stepLabels, stepShim, stepCreate, stepNRICreated, stepRecheck),
+		object.Steps("create", stepCheck, stepReserve, stepRecord, stepRootfs, stepSources, stepVolumes, stepSpec, stepNRICreate, stepLabels, stepSupervisor, stepCreate, stepNRICreated, stepRecheck),
 		object.Steps("start", stepNRIStart, stepStart, stepNRIStarted),
 		object.Steps("update", stepNRIUpdate, stepNRIUpdated),
 		object.Steps("stop", stepKill, stepNRIStop),

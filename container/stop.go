@@ -51,12 +51,12 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 	if reason := c.Facts().StartError; reason != "" {
 		return s.noteStartError(ctx, c, fmt.Errorf("%s: %w", reason, errdefs.ErrFailedPrecondition))
 	}
-	shim, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
+	supervisor, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
 	if err != nil {
 		return err
 	}
 	before := time.Now().UnixNano() // the container may have ended when the call returns
-	if err := shim.Start(ctx, c.ID); err != nil {
+	if err := supervisor.Start(ctx, c.ID); err != nil {
 		return s.noteStartError(ctx, c, err)
 	}
 	// The supervisor's event says the same, later or earlier.
@@ -95,7 +95,7 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 	switch {
 	case after.FinishedAt != 0:
 		c.held.Release()
-	case c.held == nil && after.inShim():
+	case c.held == nil && after.supervised():
 		c.held = client.Hold(s.options.Supervisors.Dir(c.Supervisor), c.ID, after.Process)
 	}
 	if ended {
@@ -189,7 +189,7 @@ func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) err
 }
 
 func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool) error {
-	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(shim *client.Client) error { return shim.Kill(ctx, c.ID, signal, all) })
+	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(supervisor *client.Client) error { return supervisor.Kill(ctx, c.ID, signal, all) })
 	return err
 }
 

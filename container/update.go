@@ -77,10 +77,10 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if c.State() == runtimeapi.ContainerState_CONTAINER_EXITED {
 		return fmt.Errorf("it has ended: %w", errdefs.ErrFailedPrecondition)
 	}
-	if !c.Facts().inShim() {
+	if !c.Facts().supervised() {
 		return fmt.Errorf("it cannot be started: %s: %w", c.Facts().StartError, errdefs.ErrFailedPrecondition)
 	}
-	shim, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
+	supervisor, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if asked.GetOomScoreAdj() != 0 {
 		newAdjust = &adjust
 	}
-	if err := shim.Update(ctx, c.ID, oci.Resources(change, machine), newAdjust); err != nil {
+	if err := supervisor.Update(ctx, c.ID, oci.Resources(change, machine), newAdjust); err != nil {
 		return err
 	}
 	encoded, err := protojson.Marshal(inForce(oci.Resources(next, machine), adjust))

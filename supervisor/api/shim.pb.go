@@ -528,7 +528,7 @@ type Container struct {
 	StartTime     uint64                 `protobuf:"varint,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	Status        Status                 `protobuf:"varint,4,opt,name=status,proto3,enum=minicri.shim.v1.Status" json:"status,omitempty"`
 	Exit          *Exit                  `protobuf:"bytes,5,opt,name=exit,proto3" json:"exit,omitempty"`        // only when stopped
-	Adopted       bool                   `protobuf:"varint,6,opt,name=adopted,proto3" json:"adopted,omitempty"` // taken over from a shim that died
+	Adopted       bool                   `protobuf:"varint,6,opt,name=adopted,proto3" json:"adopted,omitempty"` // taken over from a supervisor that died
 	LogPath       string                 `protobuf:"bytes,7,opt,name=log_path,json=logPath,proto3" json:"log_path,omitempty"`
 	CreatedAt     int64                  `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"` // unix nanoseconds
 	StartedAt     int64                  `protobuf:"varint,9,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"` // unix nanoseconds, 0 before Start

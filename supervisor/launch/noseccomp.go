@@ -9,5 +9,5 @@ import (
 )
 
 func compile(*specs.LinuxSeccomp) (filter, error) {
-	return filter{}, errors.New("seccomp: the shim was built without it (build tag seccomp)")
+	return filter{}, errors.New("seccomp: minicri-shim was built without it (build tag seccomp)")
 }
