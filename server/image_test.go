@@ -46,9 +46,7 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	must(t, err)
 	t.Cleanup(func() {
 		registry.Close()
-		if err := store.Close(); err != nil {
-			t.Error(err)
-		}
+		must(t, store.Close())
 	})
 	calls := calls{logger: config.Logger, work: &work{}, images: store}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -152,18 +150,6 @@ func TestCallsThatChangeSomethingAreWaitedFor(t *testing.T) {
 	}
 }
 
-// A timeout of any int64 is one: it never overflows into no time at all.
-func TestSeconds(t *testing.T) {
-	longest := time.Duration(math.MaxInt64).Truncate(time.Second)
-	for n, want := range map[int64]time.Duration{
-		math.MinInt64: 0, -1: 0, 0: 0, 30: 30 * time.Second, 10_000_000_000: longest, math.MaxInt64: longest,
-	} {
-		if got := seconds(n); got != want {
-			t.Errorf("%d seconds are %v, want %v", n, got, want)
-		}
-	}
-}
-
 // cri: Version VersionRequest.version VersionResponse.runtime_api_version VersionResponse.runtime_name
 // cri: VersionResponse.runtime_version VersionResponse.version
 func TestVersion(t *testing.T) {
@@ -221,9 +207,7 @@ func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {
 	t.Cleanup(func() {
 		_ = connection.Close()
 		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
+		must(t, <-served)
 	})
 	return connection
 }

@@ -72,9 +72,7 @@ func startImageDaemon(t *testing.T, root string) (socket string) {
 	go func() { _ = service.Serve(listener) }() // ends with Close
 	t.Cleanup(func() {
 		_ = service.Close()
-		if err := store.Close(); err != nil {
-			t.Error(err)
-		}
+		must(t, store.Close())
 	})
 	return socket
 }

@@ -52,46 +52,6 @@ func TestWriteLoadRemove(t *testing.T) {
 	}
 }
 
-// What cannot be read is set aside, with its bytes as they were, and hides
-// nothing.
-func TestLoadSetsBadRecordsAside(t *testing.T) {
-	const good = `{"version": 1, "record": {"name": "good"}}`
-	for _, test := range []struct{ name, content, says string }{
-		{"truncated", `{"version": 2, "record": {"na`, "unexpected end"},
-		{"empty", "", "unexpected end"},
-		{"zeroes", "\x00\x00\x00\x00", "invalid character"},
-		{"garbage", "\x7fELF nothing", "invalid character"},
-		{"wrong kind", `{"version": 2, "record": {"name": 7}}`, "cannot unmarshal"},
-		{"more than one", `{"version": 2, "record": {}} {}`, "after top-level value"},
-		{"no version", `{"record": {"name": "none"}}`, "schema version 0"},
-		{"no record", `{"version": 1}`, ""},
-		{"null for a record", `{"version": 1, "record": null}`, ""},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			records := openRecords(t, true)
-			put(t, records.Path("good"), good)
-			put(t, records.Path("bad"), test.content)
-			loaded, bad, err := records.Load()
-			must(t, err)
-			if len(loaded) != 1 || loaded["good"].Name != "good" {
-				t.Errorf("loaded %v, want the good one", loaded)
-			}
-			if len(bad) != 1 || bad[0].ID != "bad" || !strings.Contains(bad[0].Reason.Error(), test.says) {
-				t.Fatalf("bad %v, want one that says %q", bad, test.says)
-			}
-			if kept := read(t, bad[0].Path); kept != test.content {
-				t.Errorf("set aside as %q, was %q", kept, test.content)
-			}
-			if got := records.Quarantined(); !slices.Equal(got, []string{bad[0].Path}) {
-				t.Errorf("Quarantined %q, want %q", got, bad[0].Path)
-			}
-			if again, bad, err := records.Load(); err != nil || len(bad) != 0 || len(again) != 1 {
-				t.Errorf("the next Load: %v, %v, %v", again, bad, err)
-			}
-		})
-	}
-}
-
 func TestQuarantineReplacesAnEarlierOne(t *testing.T) {
 	records := openRecords(t, false)
 	for _, content := range []string{"first", "second"} {

@@ -136,8 +136,7 @@ const (
 // listed are the containers that the runtime has.
 func (k *kubelet) listed(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
 	k.t.Helper()
-	list, err := k.Runtime.ListContainers(k.limited(), &runtimeapi.ListContainersRequest{Filter: filter})
-	harness.Check(k.t, err)
+	list := harness.Call(k.t, k.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter})
 	return list.Containers
 }
 
@@ -148,8 +147,7 @@ func (k *kubelet) inRuntime(pod, name string) *runtimeapi.ContainerStatus {
 	if len(list) != 1 {
 		k.t.Fatalf("the runtime has %d containers %s of pod %s", len(list), name, pod)
 	}
-	answer, err := k.Runtime.ContainerStatus(k.limited(), &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id})
-	harness.Check(k.t, err)
+	answer := harness.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id})
 	return answer.Status
 }
 
@@ -163,14 +161,12 @@ func (k *kubelet) running() map[string]string {
 	})
 	harness.Check(k.t, err)
 	for _, pod := range pods.Items {
-		answer, err := k.Runtime.PodSandboxStatus(k.limited(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod.Id, Verbose: true})
-		harness.Check(k.t, err)
+		answer := harness.Call(k.t, k.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod.Id, Verbose: true})
 		found[pod.Metadata.Name] = pod.Id + " " + k.pid(answer.Info)
 	}
 	state := &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}
 	for _, c := range k.listed(&runtimeapi.ContainerFilter{State: state}) {
-		answer, err := k.Runtime.ContainerStatus(k.limited(), &runtimeapi.ContainerStatusRequest{ContainerId: c.Id, Verbose: true})
-		harness.Check(k.t, err)
+		answer := harness.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id, Verbose: true})
 		found[c.Labels[podLabel]+"/"+c.Metadata.Name] = c.Id + " " + k.pid(answer.Info)
 	}
 	return found

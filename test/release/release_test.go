@@ -217,8 +217,7 @@ func connect(t *testing.T) runtimeapi.RuntimeServiceClient {
 
 func pausePID(t *testing.T, client runtimeapi.RuntimeServiceClient, id string) int {
 	t.Helper()
-	answer, err := client.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-	check(t, err)
+	answer := harness.Call(t, client.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	if state := answer.Status.GetState(); state != runtimeapi.PodSandboxState_SANDBOX_READY {
 		t.Errorf("the pod is %v", state)
 	}
