@@ -12,6 +12,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -144,12 +145,12 @@ func (k *kubelet) checkEverythingGoes() {
 	})
 }
 
-// cgroups are those of the pods whose uid begins so.
+// cgroups are those of the pods whose uid begins so: a hexadecimal digit follows pod, which those above have in their names too.
 func (k *kubelet) cgroups(uid string) (found []string) {
 	k.t.Helper()
 	for _, class := range []string{"*kubepods*", "*kubepods*/*"} { // the driver systemd repeats the names of those above
 		for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
-			dirs, err := filepath.Glob(filepath.Join(hierarchy, k.CgroupParent, class, "*pod"+strings.ReplaceAll(uid, "-", "_")+"*"))
+			dirs, err := filepath.Glob(filepath.Join(hierarchy, k.CgroupParent, class, "*pod"+cmp.Or(strings.ReplaceAll(uid, "-", "_"), "[0-9a-f]")+"*"))
 			harness.Check(k.t, err)
 			found = append(found, dirs...)
 		}
