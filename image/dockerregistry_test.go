@@ -20,7 +20,7 @@ func TestRegistryOverTLS(t *testing.T) {
 	registry.push(t, "team/app:1", smallImage(t))
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !demandBasic(w, r) {
-			registry.origin.Config.Handler.ServeHTTP(w, r)
+			registry.ServeHTTP(w, r)
 		}
 	}))
 	server.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}

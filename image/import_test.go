@@ -21,6 +21,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
 )
 
@@ -122,9 +124,14 @@ func flipped(data []byte) []byte {
 func taggedArchive(t *testing.T, tags []string) []byte {
 	t.Helper()
 	layer := tarOf(t, file("a", "1"))
+	config, err := json.Marshal(ocispec.Image{
+		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
+		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
+	})
+	must(t, err)
 	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "Layers": []string{"layer.tar"}, "RepoTags": tags}})
 	must(t, err)
-	return tarOf(t, file("layer.tar", string(layer)), file("config.json", string(configOf(t, layer))), file("manifest.json", string(manifest)))
+	return tarOf(t, file("layer.tar", string(layer)), file("config.json", string(config)), file("manifest.json", string(manifest)))
 }
 
 // attack: images: an archive of one image with 20000 tags; the same with a tag that cannot be recorded

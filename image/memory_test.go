@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // attack: images: a hundred images with the largest configuration that is accepted, all of it history, labels or environment
@@ -23,7 +24,7 @@ func TestLargestConfigurationsCostLittle(t *testing.T) {
 	layer := tarOf(t, file("a", "1"))
 	references := make([]string, images)
 	for i := range references {
-		references[i] = registry.withLargeConfig(t, fmt.Sprintf("large%d", i), i, layer)
+		references[i] = registry.withLargeConfig(fmt.Sprintf("large%d", i), i, layer)
 	}
 	before := heap()
 	for _, reference := range references {
@@ -60,8 +61,7 @@ func heap() int64 {
 
 // withLargeConfig pushes an image whose configuration has just under 1 MiB, of
 // one of three kinds.
-func (r *testRegistry) withLargeConfig(t *testing.T, repository string, i int, layer []byte) string {
-	t.Helper()
+func (r *testRegistry) withLargeConfig(repository string, i int, layer []byte) string {
 	base := fmt.Sprintf(`{"os":"linux","architecture":%q,"rootfs":{"type":"layers","diff_ids":[%q]},`, nodePlatformArch(), digest.FromBytes(layer))
 	room := maxConfig - len(base) - 100
 	var config string
@@ -73,8 +73,9 @@ func (r *testRegistry) withLargeConfig(t *testing.T, repository string, i int, l
 	case 2:
 		config = base + fmt.Sprintf(`"config":{"Env":[%s"I=%d"]}}`, strings.Repeat(`"A=bcd",`, room/8), i)
 	}
-	manifest := r.manifestOf(t, repository, []byte(config), layer)
-	return r.putManifest(t, repository, manifest, manifest.MediaType)
+	manifest := r.Image(ocispec.ImageConfig{}, layer)
+	manifest.Config = r.Blob(ocispec.MediaTypeImageConfig, []byte(config))
+	return r.name(repository+":1", manifest.MediaType, manifest)
 }
 
 // Volumes that an image declares are the container's own files, as its writable

@@ -6,48 +6,30 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 )
 
-// stranger is a host that a registry sends its clients to. It notes every header
-// and body that it is shown.
-type stranger struct {
-	server *httptest.Server
-	answer http.HandlerFunc
-
-	mu   sync.Mutex
-	seen []string
-}
-
-func newStranger(t *testing.T, answer http.HandlerFunc) *stranger {
-	s := &stranger{answer: answer}
-	s.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = r.ParseForm()
-		s.mu.Lock()
-		for name, values := range r.Header {
-			s.seen = append(s.seen, name+": "+strings.Join(values, ","))
-		}
-		s.seen = append(s.seen, r.PostForm.Encode())
-		s.mu.Unlock()
-		s.answer(w, r)
-	}))
-	t.Cleanup(s.server.Close)
+// newStranger is a host that a registry sends its clients to.
+func newStranger(t *testing.T, answer http.HandlerFunc) *testRegistry {
+	s := newTestRegistry(t)
+	s.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool { answer(w, r); return true })
 	return s
 }
 
-// address is the stranger under a name that is not the registry's.
-func (s *stranger) address() string {
-	return strings.Replace(s.server.URL, "127.0.0.1", "localhost", 1)
+// address is a host's under a name that is not the registry's.
+func (r *testRegistry) address() string {
+	return strings.Replace(r.proxy.URL, "127.0.0.1", "localhost", 1)
 }
 
-func (s *stranger) shown() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return strings.Join(s.seen, "\n")
+// shown is every header and form that a host was shown.
+func (r *testRegistry) shown() (all string) {
+	for _, request := range r.seen(func(seenRequest) bool { return true }) {
+		all += request.shown + "\n"
+	}
+	return all
 }
 
 // redirectBlobs sends who asks for a blob to another host.
@@ -65,7 +47,7 @@ var everyForm = map[string]Auth{
 	"registry token": {RegistryToken: "s3cret"},
 }
 
-func checkNoSecret(t *testing.T, s *stranger) {
+func checkNoSecret(t *testing.T, s *testRegistry) {
 	t.Helper()
 	shown := s.shown()
 	for _, secret := range []string{"s3cret", encoded("user:s3cret"), "Authorization"} {
@@ -89,7 +71,7 @@ func TestCredentialsDoNotFollowARedirect(t *testing.T) {
 					http.Error(w, "Only one auth mechanism allowed", http.StatusBadRequest)
 					return
 				}
-				_, _ = w.Write(wholeBody(registry.origin.Config.Handler, r))
+				_, _ = w.Write(wholeBody(registry, r))
 			})
 			reference := registry.push(t, "redirected:1", smallImage(t))
 			registry.breakWith(redirectBlobs(store.address()))
@@ -111,7 +93,7 @@ func TestHostThatMerelyAsksIsShownNothing(t *testing.T) {
 		for _, scheme := range []string{`Basic realm="x"`, `Bearer realm="REALM/token",service="x"`} {
 			t.Run(name+" "+scheme[:5], func(t *testing.T) {
 				s, registry := openStore(t), newTestRegistry(t)
-				var store *stranger
+				var store *testRegistry
 				store = newStranger(t, func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("WWW-Authenticate", strings.ReplaceAll(scheme, "REALM", store.address()))
 					refuse(w, http.StatusUnauthorized, "your password, please")
@@ -220,9 +202,9 @@ func TestNothingOfAnotherHostsAnswerIsShown(t *testing.T) {
 func TestURLsOfDescriptorsAreNotAsked(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	elsewhere := newStranger(t, func(http.ResponseWriter, *http.Request) {})
-	manifest := registry.handmade(t, "urls")
+	manifest := registry.handmade(t)
 	manifest.Layers[0].URLs, manifest.Config.URLs = []string{elsewhere.address() + "/layer"}, []string{elsewhere.address() + "/config"}
-	pull(t, s, registry.putManifest(t, "urls", manifest, manifest.MediaType))
+	pull(t, s, registry.name("urls:1", manifest.MediaType, manifest))
 	if shown := elsewhere.shown(); shown != "" {
 		t.Errorf("the address of a descriptor was asked: %s", shown)
 	}

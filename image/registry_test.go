@@ -1,10 +1,10 @@
 package image
 
 import (
-	"bytes"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,18 +12,19 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/registry"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	hostile "github.com/minicri/minicri/test/hostile/registry"
 )
 
-// testRegistry is a registry served over HTTP on loopback, behind a proxy that
-// counts requests and breaks those that a test asks it to.
+// testRegistry is a registry served over HTTP on loopback, which notes requests and breaks those
+// that a test asks it to.
 type testRegistry struct {
-	origin *httptest.Server
-	proxy  *httptest.Server
+	*hostile.Registry
+	proxy *httptest.Server
 
 	mu       sync.Mutex
 	requests []seenRequest
@@ -32,6 +33,7 @@ type testRegistry struct {
 
 type seenRequest struct {
 	method, path, byteRange, authorization string
+	shown                                  string // all of its headers, and a form
 }
 
 // faultFunc answers a request in the registry's place, or returns false.
@@ -39,35 +41,24 @@ type faultFunc func(w http.ResponseWriter, r *http.Request, origin http.Handler)
 
 func newTestRegistry(t testing.TB) *testRegistry {
 	t.Helper()
-	handler := withRanges(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	r := &testRegistry{origin: httptest.NewServer(handler)}
+	r := &testRegistry{Registry: hostile.New()}
 	r.proxy = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		_ = req.ParseForm()
+		shown := fmt.Sprint(req.Header, req.PostForm)
 		r.mu.Lock()
-		r.requests = append(r.requests, seenRequest{req.Method, req.URL.Path, req.Header.Get("Range"), req.Header.Get("Authorization")})
+		r.requests = append(r.requests, seenRequest{req.Method, req.URL.Path, req.Header.Get("Range"), req.Header.Get("Authorization"), shown})
 		fault := r.fault
 		r.mu.Unlock()
-		if fault != nil && fault(w, req, handler) {
+		if fault != nil && fault(w, req, r.Registry) {
 			return
 		}
-		handler.ServeHTTP(w, req)
+		r.ServeHTTP(w, req)
 	}))
 	t.Cleanup(func() {
 		r.proxy.CloseClientConnections()
 		r.proxy.Close()
-		r.origin.Close()
 	})
 	return r
-}
-
-// withRanges teaches the registry ranges without an end, which it refuses.
-func withRanges(registry http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet && r.Header.Get("Range") != "" {
-			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(wholeBody(registry, r)))
-			return
-		}
-		registry.ServeHTTP(w, r)
-	})
 }
 
 // breakWith sets what happens to requests from now on; nil heals.
@@ -98,13 +89,49 @@ func (r *testRegistry) host() string { return hostOfURL(r.proxy.URL) }
 
 func hostOfURL(address string) string { return address[strings.LastIndex(address, "/")+1:] }
 
-// push puts an image or an index into the registry, past the proxy, and returns
-// the reference under which the proxy serves it.
-func (r *testRegistry) push(t testing.TB, path string, what remote.Taggable) string {
+// push stores an image or an index and all that it names, and returns its reference.
+func (r *testRegistry) push(t testing.TB, path string, what partial.WithRawManifest) string {
 	t.Helper()
-	ref, err := name.ParseReference(hostOfURL(r.origin.URL)+"/"+path, name.Insecure)
+	var kind types.MediaType
+	var err error
+	switch what := what.(type) {
+	case v1.ImageIndex:
+		kind, err = what.MediaType()
+		must(t, err)
+		manifest, err := what.IndexManifest()
+		must(t, err)
+		for _, m := range manifest.Manifests {
+			var child partial.WithRawManifest
+			if child, err = what.Image(m.Digest); m.MediaType.IsIndex() {
+				child, err = what.ImageIndex(m.Digest)
+			}
+			must(t, err)
+			r.push(t, path, child) // which loses the tag again
+		}
+	case v1.Image:
+		kind, err = what.MediaType()
+		must(t, err)
+		config, err := what.RawConfigFile()
+		must(t, err)
+		r.Blob("", config)
+		layers, err := what.Layers()
+		must(t, err)
+		for _, layer := range layers {
+			content, err := layer.Compressed()
+			must(t, err)
+			data, err := io.ReadAll(content)
+			must(t, err)
+			r.Blob("", data)
+		}
+	}
+	manifest, err := what.RawManifest()
 	must(t, err)
-	must(t, remote.Push(ref, what))
+	return r.name(path, string(kind), json.RawMessage(manifest))
+}
+
+// name names a manifest or an index, repository:tag, and returns its reference.
+func (r *testRegistry) name(path, mediaType string, manifest any) string {
+	r.Manifest(path, mediaType, manifest)
 	return r.host() + "/" + path
 }
 

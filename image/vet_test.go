@@ -1,13 +1,9 @@
 package image
 
 import (
-	"bytes"
 	"crypto/sha512"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,62 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// putBlob puts bytes into the registry of a repository and describes them.
-func (r *testRegistry) putBlob(t testing.TB, repository, mediaType string, data []byte) ocispec.Descriptor {
-	t.Helper()
-	d := digest.FromBytes(data)
-	r.put(t, http.MethodPost, fmt.Sprintf("/v2/%s/blobs/uploads/?digest=%s", repository, d), "application/octet-stream", data)
-	return ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(data))}
-}
-
-// putManifest names a manifest or index and returns its reference at the proxy.
-func (r *testRegistry) putManifest(t testing.TB, repository string, manifest any, mediaType string) string {
-	t.Helper()
-	data, err := json.Marshal(manifest)
-	must(t, err)
-	r.put(t, http.MethodPut, "/v2/"+repository+"/manifests/1", mediaType, data)
-	return r.host() + "/" + repository + ":1"
-}
-
-func (r *testRegistry) put(t testing.TB, method, path, mediaType string, data []byte) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), method, r.origin.URL+path, bytes.NewReader(data))
-	must(t, err)
-	request.Header.Set("Content-Type", mediaType)
-	answer, err := http.DefaultClient.Do(request)
-	must(t, err)
-	defer answer.Body.Close()
-	if words, _ := io.ReadAll(answer.Body); answer.StatusCode != http.StatusCreated {
-		t.Fatalf("%s %s: %s: %s", method, path, answer.Status, words)
-	}
-}
-
-// handmade is a manifest of one real layer and a configuration, for a test to
-// spoil.
-func (r *testRegistry) handmade(t testing.TB, repository string) ocispec.Manifest {
-	t.Helper()
-	layer := tarOf(t, file("a", repository))
-	return r.manifestOf(t, repository, configOf(t, layer), layer)
-}
-
-func (r *testRegistry) manifestOf(t testing.TB, repository string, config, layer []byte) ocispec.Manifest {
-	t.Helper()
-	manifest := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest}
-	manifest.SchemaVersion = 2
-	manifest.Config = r.putBlob(t, repository, ocispec.MediaTypeImageConfig, config)
-	manifest.Layers = []ocispec.Descriptor{r.putBlob(t, repository, ocispec.MediaTypeImageLayer, layer)}
-	return manifest
-}
-
-// configOf is the configuration of an image of one layer.
-func configOf(t testing.TB, layer []byte) []byte {
-	t.Helper()
-	config, err := json.Marshal(ocispec.Image{
-		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
-		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{digest.FromBytes(layer)}},
-	})
-	must(t, err)
-	return config
+// handmade is the manifest of an image of one layer, for a test to spoil.
+func (r *testRegistry) handmade(t testing.TB) ocispec.Manifest {
+	return r.Image(ocispec.ImageConfig{}, tarOf(t, file("a", "1")))
 }
 
 // attack: images: encrypted, foreign and unknown layers, sha512, more layers than can be mounted, artifacts, bad digests and sizes, a configuration of 17 MiB
@@ -117,10 +60,10 @@ func TestManifestsThatAreRefusedBeforeTheDownload(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, registry := openStore(t), newTestRegistry(t)
-			manifest := registry.handmade(t, "spoilt")
+			manifest := registry.handmade(t)
 			layer := manifest.Layers[0].Digest.String()
 			test.spoil(&manifest)
-			checkRefused(t, s, registry.putManifest(t, "spoilt", manifest, ocispec.MediaTypeImageManifest), Auth{}, test.is, test.words)
+			checkRefused(t, s, registry.name("spoilt:1", manifest.MediaType, manifest), Auth{}, test.is, test.words)
 			if gets := registry.blobGets(layer); len(gets) > 0 {
 				t.Errorf("the layer was fetched: %v", gets)
 			}
@@ -152,31 +95,12 @@ func TestDocumentsOfTheWrongKind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, registry := openStore(t), newTestRegistry(t)
-			manifest := registry.handmade(t, "kind")
+			manifest := registry.handmade(t)
 			document := map[string]any{"schemaVersion": 2, "config": manifest.Config, "layers": manifest.Layers}
 			test.spoil(document)
-			data, err := json.Marshal(document)
-			must(t, err)
-			registry.breakWith(manifestIs(data, test.mediaType))
-			checkRefused(t, s, registry.host()+"/kind:1", Auth{}, test.is, test.words)
+			checkRefused(t, s, registry.name("kind:1", test.mediaType, document), Auth{}, test.is, test.words)
 			checkLeft(t, s, leftovers{})
 		})
-	}
-}
-
-// manifestIs answers with a document that the registry would not take.
-func manifestIs(data []byte, mediaType string) faultFunc {
-	return func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
-		if !strings.Contains(r.URL.Path, "/manifests/") {
-			return false
-		}
-		w.Header().Set("Content-Type", mediaType)
-		w.Header().Set("Docker-Content-Digest", digest.FromBytes(data).String())
-		w.Header().Set("Content-Length", fmt.Sprint(len(data)))
-		if r.Method == http.MethodGet {
-			_, _ = w.Write(data)
-		}
-		return true
 	}
 }
 
@@ -232,14 +156,14 @@ func inMemory(t *testing.T) string {
 
 func TestWrongDiffIDIsDataLoss(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
-	one := registry.handmade(t, "one")
-	one.Layers = []ocispec.Descriptor{registry.putBlob(t, "one", ocispec.MediaTypeImageLayer, tarOf(t, file("a", "two")))}
-	_, err := s.Pull(t.Context(), registry.putManifest(t, "one", one, ocispec.MediaTypeImageManifest), Auth{}, nil)
+	one := registry.handmade(t)
+	one.Layers = []ocispec.Descriptor{registry.Blob(ocispec.MediaTypeImageLayer, tarOf(t, file("a", "two")))}
+	_, err := s.Pull(t.Context(), registry.name("one:1", one.MediaType, one), Auth{}, nil)
 	if !errdefs.IsDataLoss(err) {
 		t.Errorf("error: %v", err)
 	}
-	one.Layers = []ocispec.Descriptor{registry.putBlob(t, "one", ocispec.MediaTypeImageLayerGzip, []byte("neither tar nor gzip"))}
-	if _, err = s.Pull(t.Context(), registry.putManifest(t, "one", one, ocispec.MediaTypeImageManifest), Auth{}, nil); !errdefs.IsDataLoss(err) {
+	one.Layers = []ocispec.Descriptor{registry.Blob(ocispec.MediaTypeImageLayerGzip, []byte("neither tar nor gzip"))}
+	if _, err = s.Pull(t.Context(), registry.name("one:1", one.MediaType, one), Auth{}, nil); !errdefs.IsDataLoss(err) {
 		t.Errorf("a layer of noise: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/test/harness"
 )
@@ -106,19 +107,22 @@ func TestCgroupsPath(t *testing.T) {
 	for _, test := range []struct {
 		parent  string
 		systemd bool
-		want    string
+		path    string
+		dir     string // below each hierarchy
 	}{
-		{"/kubepods/burstable/pod1", false, "/kubepods/burstable/pod1/m-1f-abc"},
-		{"kubepods", false, "/kubepods/m-1f-abc"},
-		{"", false, "/m-1f-abc"},
-		{"/a//b/./", false, "/a/b/m-1f-abc"},
-		{"kubepods-pod1.slice", true, "kubepods-pod1.slice:m-1f:abc"},
+		{"/kubepods/burstable/pod1", false, "/kubepods/burstable/pod1/m-1f-abc", "/kubepods/burstable/pod1/m-1f-abc"},
+		{"kubepods", false, "/kubepods/m-1f-abc", "/kubepods/m-1f-abc"},
+		{"", false, "/m-1f-abc", "/m-1f-abc"},
+		{"/a//b/./", false, "/a/b/m-1f-abc", "/a/b/m-1f-abc"},
+		{"kubepods-pod1.slice", true, "kubepods-pod1.slice:m-1f:abc", "/kubepods.slice/kubepods-pod1.slice/m-1f-abc.scope"},
 		// The kubelet sends the whole path of the slice.
-		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:m-1f:abc"},
-		{"/kubepods.slice/", true, "kubepods.slice:m-1f:abc"},
+		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:m-1f:abc", "/kubepods.slice/kubepods-pod1.slice/m-1f-abc.scope"},
+		{"/kubepods.slice/", true, "kubepods.slice:m-1f:abc", "/kubepods.slice/m-1f-abc.scope"},
+		{"-.slice", true, "-.slice:m-1f:abc", "/m-1f-abc.scope"},
 	} {
-		if got := CgroupsPath(test.parent, "m-1f-", "abc", test.systemd); got != test.want {
-			t.Errorf("CgroupsPath(%q, systemd %v) = %q, want %q", test.parent, test.systemd, got, test.want)
+		path := CgroupsPath(test.parent, "m-1f-", "abc", test.systemd)
+		if dir := cgroup.Path(path); path != test.path || dir != test.dir {
+			t.Errorf("%q, systemd %v: %q and %q, want %q and %q", test.parent, test.systemd, path, dir, test.path, test.dir)
 		}
 	}
 }

@@ -21,24 +21,6 @@ const within = time.Minute
 // parent is the cgroup that everything here is made below.
 var parent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())
 
-func TestPath(t *testing.T) {
-	for _, test := range []struct{ cgroupsPath, want string }{
-		{"/kubepods/pod1/m-abc", "/kubepods/pod1/m-abc"},
-		{"kubepods.slice:m:abc", "/kubepods.slice/m-abc.scope"},
-		{
-			"kubepods-burstable-pod1.slice:minicri-0a:abc",
-			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/minicri-0a-abc.scope",
-		},
-		{"system.slice:m:abc", "/system.slice/m-abc.scope"},
-		{"-.slice:m:abc", "/m-abc.scope"},
-		{":m:abc", "/m-abc.scope"},
-	} {
-		if got := Path(test.cgroupsPath); got != test.want {
-			t.Errorf("Path(%q) = %q, want %q", test.cgroupsPath, got, test.want)
-		}
-	}
-}
-
 func TestRemoveKillsWhatRunsInAnyHierarchy(t *testing.T) {
 	hierarchies := find(t)
 	path := parent + "/pod"

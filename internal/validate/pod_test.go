@@ -154,8 +154,6 @@ func TestPodRefuses(t *testing.T) {
 		{"config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "999" }},
 		{"config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "2P" }},
 		{"config.linux.sysctls[kernel.panic]", func(c *config) { c.Linux.Sysctls["kernel.panic"] = "1" }},
-		{"config.linux.sysctls[net/../kernel/panic]", func(c *config) { c.Linux.Sysctls["net/../kernel/panic"] = "1" }},
-		{"config.linux.sysctls[]", func(c *config) { c.Linux.Sysctls[""] = "1" }},
 		{"config.linux.sysctls[net.core.somaxconn]", func(c *config) { c.Linux.Sysctls["net.core.somaxconn"] = "1\x00" }},
 		{"config.linux.sysctls[net/core/somaxconn]", func(c *config) { c.Linux.Sysctls["net/core/somaxconn"] = "1" }},
 		{"config.linux.sysctls[net.core.somaxconn]", func(c *config) {
