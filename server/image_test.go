@@ -3,33 +3,30 @@ package server
 import (
 	"fmt"
 	"io"
-	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/crane"
-	"github.com/google/go-containerregistry/pkg/registry"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	hostile "github.com/minicri/minicri/test/hostile/registry"
 )
 
 // imageNode is an image service over a real store, called over a real socket.
 type imageNode struct {
 	runtimeapi.ImageServiceClient
-	registry *httptest.Server
+	content *hostile.Registry
+	host    string
 }
 
 func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
@@ -37,8 +34,10 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	if os.Getuid() != 0 {
 		t.Fatal("the image store makes overlays: run this test as root")
 	}
-	registry := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	config := image.Config{Root: t.TempDir(), Logger: slog.New(slog.DiscardHandler), Pinned: []string{strings.TrimPrefix(registry.URL, "http://") + "/life:1"}}
+	content := hostile.New()
+	registry := httptest.NewServer(content)
+	host := strings.TrimPrefix(registry.URL, "http://")
+	config := image.Config{Root: t.TempDir(), Logger: slog.New(slog.DiscardHandler), Pinned: []string{host + "/life:1"}}
 	for _, f := range change {
 		f(&config)
 	}
@@ -51,27 +50,14 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	calls := calls{logger: config.Logger, work: &work{}, images: store}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil))
-	return &imageNode{runtimeapi.NewImageServiceClient(serveOnSocket(t, server)), registry}
+	return &imageNode{runtimeapi.NewImageServiceClient(serveOnSocket(t, server)), content, host}
 }
 
-func (n *imageNode) push(t testing.TB, path string, img v1.Image) string {
-	t.Helper()
-	reference := strings.TrimPrefix(n.registry.URL, "http://") + "/" + path
-	must(t, crane.Push(img, reference, crane.Insecure))
-	return reference
-}
-
-// oneFile is an image of one file, which makes it differ from others.
-func oneFile(t testing.TB, content string, config v1.Config) v1.Image {
-	t.Helper()
-	img, err := crane.Image(map[string][]byte{"file": []byte(content)})
-	must(t, err)
-	spec, err := img.ConfigFile()
-	must(t, err)
-	spec.OS, spec.Architecture, spec.Config = "linux", runtime.GOARCH, config
-	img, err = mutate.ConfigFile(img, spec)
-	must(t, err)
-	return img
+// push names an image of one file, which makes it differ from others.
+func (n *imageNode) push(path, text string, config ocispec.ImageConfig) string {
+	m := n.content.Image(config, hostile.Layer(hostile.File("file", 0o644, text)))
+	n.content.Manifest(path, m.MediaType, m)
+	return n.host + "/" + path
 }
 
 func named(text string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Image: text} }
@@ -94,7 +80,7 @@ func TestPullIsLogged(t *testing.T) {
 		_, err := node.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference), SandboxConfig: pod})
 		return err
 	}
-	reference := node.push(t, "logged:1", oneFile(t, "x", v1.Config{}))
+	reference := node.push("logged:1", "x", ocispec.ImageConfig{})
 	must(t, pull(reference))
 	absent := strings.Replace(reference, "logged", "absent", 1)
 	if pull(absent) == nil {
@@ -119,7 +105,7 @@ func TestPullIsLogged(t *testing.T) {
 // cri: ListImages ListImagesRequest.filter ListImagesResponse.images Image.pinned
 func TestImageLife(t *testing.T) {
 	node := newImageNode(t)
-	reference := node.push(t, "life:1", oneFile(t, "x", v1.Config{User: "1001:5", Env: []string{"A=b"}}))
+	reference := node.push("life:1", "x", ocispec.ImageConfig{User: "1001:5", Env: []string{"A=b"}})
 	absent, err := node.ImageStatus(t.Context(), &runtimeapi.ImageStatusRequest{Image: named(reference)})
 	if err != nil || absent.GetImage() != nil {
 		t.Fatalf("before the pull: %v, %v", absent, err)
@@ -153,7 +139,7 @@ func TestStreamImagesSendsEachOnce(t *testing.T) {
 	node := newImageNode(t)
 	last := ""
 	for i := range 5 {
-		last = node.push(t, fmt.Sprintf("stream/%d:1", i), oneFile(t, fmt.Sprint(i), v1.Config{}))
+		last = node.push(fmt.Sprintf("stream/%d:1", i), fmt.Sprint(i), ocispec.ImageConfig{})
 		node.pull(t, last)
 	}
 	for filter, want := range map[string]int{"": 5, last: 1} {
@@ -184,7 +170,7 @@ func TestStreamImagesSendsEachOnce(t *testing.T) {
 // cri: ImageFsInfoResponse.container_filesystems ImageFsInfoResponse.image_filesystems UInt64Value.value
 func TestImageFsInfo(t *testing.T) {
 	node := newImageNode(t)
-	node.pull(t, node.push(t, "fs:1", oneFile(t, strings.Repeat("x", 100_000), v1.Config{})))
+	node.pull(t, node.push("fs:1", strings.Repeat("x", 100_000), ocispec.ImageConfig{}))
 	info, err := node.ImageFsInfo(t.Context(), &runtimeapi.ImageFsInfoRequest{})
 	if err != nil || len(info.GetImageFilesystems()) != 1 || len(info.GetContainerFilesystems()) != 1 {
 		t.Fatalf("%v, %v", info, err)
@@ -210,7 +196,6 @@ func TestPullErrorsHaveTheNamesAndCodesThatTheKubeletKnows(t *testing.T) {
 		w.WriteHeader(http.StatusUnauthorized)
 	}))
 	defer private.Close()
-	host := strings.TrimPrefix(open.registry.URL, "http://")
 	for title, test := range map[string]struct {
 		node      *imageNode
 		reference string
@@ -219,10 +204,10 @@ func TestPullErrorsHaveTheNamesAndCodesThatTheKubeletKnows(t *testing.T) {
 	}{
 		"nothing":     {open, "", codes.InvalidArgument, "no image is named"},
 		"not a name":  {open, "A B", codes.InvalidArgument, "image reference"},
-		"not there":   {open, host + "/no/such:1", codes.NotFound, "pull " + host},
+		"not there":   {open, open.host + "/no/such:1", codes.NotFound, "pull " + open.host},
 		"no login":    {open, strings.TrimPrefix(private.URL, "http://") + "/x:1", codes.Unauthenticated, "pull "},
 		"unreachable": {open, "127.0.0.1:1/x:1", codes.Unknown, "RegistryUnavailable: "},
-		"unverified":  {closed, closed.push(t, "signed:1", oneFile(t, "x", v1.Config{})), codes.Unknown, "SignatureValidationFailed: "},
+		"unverified":  {closed, closed.push("signed:1", "x", ocispec.ImageConfig{}), codes.Unknown, "SignatureValidationFailed: "},
 	} {
 		t.Run(title, func(t *testing.T) {
 			_, err := test.node.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(test.reference)})
