@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // attack: clients: a session with a terminal sends sizes as fast as it can
@@ -24,11 +26,9 @@ func TestLastSize(t *testing.T) {
 		`{"Width":70000}`:                             {nil, ""},
 	} {
 		size, rest := lastSize([]byte(text))
-		if fmt.Sprint(size) != fmt.Sprint(want.size) || string(rest) != want.rest {
-			t.Errorf("%q: %v and %q, want %v and %q", text, size, rest, want.size, want.rest)
-		}
+		harness.Want(t, fmt.Sprint(size) == fmt.Sprint(want.size) && string(rest) == want.rest,
+			"%q: %v and %q, want %v and %q", text, size, rest, want.size, want.rest)
 	}
-	if _, rest := lastSize(make([]byte, 1<<20)); len(rest) != largestSize {
-		t.Errorf("%d bytes are kept", len(rest))
-	}
+	_, rest := lastSize(make([]byte, 1<<20))
+	harness.Want(t, len(rest) == largestSize, "%d bytes are kept", len(rest))
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A token is good for one use and one minute, and makes room for another then.
@@ -14,34 +16,26 @@ func TestTokenExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRequests(1)
 		token, err := r.add(request{kind: kindExec})
-		if err != nil {
-			t.Fatal(err)
-		}
+		harness.Check(t, err)
 		time.Sleep(tokenLife - time.Second)
-		if _, err := r.add(request{}); !errors.Is(err, errdefs.ErrResourceExhausted) {
-			t.Errorf("a second request of one: %v", err)
-		}
+		_, err = r.add(request{})
+		harness.Want(t, errors.Is(err, errdefs.ErrResourceExhausted), "a second request of one: %v", err)
 		time.Sleep(2 * time.Second)
-		if _, found := r.take(token); found {
-			t.Error("a token works after its time")
-		}
+		_, found := r.take(token)
+		harness.Want(t, !found, "a token works after its time")
 		token, err = r.add(request{kind: kindAttach})
 		if err != nil {
 			t.Fatalf("an expired request still counts: %v", err)
 		}
-		if got, found := r.take(token); !found || got.kind != kindAttach {
-			t.Errorf("the token stands for %v", got)
-		}
-		if _, found := r.take(token); found {
-			t.Error("a token has to work once")
-		}
-		if _, err := r.add(request{}); !errors.Is(err, errdefs.ErrResourceExhausted) {
-			t.Errorf("a second session of one: %v", err)
-		}
+		got, found := r.take(token)
+		harness.Want(t, found && got.kind == kindAttach, "the token stands for %v", got)
+		_, found = r.take(token)
+		harness.Want(t, !found, "a token has to work once")
+		_, err = r.add(request{})
+		harness.Want(t, errors.Is(err, errdefs.ErrResourceExhausted), "a second session of one: %v", err)
 		r.end()
 		r.close()
-		if _, err := r.add(request{}); !errors.Is(err, errdefs.ErrUnavailable) {
-			t.Errorf("after the end: %v", err)
-		}
+		_, err = r.add(request{})
+		harness.Want(t, errors.Is(err, errdefs.ErrUnavailable), "after the end: %v", err)
 	})
 }

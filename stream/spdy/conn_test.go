@@ -124,29 +124,23 @@ func TestClientOfKubectl(t *testing.T) {
 		if back, err := io.ReadAll(opened); err != nil || string(back) != sent {
 			t.Fatalf("back come %d bytes (%v)", len(back), err)
 		}
-		if _, err := stream.Write([]byte("x")); !errors.Is(err, ErrFinished) {
-			t.Errorf("after its end a stream can be written: %v", err)
-		}
+		_, err = stream.Write([]byte("x"))
+		harness.Want(t, errors.Is(err, ErrFinished), "after its end a stream can be written: %v", err)
 	}
 	refused, err := client.CreateStream(http.Header{"Streamtype": {"bad"}}, nil, false)
 	harness.Check(t, err)
-	if err := refused.WaitTimeout(time.Minute); !errors.Is(err, spdystream.ErrReset) {
-		t.Errorf("a stream that is refused: %v", err)
-	}
+	err = refused.WaitTimeout(time.Minute)
+	harness.Want(t, errors.Is(err, spdystream.ErrReset), "a stream that is refused: %v", err)
 	reset, err := client.CreateStream(http.Header{"Streamtype": {"data"}}, nil, false)
 	harness.Check(t, err)
 	last := <-streams
 	harness.Check(t, reset.Reset())
-	if how := last.sink.wait(t); how != "aborted" {
-		t.Errorf("a reset: %s", how)
-	}
-	if _, err := client.Ping(); err != nil {
-		t.Error(err)
-	}
+	how := last.sink.wait(t)
+	harness.Want(t, how == "aborted", "a reset: %s", how)
+	_, err = client.Ping()
+	harness.Want(t, err == nil, "%v", err)
 	harness.Check(t, client.Close())
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, <-served)
 }
 
 // frame is one as it is on the wire.
@@ -176,9 +170,7 @@ func TestHostileFrames(t *testing.T) {
 		go func() { _, _ = near.Write(hostile) }()
 		select {
 		case err := <-served:
-			if err == nil {
-				t.Errorf("%s is no error", name)
-			}
+			harness.Want(t, err != nil, "%s is no error", name)
 		case <-time.After(time.Minute):
 			t.Errorf("%s is taken", name)
 		}
@@ -197,9 +189,7 @@ func TestHostileFrames(t *testing.T) {
 		t.Errorf("%s after %d bytes in pieces of %d", how, stream.sink.data.Len(), stream.sink.largest)
 	}
 	near.Close()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	harness.Check(t, <-served)
 }
 
 // Too many or too long headers, which compress to a few bytes, are refused.
@@ -214,9 +204,7 @@ func TestHostileHeaders(t *testing.T) {
 		harness.Check(t, err)
 		_, err = client.CreateStream(header, nil, false)
 		harness.Check(t, err)
-		if err := <-served; err == nil {
-			t.Errorf("%s headers are taken", name)
-		}
+		harness.Want(t, <-served != nil, "%s headers are taken", name)
 	}
 }
 
@@ -242,9 +230,7 @@ func FuzzServe(f *testing.F) {
 		c := NewConn(discard{Reader: bytes.NewReader(input)}, func(s *Stream) (Sink, error) { return sink, s.Reply() })
 		_ = c.Serve()
 		_ = c.Close()
-		if sink.largest > bufferSize {
-			t.Errorf("a piece of %d bytes", sink.largest)
-		}
+		harness.Want(t, sink.largest <= bufferSize, "a piece of %d bytes", sink.largest)
 	})
 }
 
@@ -263,10 +249,7 @@ func TestPace(t *testing.T) {
 		return time.Since(began)
 	}
 	small, least := took(4), frames/burst*burstTime-2*burstTime
-	if small < least {
-		t.Errorf("%d small frames took %v, less than %v", frames, small, least)
-	}
-	if large := took(32 << 10); large > small/2 {
-		t.Errorf("%d large frames took %v, small ones %v", frames, large, small)
-	}
+	harness.Want(t, small >= least, "%d small frames took %v, less than %v", frames, small, least)
+	large := took(32 << 10)
+	harness.Want(t, large <= small/2, "%d large frames took %v, small ones %v", frames, large, small)
 }

@@ -21,10 +21,8 @@ func TestGeneratedIsCurrent(t *testing.T) {
 		t.Fatalf("%v: %s (make test builds it: bin/tools/.built)", err, said)
 	}
 	for _, name := range []string{"shim.pb.go", "shim_ttrpc.pb.go"} {
-		present, err := os.ReadFile(name)
-		harness.Check(t, err)
-		wanted, err := os.ReadFile(filepath.Join(out, name))
-		harness.Check(t, err)
+		present := harness.Read(t, name)
+		wanted := harness.Read(t, filepath.Join(out, name))
 		if string(present) != string(wanted) {
 			t.Errorf("%s is not what shim.proto gives: run make generate", name)
 		}

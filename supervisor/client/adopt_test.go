@@ -51,9 +51,8 @@ func TestAdoptionWithoutDescriptors(t *testing.T) {
 	}
 	p.restart()
 	for id := range pids {
-		if s, err := p.state(t.Context(), id); err != nil || s.GetStatus() != api.Status_STATUS_RUNNING {
-			t.Errorf("%s: %v, %v", id, s, err)
-		}
+		s, err := p.state(t.Context(), id)
+		harness.Want(t, err == nil && s.GetStatus() == api.Status_STATUS_RUNNING, "%s: %v, %v", id, s, err)
 	}
 }
 
@@ -91,9 +90,8 @@ func TestAdoptedInitThatIsReapedLate(t *testing.T) {
 	if reaped, err := syscall.Wait4(pid, nil, 0, nil); err != nil || reaped != pid {
 		t.Fatalf("wait for the container: %d, %v", reaped, err)
 	}
-	if e := p.awaitExit(t.Context(), "c").Exit; !e.CodeKnown || e.Code != 137 {
-		t.Errorf("exit: %v", e)
-	}
+	e := p.awaitExit(t.Context(), "c").Exit
+	harness.Want(t, e.CodeKnown && e.Code == 137, "exit: %v", e)
 }
 
 // A supervisor that is killed while it makes a container leaves nothing of it to
@@ -119,16 +117,12 @@ func TestStartIsOnDiskBeforeTheProgramRuns(t *testing.T) {
 	p.create("c", "echo ran; sleep 1000")
 	inTheWay := p.dir + "/records/c.json.new"
 	p.check(os.Mkdir(inTheWay, 0o700))
-	if err := p.Start(t.Context(), "c"); err == nil {
-		t.Error("a start that is not on disk succeeded")
-	}
+	harness.Want(t, p.Start(t.Context(), "c") != nil, "a start that is not on disk succeeded")
 	time.Sleep(200 * time.Millisecond)
-	if s, err := p.state(t.Context(), "c"); err != nil || s.Status != api.Status_STATUS_CREATED || s.StartedAt != 0 {
-		t.Errorf("after a start that failed: %v, %v", s, err)
-	}
-	if said := p.log("c"); said != "" {
-		t.Errorf("its program ran: %q", said)
-	}
+	s, err := p.state(t.Context(), "c")
+	harness.Want(t, err == nil && s.Status == api.Status_STATUS_CREATED && s.StartedAt == 0, "after a start that failed: %v, %v", s, err)
+	said := p.log("c")
+	harness.Want(t, said == "", "its program ran: %q", said)
 	p.check(os.RemoveAll(inTheWay))
 	p.check(p.Start(t.Context(), "c"))
 	p.awaitFile(p.logPath("c"), " ran\n")
@@ -145,12 +139,10 @@ func TestExecsAreEndedWithAllTheyStart(t *testing.T) {
 		id := fmt.Sprint("e", i)
 		p.check(p.ExecStart(ctx, "c", id, sh("sleep 1000 & sleep 1000"), true))
 		if i%10 == 0 {
-			if _, err := p.ExecWait(gone, "c", id); !errors.Is(err, context.Canceled) {
-				t.Errorf("wait of a client that is gone: %v", err)
-			}
-			if err := p.ExecKill(ctx, "c", id, 0, false); !errdefs.IsNotFound(err) {
-				t.Errorf("its exec is still known: %v", err)
-			}
+			_, err := p.ExecWait(gone, "c", id)
+			harness.Want(t, errors.Is(err, context.Canceled), "wait of a client that is gone: %v", err)
+			err = p.ExecKill(ctx, "c", id, 0, false)
+			harness.Want(t, errdefs.IsNotFound(err), "its exec is still known: %v", err)
 			continue
 		}
 		time.Sleep(rand.N(3 * time.Millisecond))
@@ -228,9 +220,8 @@ func TestManyLives(t *testing.T) {
 		}
 		return true
 	})
-	if threads := count(t, proc+"/task"); threads > 24 {
-		t.Errorf("it has %d threads", threads)
-	}
+	threads := count(t, proc+"/task")
+	harness.Want(t, threads <= 24, "it has %d threads", threads)
 }
 
 func count(t testing.TB, dir string) int {

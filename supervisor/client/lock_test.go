@@ -70,9 +70,7 @@ func TestDeathBesideACopyOfEachDescriptor(t *testing.T) {
 	reapOrphans()
 	select {
 	case err := <-exec:
-		if !errdefs.IsUnavailable(err) {
-			t.Errorf("a command that the supervisor ran: %v", err)
-		}
+		harness.Want(t, errdefs.IsUnavailable(err), "a command that the supervisor ran: %v", err)
 	case <-time.After(time.Minute):
 		t.Error("a command that the supervisor ran has no end")
 	}
@@ -136,9 +134,8 @@ func TestSupervisorThatDoesNotStart(t *testing.T) {
 			_, err = said.Read(make([]byte, 1))
 			harness.Check(t, err)
 			return fmt.Sprint("process ", holder.Process.Pid), func() {
-				if state := processState(holder.Process.Pid); state == "" || state == "Z" {
-					t.Error("the other process was ended")
-				}
+				state := processState(holder.Process.Pid)
+				harness.Want(t, state != "" && state != "Z", "the other process was ended")
 				_, _ = holder.Process.Kill(), holder.Wait()
 			}
 		},
@@ -156,9 +153,7 @@ func TestSupervisorThatDoesNotStart(t *testing.T) {
 					t.Fatal("it started")
 				}
 			}
-			if !errdefs.IsUnavailable(last) || !strings.Contains(last.Error(), why) {
-				t.Errorf("the error does not say %s: %v", why, last)
-			}
+			harness.Want(t, errdefs.IsUnavailable(last) && strings.Contains(last.Error(), why), "the error does not say %s: %v", why, last)
 			if tried := strings.Count(log.String(), "does not start"); tried < 2 || tried > 7 || strings.Count(log.String(), why) < tried {
 				t.Errorf("%d starts in %v:\n%s", tried, asked, log)
 			}
@@ -190,9 +185,8 @@ func TestLockOfASupervisorThatHangs(t *testing.T) {
 	if _, err := other.Ensure(t.Context(), "own"); err != nil {
 		t.Fatalf("%v\n%s", err, log)
 	}
-	if now, err := api.LockHolder(filepath.Join(dir, "own")); err != nil || now == pid || now == 0 {
-		t.Errorf("process %d has the lock, it was %d: %v", now, pid, err)
-	}
+	now, err := api.LockHolder(filepath.Join(dir, "own"))
+	harness.Want(t, err == nil && now != pid && now != 0, "process %d has the lock, it was %d: %v", now, pid, err)
 	awaitLost(t, first)
 	second, err := other.Ensure(t.Context(), "own")
 	if err == nil {
@@ -232,16 +226,12 @@ func TestLogIsPassedOn(t *testing.T) {
 		const last = `level=ERROR msg=supervisor build=build said="panic: it fails"`
 		harness.Eventually(t, "all is passed on", time.Minute, func() bool { return strings.Contains(daemon.String(), last) })
 		set.Close()
-		if n := strings.Count(daemon.String(), `level=WARN msg=supervisor build=build said="msg=\"line `); n != 3000 {
-			t.Errorf("%d of 3000 lines, %.300s", n, daemon.String())
-		}
-		if strings.Contains(daemon.String(), "failed sending") {
-			t.Error("what a library says is not for debugging alone")
-		}
+		n := strings.Count(daemon.String(), `level=WARN msg=supervisor build=build said="msg=\"line `)
+		harness.Want(t, n == 3000, "%d of 3000 lines, %.300s", n, daemon.String())
+		harness.Want(t, !strings.Contains(daemon.String(), "failed sending"), "what a library says is not for debugging alone")
 	}
 	var info unix.Stat_t
 	harness.Check(t, unix.Stat(path, &info))
-	if kept := info.Blocks * 512; kept > 300<<10 || info.Size < 600<<10 {
-		t.Errorf("of a log of %d bytes %d are kept", info.Size, kept)
-	}
+	kept := info.Blocks * 512
+	harness.Want(t, kept <= 300<<10 && info.Size >= 600<<10, "of a log of %d bytes %d are kept", info.Size, kept)
 }

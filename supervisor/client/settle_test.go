@@ -39,9 +39,8 @@ func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 		p.awaitExit(t.Context(), id)
 	}
 	for _, id := range hang { // notes are what a successor ends commands by
-		if notes, _ := filepath.Glob(filepath.Join(p.dir, "containers", id, "minicri-exec-*")); len(notes) == 0 {
-			t.Errorf("ends of others were seen when the commands of %s had been given up", id)
-		}
+		notes, _ := filepath.Glob(filepath.Join(p.dir, "containers", id, "minicri-exec-*"))
+		harness.Want(t, len(notes) != 0, "ends of others were seen when the commands of %s had been given up", id)
 	}
 	thaw()
 	for _, id := range hang {
@@ -81,9 +80,8 @@ func TestSuccessorBesideALogThatHangs(t *testing.T) {
 	p.succeed()
 	p.wantExec("other", "echo hi", "hi\n")
 	p.check(unix.Kill(int(pid), unix.SIGTERM))
-	if e := p.awaitExit(t.Context(), "c").Exit; e.CodeKnown && e.Code != 7 {
-		t.Errorf("exit %v, want 7", e)
-	}
+	e := p.awaitExit(t.Context(), "c").Exit
+	harness.Want(t, !e.CodeKnown || e.Code == 7, "exit %v, want 7", e)
 	thaw()
 	p.awaitFile(disk+"/c", "last")
 	p.wantExec("other", "echo hi", "hi\n")
@@ -106,9 +104,8 @@ func TestLastWordsOutliveTheSupervisor(t *testing.T) {
 	p.killShim()
 	thaw()
 	p.restart()
-	if e := p.awaitExit(t.Context(), "c").Exit; e.Code != 7 || !e.CodeKnown {
-		t.Errorf("the successor says exit %v, want 7", e)
-	}
+	e := p.awaitExit(t.Context(), "c").Exit
+	harness.Want(t, e.Code == 7 && e.CodeKnown, "the successor says exit %v, want 7", e)
 	p.awaitFile(log, "stderr F last")
 	p.awaitFile(log, "stdout F 9000")
 	p.eventually("a successor has nothing to look for", func() bool { return count(t, p.dir+"/io") == 0 })

@@ -112,9 +112,8 @@ func (p *pod) end() {
 	}
 	_ = p.Close()
 	log, _ := os.ReadFile(filepath.Join(p.dir, "shim.log"))
-	if p.t.Failed() || bytes.Contains(log, []byte("DATA RACE")) || bytes.Contains(log, []byte("panic")) {
-		p.t.Errorf("shim.log: %s", log)
-	}
+	harness.Want(p.t, !p.t.Failed() && !bytes.Contains(log, []byte("DATA RACE")) && !bytes.Contains(log, []byte("panic")),
+		"shim.log: %s", log)
 }
 
 func (p *pod) check(err error) {
@@ -138,9 +137,8 @@ func (p *pod) succeed() {
 // wantExec runs a script in a container, and wants that it writes this.
 func (p *pod) wantExec(id, script, want string) {
 	p.t.Helper()
-	if r, err := p.ExecSync(p.t.Context(), id, sh(script), time.Minute, 100); err != nil || r.Code != 0 || string(r.Stdout) != want {
-		p.t.Errorf("%q in %s: %+v, %v", script, id, r, err)
-	}
+	r, err := p.ExecSync(p.t.Context(), id, sh(script), time.Minute, 100)
+	harness.Want(p.t, err == nil && r.Code == 0 && string(r.Stdout) == want, "%q in %s: %+v, %v", script, id, r, err)
 }
 
 // awaitFile waits until a file has the words.
@@ -213,9 +211,7 @@ func (p *pod) logPath(id string) string { return filepath.Join(p.dir, id+".log")
 
 func (p *pod) log(id string) string {
 	p.t.Helper()
-	content, err := os.ReadFile(p.logPath(id))
-	p.check(err)
-	return string(content)
+	return string(harness.Read(p.t, p.logPath(id)))
 }
 
 func sh(script string) *specs.Process {
@@ -256,13 +252,11 @@ func containerSpec(t testing.TB, id, script string) *specs.Spec {
 func TestCreateFailureLeavesNothing(t *testing.T) {
 	p := startPod(t)
 	absent := func(s *specs.Spec, _ *api.CreateRequest) { s.Process.Args = []string{"/absent"} }
-	if _, err := p.Create(t.Context(), p.bundle("fails", "", absent)); err == nil || !strings.Contains(err.Error(), "/absent") {
-		t.Errorf("error %v, want one that names /absent", err)
-	}
+	_, err := p.Create(t.Context(), p.bundle("fails", "", absent))
+	harness.Want(t, err != nil && strings.Contains(err.Error(), "/absent"), "error %v, want one that names /absent", err)
 	for _, pattern := range []string{p.dir + "/containers/*", p.dir + "/io/*", p.dir + "/records/*", p.dir + "/exits/*", cgroupDir("fails")} {
-		if left, _ := filepath.Glob(pattern); len(left) > 0 {
-			t.Errorf("left: %v", left)
-		}
+		left, _ := filepath.Glob(pattern)
+		harness.Want(t, len(left) == 0, "left: %v", left)
 	}
 }
 

@@ -44,16 +44,12 @@ func TestForgedWords(t *testing.T) {
 			failed++
 		}
 	}
-	if forged() < 50 {
-		t.Errorf("%d words were forged: this shows nothing", forged())
-	}
+	harness.Want(t, forged() >= 50, "%d words were forged: this shows nothing", forged())
 	t.Logf("%d words were forged, %d execs failed", forged(), failed)
 	select {
 	case err := <-ended:
 		t.Errorf("a process of the node was ended: %v", err)
 	default:
 	}
-	if other.init.Ended() {
-		t.Error("another container was ended")
-	}
+	harness.Want(t, !other.init.Ended(), "another container was ended")
 }

@@ -235,9 +235,8 @@ func TestExecThatCannotBeLaunched(t *testing.T) {
 	} {
 		p := execProcess()
 		change(p)
-		if _, err := c.exec(t, t.Context(), p); !strings.Contains(fmt.Sprint(err), words) || !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("want %s: %v", words, err)
-		}
+		_, err := c.exec(t, t.Context(), p)
+		harness.Want(t, strings.Contains(fmt.Sprint(err), words) && errdefs.IsFailedPrecondition(err), "want %s: %v", words, err)
 	}
 	nothingLeft(t, c.pid)
 }

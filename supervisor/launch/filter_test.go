@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // profiles are of all kinds. What is compared allows what libcontainer's init does.
@@ -48,9 +49,7 @@ func TestFilterIsWhatInitLoads(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := n.container(t, "filtered", func(s *specs.Spec) { s.Linux.Seccomp = profile })
 			got, want := c.lookExec(t, execProcess())["seccomp"], c.lookInit(t, execProcess())["seccomp"]
-			if got != want {
-				t.Errorf("launched:\n%s\nby init:\n%s", got, want)
-			}
+			harness.Want(t, got == want, "launched:\n%s\nby init:\n%s", got, want)
 		})
 	}
 }
@@ -68,14 +67,11 @@ func TestProfileThatCannotBeCompiled(t *testing.T) {
 	} {
 		spec := *c.spec
 		spec.Linux = &specs.Linux{Namespaces: c.spec.Linux.Namespaces, Seccomp: profile}
-		if _, err := c.exec(t, t.Context(), execProcess(), func(e *launch.Exec) { e.Spec = &spec }); !strings.Contains(fmt.Sprint(err), "seccomp: ") {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := c.exec(t, t.Context(), execProcess(), func(e *launch.Exec) { e.Spec = &spec })
+		harness.Want(t, strings.Contains(fmt.Sprint(err), "seccomp: "), "%s: %v", name, err)
 	}
 	c.spec.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActNotify}}}
-	if launch.CanExec(c.spec, execProcess()) {
-		t.Error("a filter that asks another process is launched")
-	}
+	harness.Want(t, !launch.CanExec(c.spec, execProcess()), "a filter that asks another process is launched")
 }
 
 // The program of an exec is executed under its AppArmor profile, as by libcontainer's
@@ -96,9 +92,7 @@ func TestExecUnderAppArmor(t *testing.T) {
 			p := execProcess()
 			p.ApparmorProfile, p.NoNewPrivileges = profile, nnp
 			want, got := c.lookInit(t, p), c.lookExec(t, p)
-			if !strings.HasPrefix(got["attr/current"], profile+" (enforce)") {
-				t.Errorf("it is confined by %q", got["attr/current"])
-			}
+			harness.Want(t, strings.HasPrefix(got["attr/current"], profile+" (enforce)"), "it is confined by %q", got["attr/current"])
 			compare(t, got, want)
 			p.ApparmorProfile = "not-there"
 			if _, err := c.exec(t, t.Context(), p); !strings.Contains(fmt.Sprint(err), "set the AppArmor profile not-there: no such file or directory") {

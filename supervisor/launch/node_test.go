@@ -110,33 +110,27 @@ func shareMounts(t *testing.T, dir string) {
 	harness.Check(t, errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")))
 	t.Cleanup(func() {
 		for mount := range strings.Lines(read("/proc/thread-self/mountinfo")) {
-			if strings.HasPrefix(strings.Fields(mount)[4], dir+"/") {
-				t.Errorf("a mount is left on the node: %s", mount)
-			}
+			harness.Want(t, !strings.HasPrefix(strings.Fields(mount)[4], dir+"/"), "a mount is left on the node: %s", mount)
 		}
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
+		err := unix.Unmount(dir, unix.MNT_DETACH)
+		harness.Want(t, err == nil, "%v", err)
 	})
 }
 
 // removeParent fails the test if there is anything left below it.
 func (n *node) removeParent(t *testing.T) {
 	for _, hierarchy := range []string{"/sys/fs/cgroup/*", "/sys/fs/cgroup"} {
-		if left, _ := filepath.Glob(filepath.Join(hierarchy, n.parent, "*", "cgroup.procs")); len(left) > 0 {
-			t.Errorf("left are %v", left)
-		}
+		left, _ := filepath.Glob(filepath.Join(hierarchy, n.parent, "*", "cgroup.procs"))
+		harness.Want(t, len(left) == 0, "left are %v", left)
 		groups, _ := filepath.Glob(filepath.Join(hierarchy, n.parent))
 		for _, group := range groups {
-			if err := os.Remove(group); err != nil && !bySystemd() {
-				t.Errorf("something is left: %v", err)
-			}
+			err := os.Remove(group)
+			harness.Want(t, err == nil || bySystemd(), "something is left: %v", err)
 		}
 	}
 	if bySystemd() {
-		if said, status := command(t, "systemctl", "stop", n.parent); status != 0 {
-			t.Errorf("systemctl stop: %d: %s", status, said)
-		}
+		said, status := command(t, "systemctl", "stop", n.parent)
+		harness.Want(t, status == 0, "systemctl stop: %d: %s", status, said)
 	}
 }
 

@@ -59,13 +59,9 @@ func TestLaunchedIsWhatInitBecomes(t *testing.T) {
 func compare(t *testing.T, got, want map[string]string) {
 	t.Helper()
 	for key := range want {
-		if got[key] != want[key] {
-			t.Errorf("%s:\n--- launched\n%s\n--- by init\n%s", key, got[key], want[key])
-		}
+		harness.Want(t, got[key] == want[key], "%s:\n--- launched\n%s\n--- by init\n%s", key, got[key], want[key])
 	}
-	if len(got) != len(want) {
-		t.Errorf("%d facts, want %d", len(got), len(want))
-	}
+	harness.Want(t, len(got) == len(want), "%d facts, want %d", len(got), len(want))
 }
 
 func (n *node) lookInit(t *testing.T, id string, change func(*specs.Spec)) map[string]string {
@@ -104,11 +100,8 @@ func (n *node) lookPause(t *testing.T, id string, change func(*specs.Spec)) map[
 	p, err := n.pause(t, t.Context(), id, spec)
 	harness.Check(t, err)
 	defer n.end(t, p)
-	if strings.Contains(read(fmt.Sprintf("/proc/%d/cmdline", p.Child.PID)), "/pause") {
-		t.Error("it does not wait at the barrier")
-	}
-	_, err = os.ReadFile(n.fifo(id))
-	harness.Check(t, err)
+	harness.Want(t, !strings.Contains(read(fmt.Sprintf("/proc/%d/cmdline", p.Child.PID)), "/pause"), "it does not wait at the barrier")
+	harness.Read(t, n.fifo(id))
 	rests(t, p.Child.PID, spec.Process.Args)
 	return seenOf(t, p.Child.PID, id)
 }
@@ -126,14 +119,12 @@ func (n *node) pause(t *testing.T, ctx context.Context, id string, spec *specs.S
 func (n *node) end(t *testing.T, l *launch.Launched) {
 	t.Helper()
 	harness.Check(t, l.Process.Signal(unix.SIGKILL))
-	if status := l.Child.Wait(); status.Signal() != unix.SIGKILL {
-		t.Errorf("it ended with %v", status)
-	}
+	status := l.Child.Wait()
+	harness.Want(t, status.Signal() == unix.SIGKILL, "it ended with %v", status)
 	harness.Check(t, l.Process.Close())
 	for _, dir := range l.Cgroups {
-		if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
-			t.Error(err)
-		}
+		err := os.Remove(dir)
+		harness.Want(t, err == nil || os.IsNotExist(err), "%v", err)
 	}
 }
 
@@ -154,9 +145,8 @@ func TestPauseThatFails(t *testing.T) {
 		c.change(spec)
 		_, err := n.pause(t, c.ctx, "failing0", spec)
 		harness.Check(t, n.facts("failing0").Remove())
-		if !strings.Contains(fmt.Sprint(err), words) || errdefs.IsFailedPrecondition(err) != (c.ctx.Err() == nil) {
-			t.Errorf("%s: %v", words, err)
-		}
+		harness.Want(t, strings.Contains(fmt.Sprint(err), words) && errdefs.IsFailedPrecondition(err) == (c.ctx.Err() == nil),
+			"%s: %v", words, err)
 		nothingLeft(t)
 	}
 }

@@ -39,18 +39,14 @@ func TestReceiveMaster(t *testing.T) {
 	} {
 		before := openFiles(t)
 		got, err := receiveSent(t, c.sent)
-		if c.take != (err == nil) {
-			t.Errorf("%s: %v", c.what, err)
-		}
+		harness.Want(t, c.take == (err == nil), "%s: %v", c.what, err)
 		if got != nil {
-			if err := Resize(got, 80, 25); err != nil {
-				t.Errorf("%s: %v", c.what, err)
-			}
+			err := Resize(got, 80, 25)
+			harness.Want(t, err == nil, "%s: %v", c.what, err)
 			_ = got.Close()
 		}
-		if after := openFiles(t); after != before {
-			t.Errorf("%s: %d files are open, before there were %d", c.what, after, before)
-		}
+		after := openFiles(t)
+		harness.Want(t, after == before, "%s: %d files are open, before there were %d", c.what, after, before)
 	}
 }
 

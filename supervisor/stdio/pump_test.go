@@ -25,9 +25,8 @@ func TestPumpBesideAnotherReader(t *testing.T) {
 		select {
 		case <-stole:
 		default:
-			if _, err := container.Read(make([]byte, 100)); err != nil {
-				t.Error(err)
-			}
+			_, err := container.Read(make([]byte, 100))
+			harness.Want(t, err == nil, "%v", err)
 			close(stole)
 		}
 		return read(source)
@@ -38,9 +37,7 @@ func TestPumpBesideAnotherReader(t *testing.T) {
 	_, _ = container.WriteString("next")
 	select {
 	case text := <-got:
-		if text != "next" {
-			t.Errorf("moved %q", text)
-		}
+		harness.Want(t, text == "next", "moved %q", text)
 	case <-time.After(time.Minute):
 		t.Fatal("what comes then is not moved")
 	}
@@ -110,15 +107,11 @@ func TestSpool(t *testing.T) {
 	}
 	harness.Check(t, os.WriteFile(filepath.Join(dir, "full"), make([]byte, 200<<10), 0o600))
 	send(string(make([]byte, 60000)))
-	if !s.broken {
-		t.Error("it is said to be kept on a full disk")
-	}
+	harness.Want(t, s.broken, "it is said to be kept on a full disk")
 	harness.Check(t, os.Remove(filepath.Join(dir, "full")))
 	send("end\n")
 	send("more")
-	if s.broken || s.end-s.start != 4 {
-		t.Errorf("there is space again: broken %t, %d bytes are kept", s.broken, s.end-s.start)
-	}
+	harness.Want(t, !s.broken && s.end-s.start == 4, "there is space again: broken %t, %d bytes are kept", s.broken, s.end-s.start)
 }
 
 // FuzzSpool: whatever a predecessor has left in the spool and in the log, what a
@@ -157,9 +150,8 @@ func FuzzSpool(f *testing.F) {
 		_, _ = s.entries.Write([]byte("\nlater\n")) // behind the line that was left, which may be full in the middle of a word
 		harness.Check(t, log.Close())
 		content, err := os.ReadFile(logPath)
-		if err != nil || !strings.HasPrefix(string(content), written) || !strings.HasSuffix(string(content), "later\n") {
-			t.Errorf("%v: the log has %q", err, content)
-		}
+		harness.Want(t, err == nil && strings.HasPrefix(string(content), written) && strings.HasSuffix(string(content), "later\n"),
+			"%v: the log has %q", err, content)
 	})
 }
 
@@ -171,19 +163,16 @@ func TestLabelledPipe(t *testing.T) {
 	r, w, err := openPipe(dir, "system_u:object_r:container_file_t:s0:c1,c2")
 	harness.Check(t, err)
 	for name, end := range map[string]*os.File{"reader": r, "writer": w} {
-		if flags, err := unix.FcntlInt(end.Fd(), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
-			t.Errorf("%s: flags %#x, %v", name, flags, err)
-		}
+		flags, err := unix.FcntlInt(end.Fd(), unix.F_GETFL, 0)
+		harness.Want(t, err == nil && flags&unix.O_NONBLOCK == 0, "%s: flags %#x, %v", name, flags, err)
 	}
 	go func() {
 		_, _ = io.WriteString(w, "text")
 		w.Close()
 	}()
-	if content, err := io.ReadAll(r); err != nil || string(content) != "text" {
-		t.Errorf("read %q, %v", content, err)
-	}
+	content, err := io.ReadAll(r)
+	harness.Want(t, err == nil && string(content) == "text", "read %q, %v", content, err)
 	r.Close()
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	left, err := os.ReadDir(dir)
+	harness.Want(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }

@@ -88,9 +88,8 @@ func TestProperty48_FullDisk(t *testing.T) {
 				n.checkWitness(t)
 				n.wantNoRoom(t, config, reason)
 
-				if err := n.stop(limited(t), stopped); err != nil && !strings.Contains(err.Error(), reason) {
-					t.Error(err)
-				}
+				err := n.stop(limited(t), stopped)
+				harness.Want(t, err == nil || strings.Contains(err.Error(), reason), "%v", err)
 				n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 				if err := n.remove(limited(t), removed); err != nil {
 					t.Logf("the first Remove: %v", err)
@@ -111,9 +110,8 @@ func TestProperty48_FullDisk(t *testing.T) {
 
 func (n *node) wantNoRoom(t *testing.T, config *runtimeapi.PodSandboxConfig, reason string) {
 	t.Helper()
-	if _, err := n.run(limited(t), config); !strings.Contains(fmt.Sprint(err), reason) {
-		t.Errorf("want an error that says %q, got %v", reason, err)
-	}
+	_, err := n.run(limited(t), config)
+	harness.Want(t, strings.Contains(fmt.Sprint(err), reason), "want an error that says %q, got %v", reason, err)
 }
 
 // On a disk that went read-only requests fail and say why, and so does a start;
@@ -130,14 +128,12 @@ func TestProperty48_ReadOnlyDisk(t *testing.T) {
 			n.wantNoRoom(t, n.PodConfig("late"), reason)
 			n.wantListed(t, n.witness.Id)
 			n.checkWitness(t)
-			if err := n.stop(limited(t), n.witness.Id); !strings.Contains(fmt.Sprint(err), reason) {
-				t.Errorf("Stop of what cannot be noted: %v", err)
-			}
+			err := n.stop(limited(t), n.witness.Id)
+			harness.Want(t, strings.Contains(fmt.Sprint(err), reason), "Stop of what cannot be noted: %v", err)
 			n.wantState(t, n.witness.Id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 			n.Kill()
-			if output, err := n.RunDaemon(); err == nil || !strings.Contains(output, reason) {
-				t.Errorf("a start on a disk that cannot be written: %v: %s", err, output)
-			}
+			output, err := n.RunDaemon()
+			harness.Want(t, err != nil && strings.Contains(output, reason), "a start on a disk that cannot be written: %v: %s", err, output)
 
 			writable()
 			n.Start()
@@ -173,17 +169,13 @@ func TestProperty48_NoDescriptors(t *testing.T) {
 		id, err := n.run(limited(t), config)
 		stillThere := n.status(t, n.witness.Id)
 		n.limitDescriptors(t, was)
-		if stillThere.String() != n.witness.String() {
-			t.Errorf("%d to spare: the other pod changed: %v", spare, stillThere)
-		}
+		harness.Want(t, stillThere.String() == n.witness.String(), "%d to spare: the other pod changed: %v", spare, stillThere)
 		if err != nil {
 			failed++
 		}
 		for _, pod := range n.list(t) {
 			if pod.Id != n.witness.Id {
-				if err == nil && pod.Id != id {
-					t.Errorf("%d to spare: unexpected sandbox %v", spare, pod)
-				}
+				harness.Want(t, err != nil || pod.Id == id, "%d to spare: unexpected sandbox %v", spare, pod)
 				n.RemovePod(pod.Id)
 			}
 		}
@@ -191,9 +183,7 @@ func TestProperty48_NoDescriptors(t *testing.T) {
 			t.Errorf("%d to spare: %s", spare, difference)
 		}
 	}
-	if failed == 0 || failed == 40 {
-		t.Errorf("%d of 40 requests failed: the limits are not where they bite", failed)
-	}
+	harness.Want(t, failed != 0 && failed != 40, "%d of 40 requests failed: the limits are not where they bite", failed)
 	t.Logf("%d of 40 requests failed", failed)
 	n.RunPod(config)
 }
@@ -282,14 +272,11 @@ func (n *node) wantNothingLost(t *testing.T, were []*runtimeapi.PodSandboxStatus
 			running++
 		}
 	}
-	if running != len(were) {
-		t.Errorf("%d of %d pause processes live", running, len(were))
-	}
+	harness.Want(t, running == len(were), "%d of %d pause processes live", running, len(were))
 	for _, was := range were {
 		if ip := was.GetNetwork().GetIp(); ip != "" {
-			if _, err := os.Stat(filepath.Join(n.Addresses, ip)); err != nil {
-				t.Errorf("the address of a pod that is Ready was given back: %v", err)
-			}
+			_, err := os.Stat(filepath.Join(n.Addresses, ip))
+			harness.Want(t, err == nil, "the address of a pod that is Ready was given back: %v", err)
 		}
 	}
 }

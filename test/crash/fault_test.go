@@ -20,20 +20,22 @@ import (
 type fault struct {
 	name   string
 	strike func(*testing.T, *trial)
+	config harness.Option // of the node, if all faults of its row have it
 }
 
 var (
-	fails               = fault{"error", strikeError}
-	daemonKilled        = fault{"daemon killed", strikeKill}
-	shimKilled          = fault{"shim killed", func(t *testing.T, c *trial) { strikeShim(t, c, false) }}
-	shimAndDaemonKilled = fault{"shim and daemon killed", func(t *testing.T, c *trial) { strikeShim(t, c, true) }}
-	starterKilled       = fault{"starter killed", strikeStarter}
-	startedTwice        = fault{"daemon killed, second start", strikeKillTwice}
-	terminated          = fault{"SIGTERM", strikeTerminate}
-	cancelled           = fault{"cancelled", strikeCancel}
-	deadlinePassed      = fault{"deadline passed", strikeDeadline}
-	limitPassed         = fault{"limit passed", strikeLimit}
-	rebooted            = []fault{{"reboot", strikeReboot}, {"reboot, second start", strikeRebootTwice}}
+	fails               = fault{name: "error", strike: strikeError}
+	daemonKilled        = fault{name: "daemon killed", strike: strikeKill}
+	shimKilled          = fault{name: "shim killed", strike: func(t *testing.T, c *trial) { strikeShim(t, c, false) }}
+	shimAndDaemonKilled = fault{name: "shim and daemon killed", strike: func(t *testing.T, c *trial) { strikeShim(t, c, true) }}
+	starterKilled       = fault{name: "starter killed", strike: strikeStarter}
+	startedTwice        = fault{name: "daemon killed, second start", strike: strikeKillTwice}
+	terminated          = fault{name: "SIGTERM", strike: strikeTerminate}
+	cancelled           = fault{name: "cancelled", strike: strikeCancel}
+	deadlinePassed      = fault{name: "deadline passed", strike: strikeDeadline}
+	limitPassed         = fault{"limit passed", strikeLimit, shortLimits}
+	cutOff              = fault{"SIGTERM and its limit", strikeCutOff, harness.Config(`shutdown = "200ms"`)}
+	rebooted            = []fault{{name: "reboot", strike: strikeReboot}, {name: "reboot, second start", strike: strikeRebootTwice}}
 
 	// shimKilledInTime kills the shim while it makes the container, which
 	// takes it some 10 to 30 ms.
@@ -47,9 +49,7 @@ var (
 // any undisturbed operation takes, also on a busy machine.
 const shortLimit = 5 * time.Second
 
-func shortLimits() harness.Option {
-	return harness.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_add = %[1]q\ncni_del = %[1]q\nkill = %[1]q", shortLimit))
-}
+var shortLimits = harness.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_add = %[1]q\ncni_del = %[1]q\nkill = %[1]q", shortLimit))
 
 // begin arms the point, calls the operation beside the test, and waits until
 // the point is reached. The result of the call comes from the channel.
@@ -76,9 +76,7 @@ func strikeError(t *testing.T, c *trial) {
 		return
 	}
 	c.Disarm(t)
-	if err == nil {
-		t.Error("the step failed, and the request succeeded")
-	}
+	harness.Want(t, err != nil, "the step failed, and the request succeeded")
 	if strings.HasSuffix(c.point, " ADD") {
 		wantPluginError(t, err, c.point)
 	}
@@ -88,9 +86,7 @@ func strikeError(t *testing.T, c *trial) {
 func wantPluginError(t *testing.T, err error, point string) {
 	t.Helper()
 	for _, part := range []string{"plugin trip", "CNI ADD", "failpoint " + point, "code 100"} {
-		if !strings.Contains(fmt.Sprint(err), part) {
-			t.Errorf("the error lacks %q: %v", part, err)
-		}
+		harness.Want(t, strings.Contains(fmt.Sprint(err), part), "the error lacks %q: %v", part, err)
 	}
 }
 
@@ -123,9 +119,7 @@ func (c *trial) killAtPoint(t *testing.T) {
 	}
 	err := <-c.begin(limited(t), t, "kill")
 	c.waitEnd(t)
-	if err == nil && c.operation.name != recovery.name {
-		t.Error("the daemon was killed, and the request succeeded")
-	}
+	harness.Want(t, err != nil || c.operation.name == recovery.name, "the daemon was killed, and the request succeeded")
 	c.Disarm(t)
 }
 
@@ -161,9 +155,7 @@ func strikeRebootTwice(t *testing.T, c *trial) {
 func (n *node) wantAllDown(t *testing.T) {
 	t.Helper()
 	for _, pod := range n.list(t) {
-		if pod.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
-			t.Errorf("after a reboot: %v", pod)
-		}
+		harness.Want(t, pod.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY, "after a reboot: %v", pod)
 	}
 	n.wantAddressesBack(t)
 }
@@ -192,6 +184,27 @@ func strikeTerminate(t *testing.T, c *trial) {
 	c.Disarm(t)
 }
 
+// strikeCutOff: a request that continues is cancelled at the limit and what it made rolled
+// back, also where its plugin hangs.
+func strikeCutOff(t *testing.T, c *trial) {
+	done := c.begin(limited(t), t, "hang")
+	c.stopSoon(t, done)
+	c.Disarm(t)
+	c.Start()
+	c.wantListed(t, c.witness.Id)
+}
+
+// stopSoon stops the daemon beside a request: what it undoes takes a busy machine seconds, a
+// plugin that hangs would take minutes.
+func (c *trial) stopSoon(t *testing.T, request <-chan error) {
+	t.Helper()
+	began := time.Now()
+	c.Stop()
+	took := time.Since(began)
+	harness.Want(t, took <= 20*time.Second, "the daemon took %v to end", took)
+	harness.Want(t, <-request != nil, "the request succeeded")
+}
+
 func isPlugin(point string) bool {
 	return strings.HasSuffix(point, " ADD") || strings.HasSuffix(point, " DEL")
 }
@@ -211,7 +224,7 @@ func strikeShim(t *testing.T, c *trial, andDaemon bool) {
 
 // shimKilledAfter counts from when the shim has begun to make pause.
 func shimKilledAfter(milliseconds int) fault {
-	return fault{fmt.Sprintf("shim killed after %d ms", milliseconds), func(t *testing.T, c *trial) {
+	return fault{name: fmt.Sprintf("shim killed after %d ms", milliseconds), strike: func(t *testing.T, c *trial) {
 		done := c.begin(limited(t), t, "hang")
 		shim, before := c.awaitShim(t), c.inMaking()
 		c.Disarm(t)
@@ -277,9 +290,8 @@ func (c *trial) goOn(t *testing.T) {
 	if c.operation.name != undo.name {
 		return
 	}
-	if err := c.operation.call(limited(t), c); err != nil && !strings.Contains(err.Error(), "failpoint pod/start before") {
-		t.Errorf("the retry of a request that fails: %v", err)
-	}
+	err := c.operation.call(limited(t), c)
+	harness.Want(t, err == nil || strings.Contains(err.Error(), "failpoint pod/start before"), "the retry of a request that fails: %v", err)
 }
 
 // strikeLimit: the daemon's own limit for the operation passes.
@@ -292,7 +304,5 @@ func strikeLimit(t *testing.T, c *trial) {
 
 func wantCode(t *testing.T, err error, code codes.Code) {
 	t.Helper()
-	if status.Code(err) != code {
-		t.Errorf("want code %v, got %v", code, err)
-	}
+	harness.Want(t, status.Code(err) == code, "want code %v, got %v", code, err)
 }

@@ -43,12 +43,14 @@ func rows() []row {
 			{undo, ownNetwork, teardown(ownNetwork), some},
 			{run, userns, starter, []fault{starterKilled, shimKilled}},
 			{stop, ownNetwork, []string{"first DEL"}, []fault{terminated}}, // of the plugin that comes last
+			{run, ownNetwork, adds, []fault{cutOff}},
 		}
 	}
 	all := []fault{fails, daemonKilled, cancelled, deadlinePassed}
 	ending := []fault{startedTwice, terminated}
 	return []row{
 		{run, ownNetwork, ownNetwork.run, ending},
+		{run, ownNetwork, adds, []fault{cutOff}},
 		{stop, ownNetwork, stopping(ownNetwork), ending},
 		{remove, ownNetwork, removing(), ending},
 		{undo, ownNetwork, teardown(ownNetwork), ending},
@@ -136,6 +138,8 @@ var (
 // launched: in a user namespace.
 var starter = []string{"starter/asked", "starter/made", "starter/answered"}
 
+var adds = []string{"first ADD", "middle ADD", "last ADD"}
+
 // inside are the points that are passed within a step: where a record gets its
 // name, and the plugins of the chain.
 func inside(name step.Name, is []string) []string {
@@ -148,7 +152,7 @@ func inside(name step.Name, is []string) []string {
 	case name == "pod/start" || name == "pod/record stopped":
 		return []string{"rename facts"}
 	case name == "pod/cni add":
-		return []string{"first ADD", "middle ADD", "last ADD"}
+		return adds
 	case name == "pod/cni del" && own:
 		return []string{"last DEL", "middle DEL", "first DEL"}
 	}
@@ -208,8 +212,8 @@ func TestMatrix(t *testing.T) {
 
 func (r row) test(t *testing.T) {
 	var options []harness.Option
-	if r.faults[0].name == limitPassed.name {
-		options = append(options, shortLimits())
+	if r.faults[0].config != nil {
+		options = append(options, r.faults[0].config)
 	}
 	n := newNode(t, options...)
 	if r.faults[0].name != rebooted[0].name {
@@ -280,9 +284,8 @@ func (n *node) checkPause(t *testing.T, id string) {
 		return pod.Id == id && pod.State == runtimeapi.PodSandboxState_SANDBOX_READY
 	}
 	// The work of a request that was given up may have ended it meanwhile.
-	if (err != nil || filepath.Base(exe) != "pause") && slices.ContainsFunc(n.list(t), isReady) {
-		t.Errorf("sandbox %s is Ready, but process %d is %q (%v)", id, pid, exe, err)
-	}
+	harness.Want(t, err == nil && filepath.Base(exe) == "pause" || !slices.ContainsFunc(n.list(t), isReady),
+		"sandbox %s is Ready, but process %d is %q (%v)", id, pid, exe, err)
 }
 
 // removeListed: what is listed can be stopped and removed, at the first try.
@@ -295,9 +298,8 @@ func (c *trial) removeListed(t *testing.T) {
 		if pod.State == runtimeapi.PodSandboxState_SANDBOX_READY {
 			c.checkPause(t, pod.Id)
 		}
-		if err := errors.Join(c.stop(limited(t), pod.Id), c.remove(limited(t), pod.Id)); err != nil {
-			t.Errorf("stop and remove what is listed: %v", err)
-		}
+		err := errors.Join(c.stop(limited(t), pod.Id), c.remove(limited(t), pod.Id))
+		harness.Want(t, err == nil, "stop and remove what is listed: %v", err)
 	}
 }
 
@@ -309,9 +311,8 @@ func (c *trial) runAgain(t *testing.T) {
 	harness.Check(t, err)
 	isOfTheName := func(pod *runtimeapi.PodSandbox) bool { return pod.Metadata.Name == c.config.Metadata.Name }
 	listed := slices.DeleteFunc(c.list(t), func(pod *runtimeapi.PodSandbox) bool { return !isOfTheName(pod) })
-	if len(listed) != 1 || listed[0].Id != id || listed[0].State != runtimeapi.PodSandboxState_SANDBOX_READY {
-		t.Errorf("want %s alone and Ready under the name, got %v", id, listed)
-	}
+	harness.Want(t, len(listed) == 1 && listed[0].Id == id && listed[0].State == runtimeapi.PodSandboxState_SANDBOX_READY,
+		"want %s alone and Ready under the name, got %v", id, listed)
 	c.checkPause(t, id)
 	c.RemovePod(id)
 }
@@ -330,8 +331,7 @@ func (c *trial) checkDetached(t *testing.T) {
 // callsByID are the runs of the plugins for each sandbox, in order.
 func (n *node) callsByID(t *testing.T) map[string]string {
 	t.Helper()
-	data, err := os.ReadFile(n.calls)
-	harness.Check(t, err)
+	data := harness.Read(t, n.calls)
 	calls := make(map[string]string)
 	for line := range strings.Lines(string(data)) {
 		fields := strings.Fields(line)
@@ -386,9 +386,8 @@ func stopped(t *testing.T, c *trial) {
 func killed(t *testing.T, c *trial) {
 	t.Helper()
 	c.Arm(t, "pod/start before kill")
-	if _, err := c.run(limited(t), c.config); err == nil {
-		t.Error("the daemon was killed, and the request succeeded")
-	}
+	_, err := c.run(limited(t), c.config)
+	harness.Want(t, err != nil, "the daemon was killed, and the request succeeded")
 	c.waitEnd(t)
 }
 
@@ -430,9 +429,8 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 	eventually(t, "the target has ended", func() bool { return errors.Is(unix.Kill(info.PID, 0), unix.ESRCH) })
 	takePid(t, info.PID)
 	n.Disarm(t)
-	if err := <-failed; err == nil || !strings.Contains(err.Error(), "has ended") {
-		t.Errorf("the container joins the namespace of a process of the node: %v", err)
-	}
+	err := <-failed
+	harness.Want(t, strings.Contains(fmt.Sprint(err), "has ended"), "the container joins the namespace of a process of the node: %v", err)
 }
 
 func takePid(t *testing.T, pid int) {

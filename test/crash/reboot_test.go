@@ -79,9 +79,8 @@ func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 	same(t, "sandboxes listed", len(n.list(t)), len(were))
 	for _, was := range were {
 		now := n.status(t, was.Id)
-		if now.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY || now.Network.Ip != "" || now.CreatedAt != was.CreatedAt {
-			t.Errorf("after the reboot: %v", now)
-		}
+		harness.Want(t, now.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY && now.Network.Ip == "" && now.CreatedAt == was.CreatedAt,
+			"after the reboot: %v", now)
 	}
 }
 
@@ -133,9 +132,7 @@ PATH=$CNI_PATH:$PATH exec bridge
 	n.Reboot()
 	n.Start()
 	eventually(t, "DEL has failed for both", func() bool { return len(harness.Info[[]any](t, n.Node, "pendingAttachments")) == 2 })
-	if err := n.stop(limited(t), goes); err == nil {
-		t.Error("Stop succeeded, and DEL has failed")
-	}
+	harness.Want(t, n.stop(limited(t), goes) != nil, "Stop succeeded, and DEL has failed")
 	n.Crash()
 	eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(limited(t), goes) == nil })
 	harness.Check(t, n.remove(limited(t), goes))

@@ -85,9 +85,8 @@ func (n *node) wantQuarantined(t *testing.T, ids ...string) {
 	for _, file := range harness.Info[[]string](t, n.Node, "quarantinedRecords") {
 		shown = append(shown, strings.TrimSuffix(filepath.Base(file), ".json"))
 	}
-	if slices.Sort(shown); !slices.Equal(shown, ids) {
-		t.Errorf("the verbose status shows %v", shown)
-	}
+	slices.Sort(shown)
+	harness.Want(t, slices.Equal(shown, ids), "the verbose status shows %v", shown)
 }
 
 func alive(pid int) bool {
@@ -102,17 +101,15 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 	was := n.status(t, id)
 	n.Kill()
 	for _, file := range []string{n.record(id), n.facts(id), n.attachment(id)} {
-		whole, err := os.ReadFile(file)
-		harness.Check(t, err)
+		whole := harness.Read(t, file)
 		damage(t, file, func(data []byte) []byte {
 			return bytes.Replace(data, []byte(`"version": 1`), []byte(`"version": 1000, "ignored": 1`), 1)
 		})
 		if err := n.TryStart(); err == nil {
 			t.Fatalf("the daemon has started with %s of a later schema", file)
 		}
-		if log := n.Log(); !strings.Contains(log, file) || !strings.Contains(log, "schema 1000") {
-			t.Errorf("the log does not name %s", file)
-		}
+		log := n.Log()
+		harness.Want(t, strings.Contains(log, file) && strings.Contains(log, "schema 1000"), "the log does not name %s", file)
 		harness.Check(t, os.WriteFile(file, whole, 0o600))
 	}
 	n.Start()
@@ -130,19 +127,15 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 			id := n.RunPod(n.PodConfig("victim"))
 			was := n.status(t, id)
 			n.Kill()
-			whole, err := os.ReadFile(n.attachment(id))
-			harness.Check(t, err)
+			whole := harness.Read(t, n.attachment(id))
 			damage(t, n.attachment(id), d.damage)
 			n.Start()
 
 			n.checkWitness(t)
 			same(t, "status of the pod", n.status(t, id), was)
-			if !strings.Contains(n.Log(), `attachment quarantined`) {
-				t.Error("the attachment is not in the log")
-			}
-			if _, err := os.Stat(filepath.Join(n.Addresses, was.Network.Ip)); err != nil {
-				t.Errorf("the address of a pod that is Ready was freed: %v", err)
-			}
+			harness.Want(t, strings.Contains(n.Log(), `attachment quarantined`), "the attachment is not in the log")
+			_, err := os.Stat(filepath.Join(n.Addresses, was.Network.Ip))
+			harness.Want(t, err == nil, "the address of a pod that is Ready was freed: %v", err)
 			// Someone brings the file back.
 			n.Kill()
 			harness.Check(t, os.WriteFile(n.attachment(id), whole, 0o600))
@@ -161,12 +154,10 @@ func TestProperty9_TwoRecordsOfOneName(t *testing.T) {
 	n.runWitness(t)
 	twin, double := strings.Repeat("ab", 32), strings.Repeat("cd", 32)
 	n.Kill()
-	record, err := os.ReadFile(n.record(n.witness.Id))
-	harness.Check(t, err)
+	record := harness.Read(t, n.record(n.witness.Id))
 	older := regexp.MustCompile(`"created_at": \d+`).ReplaceAll(bytes.ReplaceAll(record, []byte(n.witness.Id), []byte(twin)), []byte(`"created_at": 1`))
 	harness.Check(t, os.WriteFile(n.record(twin), older, 0o600))
-	facts, err := os.ReadFile(n.facts(n.witness.Id))
-	harness.Check(t, err)
+	facts := harness.Read(t, n.facts(n.witness.Id))
 	harness.Check(t, os.WriteFile(n.facts(twin), facts, 0o600))
 	harness.Check(t, os.WriteFile(n.record(double), record, 0o600))
 	n.Start()
@@ -192,9 +183,8 @@ func TestProperty8_NameOfAHalfMadeSandbox(t *testing.T) {
 	if len(half) != 1 || half[0].State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
 		t.Fatalf("listed: %v", half)
 	}
-	if _, err := n.run(limited(t), config); err == nil {
-		t.Error("a second request succeeded")
-	}
+	_, err := n.run(limited(t), config)
+	harness.Want(t, err != nil, "a second request succeeded")
 	for range 2 {
 		n.wantListed(t, half[0].Id)
 		n.Crash()
@@ -219,8 +209,7 @@ func damage(t *testing.T, file string, change func([]byte) []byte) {
 		harness.Check(t, os.Remove(file))
 		return
 	}
-	data, err := os.ReadFile(file)
-	harness.Check(t, err)
+	data := harness.Read(t, file)
 	harness.Check(t, os.WriteFile(file, change(slices.Clone(data)), 0o600))
 }
 
@@ -233,9 +222,7 @@ func (n *node) wantListed(t *testing.T, want ...string) {
 	}
 	slices.Sort(got)
 	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("listed are %v, want %v", got, want)
-	}
+	harness.Want(t, slices.Equal(got, want), "listed are %v, want %v", got, want)
 }
 
 func (n *node) wantSame(t *testing.T, before leak.Snapshot) {

@@ -56,24 +56,18 @@ func TestProperty49_RestartWith1000Pods(t *testing.T) {
 	n.Start()
 	took := time.Since(began)
 	fmt.Printf("restart with %d pods: serving after %v\n", many, took.Round(time.Millisecond))
-	if took > restartBound {
-		t.Errorf("serving after %v, want at most %v", took, restartBound)
-	}
+	harness.Want(t, took <= restartBound, "serving after %v, want at most %v", took, restartBound)
 	node := &node{Node: n}
 	pods := node.list(t)
 	for _, pod := range pods {
-		if pod.State != 0 {
-			t.Errorf("sandbox %s is not Ready", pod.Id)
-		}
+		harness.Want(t, pod.State == 0, "sandbox %s is not Ready", pod.Id)
 	}
 	same(t, "sandboxes listed", len(pods), many)
 	began = time.Now()
 	text, err := n.RunCommand("timeline", "pod-500")
 	took = time.Since(began)
 	fmt.Printf("minicri timeline of one of %d pods: %v\n", many, took.Round(time.Millisecond))
-	if err != nil || !strings.Contains(text, "cni add") || took > listBound {
-		t.Errorf("the timeline took %v: %v\n%s", took, err, text)
-	}
+	harness.Want(t, err == nil && strings.Contains(text, "cni add") && took <= listBound, "the timeline took %v: %v\n%s", took, err, text)
 }
 
 // Lists, statistics, statuses and streams of 1000 pods come in bounded time, in
@@ -100,9 +94,7 @@ func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
 		count, err := ask()
 		took := time.Since(began)
 		fmt.Printf("%s beside a supervisor that hangs: %d objects, %v\n", what, count, took.Round(time.Millisecond))
-		if err != nil || took > listBound || count != want {
-			t.Errorf("%s of %d objects took %v: %v", what, count, took, err)
-		}
+		harness.Want(t, err == nil && took <= listBound && count == want, "%s of %d objects took %v: %v", what, count, took, err)
 	}
 	within("ListPodSandbox", many, func() (int, error) {
 		list, err := n.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
@@ -154,9 +146,7 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 					_, err = n.Runtime.Status(ctx, &runtimeapi.StatusRequest{})
 					err = errors.Join(wrong, err)
 				}
-				if err != nil {
-					t.Error(err)
-				}
+				harness.Want(t, err == nil, "%v", err)
 			})
 		}
 		wait.Wait()
@@ -175,7 +165,6 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 	fmt.Printf("%d health checks: the daemon has %d KiB, after the first %d it had %d KiB; %d descriptors, %d\n", all, anonymous(), first, before, open(), files)
 	// What was allocated in a burst is collected, and given back, when it is over.
 	eventually(t, fmt.Sprintf("it has what it had, %d KiB, and 2 MiB at most", before), func() bool { return anonymous() <= before+2<<10 })
-	if now := open(); now > files+4 {
-		t.Errorf("%d descriptors, there were %d", now, files)
-	}
+	now := open()
+	harness.Want(t, now <= files+4, "%d descriptors, there were %d", now, files)
 }

@@ -141,9 +141,8 @@ func removeImages(t *testing.T, n *harness.Node) {
 	list, err := n.Image.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
 	harness.Check(t, err)
 	for _, image := range list.GetImages() {
-		if _, err := n.Image.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image.GetId()}}); err != nil {
-			t.Error(err)
-		}
+		_, err := n.Image.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image.GetId()}})
+		harness.Want(t, err == nil, "%v", err)
 	}
 }
 
@@ -153,7 +152,7 @@ func compareSkipped(t *testing.T, skipped []string) {
 	t.Helper()
 	listed := map[string]bool{}
 	reason := ""
-	for line := range strings.Lines(readFile(t, "skipped.txt")) {
+	for line := range strings.Lines(string(harness.Read(t, "skipped.txt"))) {
 		line = strings.TrimSpace(line)
 		name, isSpec := strings.CutPrefix(line, "- ")
 		switch {
@@ -170,9 +169,7 @@ func compareSkipped(t *testing.T, skipped []string) {
 		clear(listed) // all want it
 	}
 	for _, name := range skipped {
-		if !listed[name] {
-			t.Errorf("skipped, and not in skipped.txt: %s", name)
-		}
+		harness.Want(t, listed[name], "skipped, and not in skipped.txt: %s", name)
 		delete(listed, name)
 	}
 	for name := range listed {

@@ -3,7 +3,6 @@ package critest
 import (
 	"archive/tar"
 	"encoding/json"
-	"os"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -68,7 +67,7 @@ func addImages(t *testing.T, r *registry.Registry) {
 	for _, host := range []string{"registry.k8s.io", "k8s.gcr.io"} {
 		add(host+"/pause:3.9", run("/pause"), registry.Layer(registry.File("pause", 0o755, replica(t))))
 	}
-	if digest := addIndex(t, r, staging+"test-image-digest:latest", note("digest")); digest.String() != strings.TrimSpace(readFile(t, "digest.txt")) {
+	if digest := addIndex(t, r, staging+"test-image-digest:latest", note("digest")); digest.String() != strings.TrimSpace(string(harness.Read(t, "digest.txt"))) {
 		t.Fatalf("the image that is pulled by digest has %s: write it into digest.txt, and build critest again", digest)
 	}
 }
@@ -121,9 +120,9 @@ func busyboxFiles(t *testing.T) []registry.Entry {
 	}
 	const passwd = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/var:/bin/false\nnobody:x:65534:65534::/:/bin/false\ndefault-user:x:1000:1000::/:/bin/sh\n"
 	const group = "root:x:0:\nwww-data:x:33:\nusers:x:100:\nnogroup:x:65534:\ndefault-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n"
-	files = append(files, registry.Dir("var/run/", 0o777, 0), registry.File("bin/busybox", 0o755, readFile(t, program)),
+	files = append(files, registry.Dir("var/run/", 0o777, 0), registry.File("bin/busybox", 0o755, string(harness.Read(t, program))),
 		registry.File("etc/passwd", 0o644, passwd), registry.File("etc/group", 0o644, group),
-		registry.File("bin/sh", 0o755, shellWithoutLs(t, readFile(t, program))),
+		registry.File("bin/sh", 0o755, shellWithoutLs(t, string(harness.Read(t, program)))),
 		registry.File("bin/pgrep", 0o755, replica(t)), link("bin/ipcs", "/bin/pgrep")) // Debian's busybox does not have these
 	for _, command := range strings.Fields(string(commands)) {
 		if command != "busybox" && command != "sh" {
@@ -148,12 +147,5 @@ func shellWithoutLs(t *testing.T, busybox string) string {
 // replica is the program of test/critest/replica, which make critest builds.
 func replica(t *testing.T) string {
 	t.Helper()
-	return readFile(t, "../../bin/critest/replica")
-}
-
-func readFile(t *testing.T, path string) string {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	harness.Check(t, err)
-	return string(data)
+	return string(harness.Read(t, "../../bin/critest/replica"))
 }

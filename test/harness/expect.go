@@ -43,6 +43,22 @@ func Same(t testing.TB, what, got, want string) {
 	}
 }
 
+// Want fails the test, which goes on, unless what it expects holds.
+func Want(t testing.TB, holds bool, format string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf(format, args...)
+	}
+}
+
+// Read is what a file has.
+func Read(t testing.TB, path string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	Check(t, err)
+	return content
+}
+
 // Limited is a context for calls of a test, which ends after the limit and with the test. It is no child of
 // the test's own context, so that cleanups may use it.
 func Limited(t testing.TB, limit time.Duration) context.Context {

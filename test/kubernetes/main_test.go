@@ -38,9 +38,7 @@ func TestUpdateKeepsWhatDidNotRun(t *testing.T) {
 		"[sig-node] passes": {pass, ""}, "[sig-node] fails": {fail, "no such device"},
 		"[sig-node] is mended": {pass, ""}, "[sig-node] is new": {fail, "waited\tlong"},
 	}
-	if !maps.Equal(got, want) {
-		t.Errorf("the list is %v, want %v", got, want)
-	}
+	harness.Want(t, maps.Equal(got, want), "the list is %v, want %v", got, want)
 }
 
 func TestCompare(t *testing.T) {
@@ -56,8 +54,7 @@ func TestCompare(t *testing.T) {
 		"fails and is unknown": {[]spec{it("c", "panicked", "")}, true},
 		"nothing ran":          {[]spec{it("a", "skipped", "")}, true},
 	} {
-		if err := run(writeReport(t, c.report...), list, false, ""); (err != nil) != c.wrong {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := run(writeReport(t, c.report...), list, false, "")
+		harness.Want(t, (err != nil) == c.wrong, "%s: %v", name, err)
 	}
 }

@@ -35,8 +35,7 @@ const (
 // queries are those of the dashboard, with the titles of their panels.
 func queries(t *testing.T) map[string]string {
 	t.Helper()
-	data, err := os.ReadFile("../../hack/grafana.json")
-	harness.Check(t, err)
+	data := harness.Read(t, "../../hack/grafana.json")
 	var dashboard struct {
 		Panels []struct {
 			Title   string
@@ -80,9 +79,8 @@ func live(t *testing.T, n *harness.Node) {
 }
 
 func TestAlertingRules(t *testing.T) {
-	if output, err := exec.Command("promtool", "check", "rules", "../../hack/alerts.yml").CombinedOutput(); err != nil {
-		t.Errorf("%v: %s", err, output)
-	}
+	output, err := exec.Command("promtool", "check", "rules", "../../hack/alerts.yml").CombinedOutput()
+	harness.Want(t, err == nil, "%v: %s", err, output)
 }
 
 func TestEveryQueryOfTheDashboard(t *testing.T) {
@@ -93,9 +91,7 @@ func TestEveryQueryOfTheDashboard(t *testing.T) {
 	n.RemovePod(n.RunPod(n.PodConfig("later"))) // so that rates are not of nothing
 	for title, query := range queries(t) {
 		for _, name := range metrics.Families() {
-			if strings.Contains(query, name.Name) && !shown[name.Name] {
-				t.Errorf("%s: the daemon does not show %s", title, name.Name)
-			}
+			harness.Want(t, !strings.Contains(query, name.Name) || shown[name.Name], "%s: the daemon does not show %s", title, name.Name)
 		}
 		mayBeEmpty := strings.Contains(query, "error") || strings.Contains(query, "code!=") // nothing has failed twice
 		harness.Eventually(t, title+": "+query, patience, func() bool {
@@ -131,9 +127,7 @@ func families(t *testing.T, n *harness.Node) map[string]bool {
 		}
 	}
 	for name := range shown {
-		if strings.HasPrefix(name, "minicri_") && !known[name] {
-			t.Errorf("the daemon shows %s, which the page does not have", name)
-		}
+		harness.Want(t, !strings.HasPrefix(name, "minicri_") || known[name], "the daemon shows %s, which the page does not have", name)
 	}
 	return shown
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -113,9 +114,8 @@ func (s *soak) restart() {
 
 func (s *soak) checkWitnesses() {
 	for _, was := range s.witnesses {
-		if now := s.status(was.Id); now.String() != was.String() {
-			s.t.Errorf("a pod that was not touched changed:\nwas %v\nis  %v", was, now)
-		}
+		now := s.status(was.Id)
+		harness.Want(s.t, now.String() == was.String(), "a pod that was not touched changed:\nwas %v\nis  %v", was, now)
 	}
 }
 
@@ -123,9 +123,8 @@ func (s *soak) checkWitnesses() {
 func (s *soak) wantNothingListed() {
 	answer, err := s.client().ListPodSandbox(s.limited(), &runtimeapi.ListPodSandboxRequest{})
 	harness.Check(s.t, err)
-	if extra := len(answer.Items) - len(s.witnesses); extra != 0 {
-		s.t.Errorf("%d sandboxes are listed that were not asked for: %v", extra, answer.Items)
-	}
+	extra := len(answer.Items) - len(s.witnesses)
+	harness.Want(s.t, extra == 0, "%d sandboxes are listed that were not asked for: %v", extra, answer.Items)
 }
 
 // soak is what killer and workers share.
@@ -160,9 +159,7 @@ func (s *soak) limited() context.Context {
 
 func (s *soak) status(id string) *runtimeapi.PodSandboxStatus {
 	answer, err := s.client().PodSandboxStatus(s.limited(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	if err != nil {
-		s.t.Errorf("PodSandboxStatus %s: %v", id, err)
-	}
+	harness.Want(s.t, err == nil, "PodSandboxStatus %s: %v", id, err)
 	return answer.GetStatus()
 }
 
@@ -235,11 +232,7 @@ func (w *worker) runPod(config *runtimeapi.PodSandboxConfig) (id string) {
 }
 
 func (w *worker) removeListed() {
-	var answer *runtimeapi.ListPodSandboxResponse
-	w.until("list "+w.name, func(ctx context.Context) (err error) {
-		answer, err = w.client().ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
-		return err
-	})
+	answer := ask(w, "list", runtimeapi.RuntimeServiceClient.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 	for _, pod := range answer.GetItems() {
 		if pod.Metadata.Name == w.name {
 			w.removePod(pod.Id)
@@ -250,32 +243,31 @@ func (w *worker) removeListed() {
 // checkReady: the status is that of a pod that can be used, with an address
 // that no other pod has.
 func (w *worker) checkReady(id string, config *runtimeapi.PodSandboxConfig) (address string) {
-	var pod *runtimeapi.PodSandboxStatus
-	w.until("status "+w.name, func(ctx context.Context) error {
-		answer, err := w.client().PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-		pod = answer.GetStatus()
-		return err
-	})
+	pod := ask(w, "status", runtimeapi.RuntimeServiceClient.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).GetStatus()
 	address = pod.GetNetwork().GetIp()
 	onNode := config.Linux.SecurityContext.NamespaceOptions.Network == runtimeapi.NamespaceMode_NODE
-	if pod.GetState() != runtimeapi.PodSandboxState_SANDBOX_READY || (address == "") != onNode {
-		w.t.Errorf("a pod that was run is %v", pod)
-	}
-	if other, taken := w.owners.LoadOrStore(address, id); taken && !onNode {
-		w.t.Errorf("address %s is that of %s and of %v", address, id, other)
-	}
+	harness.Want(w.t, pod.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY && (address == "") == onNode,
+		"a pod that was run is %v", pod)
+	other, taken := w.owners.LoadOrStore(address, id)
+	harness.Want(w.t, !taken || onNode, "address %s is that of %s and of %v", address, id, other)
 	return address
 }
 
 func (w *worker) removePod(id string) {
-	w.until("stop "+w.name, func(ctx context.Context) error {
-		_, err := w.client().StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	ask(w, "stop", runtimeapi.RuntimeServiceClient.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	ask(w, "remove", runtimeapi.RuntimeServiceClient.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
+}
+
+// ask is until of one call.
+func ask[Request, Answer any](
+	w *worker, what string,
+	rpc func(runtimeapi.RuntimeServiceClient, context.Context, Request, ...grpc.CallOption) (Answer, error), request Request,
+) (answer Answer) {
+	w.until(what+" "+w.name, func(ctx context.Context) (err error) {
+		answer, err = rpc(w.client(), ctx, request)
 		return err
 	})
-	w.until("remove "+w.name, func(ctx context.Context) error {
-		_, err := w.client().RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
-		return err
-	})
+	return answer
 }
 
 // until repeats a request until it succeeds; each failure has its reason in

@@ -44,9 +44,7 @@ func details(t *testing.T, err error) map[string]string {
 func says(t *testing.T, err error, words ...string) {
 	t.Helper()
 	for _, word := range words {
-		if err == nil || !strings.Contains(err.Error(), word) {
-			t.Errorf("the message does not say %q: %v", word, err)
-		}
+		harness.Want(t, err != nil && strings.Contains(err.Error(), word), "the message does not say %q: %v", word, err)
 	}
 }
 
@@ -56,9 +54,7 @@ func TestBadRange(t *testing.T) {
 	words := []string{"RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network"}
 	n.fails(n.PodConfig("web"), words...)
 	text := n.documented("bad range", "web", append(words, "failed at cni add", "bridge ADD", "cni del: a plugin failed", "undone: ")...)
-	if strings.Contains(text, "✓ cni del") {
-		t.Error("the step succeeded whose plugins failed")
-	}
+	harness.Want(t, !strings.Contains(text, "✓ cni del"), "the step succeeded whose plugins failed")
 	n.plugin("host-local", "exit 0\n") // whose DEL needs a good range too
 }
 
@@ -68,13 +64,12 @@ func TestFullRange(t *testing.T) {
 	n.RunPod(n.PodConfig("first"))
 	words := []string{"no IP addresses available", "remove pods, or give it a larger range"}
 	d := details(t, n.fails(n.PodConfig("web"), words...))
-	if d["step"] != "pod/cni add" || d["plugin"] != "bridge" || d["verb"] != "ADD" || d["cni_code"] == "" || !strings.Contains(d["cni_message"], "no IP addresses") {
-		t.Errorf("details %v", d)
-	}
+	harness.Want(t, d["step"] == "pod/cni add" && d["plugin"] == "bridge" && d["verb"] == "ADD" && d["cni_code"] != "", "details %v", d)
+	harness.Want(t, strings.Contains(d["cni_message"], "no IP addresses"), "details %v", d)
 	n.documented("full range", "web", append(words, "failed at cni add", "bridge ADD", "CNI error code")...)
-	if first := n.json("first"); len(first) != 1 || first[0].State != "ready" || len(first[0].Addresses) != 1 || len(first[0].Problems()) > 0 {
-		t.Errorf("the first pod: %+v", first)
-	}
+	first := n.json("first")
+	harness.Want(t, len(first) == 1 && first[0].State == "ready" && len(first[0].Addresses) == 1 && len(first[0].Problems()) == 0,
+		"the first pod: %+v", first)
 }
 
 func TestMissingPlugin(t *testing.T) {
@@ -92,9 +87,8 @@ func TestHungPlugin(t *testing.T) {
 	n := newNode(t, harness.Config(strings.Replace(fast, "cni_add = '1m'", "cni_add = '2s'", 1)))
 	n.network(n.plugin("waits", "[ $CNI_COMMAND != ADD ] || exec sleep 1000\n"))
 	words := []string{"it did not answer: not done after 2s", "limits.cni_add"}
-	if d := details(t, n.fails(n.PodConfig("web"), words...)); d["plugin"] != "waits" || d["advice"] == "" {
-		t.Errorf("details %v", d)
-	}
+	d := details(t, n.fails(n.PodConfig("web"), words...))
+	harness.Want(t, d["plugin"] == "waits" && d["advice"] != "", "details %v", d)
 	n.documented("hung plugin", "web", append(words, "failed at cni add", "waits ADD", "killed: ", "slowest: cni add > waits ADD")...)
 }
 
@@ -221,31 +215,23 @@ func TestNodeAtAGlance(t *testing.T) {
 	table, err := n.RunCommand("pods")
 	harness.Check(t, err)
 	for _, want := range []string{"test/web", "ready", "1/1", line.Addresses[0], "1 pod; daemon "} {
-		if !strings.Contains(table, want) {
-			t.Errorf("the table lacks %q:\n%s", want, table)
-		}
+		harness.Want(t, strings.Contains(table, want), "the table lacks %q:\n%s", want, table)
 	}
 
 	info, err := os.Stat(filepath.Join(n.State, "debug.sock"))
 	harness.Check(t, err)
-	if info.Mode().Perm() != 0o600 {
-		t.Errorf("the socket has mode %v", info.Mode())
-	}
-	if list := n.text(); !strings.Contains(list, "test/web") || !strings.Contains(list, "ready") {
-		t.Errorf("the list:\n%s", list)
-	}
-	if failed := n.json("--failed"); len(failed) != 0 {
-		t.Errorf("failed: %+v", failed)
-	}
+	harness.Want(t, info.Mode().Perm() == 0o600, "the socket has mode %v", info.Mode())
+	list := n.text()
+	harness.Want(t, strings.Contains(list, "test/web") && strings.Contains(list, "ready"), "the list:\n%s", list)
+	failed := n.json("--failed")
+	harness.Want(t, len(failed) == 0, "failed: %+v", failed)
 	n.fails(n.PodConfig("bad", func(c *runtimeapi.PodSandboxConfig) {
 		c.Linux.Sysctls = map[string]string{"no.such.thing": "1"}
 	}))
-	if failed := n.json("--failed", "--since", "1h"); len(failed) != 1 || failed[0].Name != "test/bad" {
-		t.Errorf("failed: %+v", failed)
-	}
-	if slowest := n.json("--slowest", "1"); len(slowest) != 1 || slowest[0].Name != "test/web" {
-		t.Errorf("slowest: %+v", slowest)
-	}
+	failed = n.json("--failed", "--since", "1h")
+	harness.Want(t, len(failed) == 1 && failed[0].Name == "test/bad", "failed: %+v", failed)
+	slowest := n.json("--slowest", "1")
+	harness.Want(t, len(slowest) == 1 && slowest[0].Name == "test/web", "slowest: %+v", slowest)
 	for _, auth := range []*runtimeapi.AuthConfig{nil, {Username: "me", Password: "S3CRET"}, {RegistryToken: "S3CRET"}, {Auth: "bWU6UzNDUkVU"}} {
 		_, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/app:1", Annotations: map[string]string{"a": "S3CRET"}}, Auth: auth, SandboxConfig: pod})
 		says(t, err, "connection refused")
@@ -253,13 +239,9 @@ func TestNodeAtAGlance(t *testing.T) {
 	bundle(t, n)
 	all := n.text("web") + n.text("web", "--json") + n.text("--json") + text + table
 	for _, secret := range secrets {
-		if strings.Contains(all, secret) {
-			t.Errorf("%s is shown", secret)
-		}
+		harness.Want(t, !strings.Contains(all, secret), "%s is shown", secret)
 	}
-	if log := n.Log(); strings.Contains(log, "S3CRET") {
-		t.Error("the log at level debug has a secret")
-	}
+	harness.Want(t, !strings.Contains(n.Log(), "S3CRET"), "the log at level debug has a secret")
 }
 
 // secrets are the word that is in every secret of the test, and its base64.
@@ -271,8 +253,7 @@ func bundle(t *testing.T, n node) {
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	_, err := n.RunCommand("debug", "bundle", file)
 	harness.Check(t, err)
-	data, err := os.ReadFile(file)
-	harness.Check(t, err)
+	data := harness.Read(t, file)
 	packed, err := gzip.NewReader(bytes.NewReader(data))
 	harness.Check(t, err)
 	var names []string
@@ -285,18 +266,13 @@ func bundle(t *testing.T, n node) {
 		content, err := io.ReadAll(archive)
 		harness.Check(t, err)
 		for _, secret := range secrets {
-			if bytes.Contains(content, []byte(secret)) {
-				t.Errorf("%s has a secret", header.Name)
-			}
+			harness.Want(t, !bytes.Contains(content, []byte(secret)), "%s has a secret", header.Name)
 		}
 		names = append(names, strings.TrimPrefix(header.Name, "minicri-debug/"))
 	}
 	for _, want := range []string{"version.txt", "config.json", "timelines.json", "pods.json", "goroutines.txt", "heap.pprof", "metrics.txt", "check.json", "networks/10-test.conflist.json", "machine-links.txt"} {
-		if !slices.Contains(names, want) {
-			t.Errorf("the bundle lacks %s: %q", want, names)
-		}
+		harness.Want(t, slices.Contains(names, want), "the bundle lacks %s: %q", want, names)
 	}
-	if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "supervisors/") }) {
-		t.Errorf("the bundle has no log of a supervisor: %q", names)
-	}
+	harness.Want(t, slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "supervisors/") }),
+		"the bundle has no log of a supervisor: %q", names)
 }

@@ -91,13 +91,11 @@ func (n node) explained(pod string, words ...string) string {
 	text := n.text(pod)
 	wantWords(n.t, "the text", text, words)
 	for line := range strings.Lines(text) {
-		if letters := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); letters > 80 {
-			n.t.Errorf("a line of %d columns: %s", letters, line)
-		}
+		letters := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+		harness.Want(n.t, letters <= 80, "a line of %d columns: %s", letters, line)
 	}
-	if strings.Contains(text, "\x1b") || strings.Contains(text, "S3CRET") {
-		n.t.Error("there are colours where there is no terminal, or a secret is shown")
-	}
+	harness.Want(n.t, !strings.Contains(text, "\x1b") && !strings.Contains(text, "S3CRET"),
+		"there are colours where there is no terminal, or a secret is shown")
 	if n.t.Failed() {
 		n.t.Logf("the text:\n%s", text)
 	}
@@ -120,9 +118,7 @@ func wantWords(t *testing.T, what, text string, words []string) {
 	t.Helper()
 	flat := strings.Join(strings.Fields(text), " ")
 	for _, word := range words {
-		if !strings.Contains(flat, word) {
-			t.Errorf("%s does not say %q:\n%s", what, word, text)
-		}
+		harness.Want(t, strings.Contains(flat, word), "%s does not say %q:\n%s", what, word, text)
 	}
 }
 
@@ -131,8 +127,7 @@ func wantWords(t *testing.T, what, text string, words []string) {
 func (n node) documented(name, pod string, words ...string) string {
 	n.t.Helper()
 	t, text := n.t, n.explained(pod, words...)
-	page, err := os.ReadFile(docs)
-	harness.Check(t, err)
+	page := harness.Read(t, docs)
 	begin, end := "<!-- "+name+" -->\n```\n", "```\n<!-- end -->\n"
 	before, rest, found := strings.Cut(string(page), begin)
 	shown, after, closed := strings.Cut(rest, end)

@@ -123,18 +123,13 @@ func TestSpansReachACollector(t *testing.T) {
 				if parent != "" {
 					want = fmt.Sprintf("%x", spans[parent].GetSpanId())
 				}
-				if got != want {
-					t.Errorf("%q is below %s, want %q (%s)", child, got, parent, want)
-				}
-				if attribute(spans[child], "pod") != "web" || attribute(spans[child], "namespace") == "" {
-					t.Errorf("%q does not say of which pod it is: %v", child, spans[child].GetAttributes())
-				}
+				harness.Want(t, got == want, "%q is below %s, want %q (%s)", child, got, parent, want)
+				harness.Want(t, attribute(spans[child], "pod") == "web" && attribute(spans[child], "namespace") != "",
+					"%q does not say of which pod it is: %v", child, spans[child].GetAttributes())
 			}
-			data, err := os.ReadFile(seen)
-			harness.Check(t, err)
-			if want := fmt.Sprintf("ADD 00-%s-%x-01\n", ours, spans["pod/cni add"].GetSpanId()); !strings.Contains(string(data), want) {
-				t.Errorf("the plugin was told %q, want %q", data, want)
-			}
+			data := harness.Read(t, seen)
+			want := fmt.Sprintf("ADD 00-%s-%x-01\n", ours, spans["pod/cni add"].GetSpanId())
+			harness.Want(t, strings.Contains(string(data), want), "the plugin was told %q, want %q", data, want)
 			hookIsTold(t, n, answer.PodSandboxId)
 			blobsHaveSpans(t, n, r)
 			n.RemovePod(answer.PodSandboxId)
@@ -142,9 +137,8 @@ func TestSpansReachACollector(t *testing.T) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			for _, span := range r.spans {
-				if got := fmt.Sprintf("%x", span.GetTraceId()); got != ours {
-					t.Errorf("span %q of another trace %s", span.GetName(), got)
-				}
+				got := fmt.Sprintf("%x", span.GetTraceId())
+				harness.Want(t, got == ours, "span %q of another trace %s", span.GetName(), got)
 			}
 		})
 	}
@@ -167,11 +161,9 @@ func hookIsTold(t *testing.T, n *harness.Node, pod string) {
 		PodSandboxId: pod, SandboxConfig: n.PodConfig("web"), Config: config,
 	})
 	harness.Check(t, err)
-	told, err := os.ReadFile(seen)
-	harness.Check(t, err)
-	if !strings.HasPrefix(string(told), "00-"+ours+"-") || strings.Contains(string(told), above) {
-		t.Errorf("the hook was told %q, want a span of trace %s", told, ours)
-	}
+	told := harness.Read(t, seen)
+	harness.Want(t, strings.HasPrefix(string(told), "00-"+ours+"-") && !strings.Contains(string(told), above),
+		"the hook was told %q, want a span of trace %s", told, ours)
 }
 
 // blobsHaveSpans pulls an image: each blob that is fetched has a span below that of the

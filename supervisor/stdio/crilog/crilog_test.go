@@ -21,9 +21,7 @@ import (
 func kubeletReads(t *testing.T, path string) (stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	if err := logs.ReadLogs(context.Background(), path, "", &logs.LogOptions{}, nil, &out, &errs); err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, logs.ReadLogs(context.Background(), path, "", &logs.LogOptions{}, nil, &out, &errs))
 	return out.String(), errs.String()
 }
 
@@ -44,9 +42,8 @@ func TestKubeletReadsWhatWasWritten(t *testing.T) {
 	harness.Check(t, log.Close())
 
 	stdout, stderr := kubeletReads(t, path)
-	if want := text.String(); stdout != want {
-		t.Errorf("stdout differs: %d bytes, want %d", len(stdout), len(want))
-	}
+	want := text.String()
+	harness.Want(t, stdout == want, "stdout differs: %d bytes, want %d", len(stdout), len(want))
 	if stderr != "oops\n" { // with the newline that was written, and no other
 		t.Errorf("stderr %q", stderr)
 	}
@@ -64,13 +61,11 @@ func TestGuardedPath(t *testing.T) {
 	harness.Check(t, errors.Join(os.MkdirAll(dir+"/real/pod", 0o755), os.Symlink("real", dir+"/logs"), os.Symlink("pod", dir+"/real/link")))
 	log, err := Open(api.GuardedPath(dir+"/logs", "pod/0.log"))
 	harness.Check(t, errors.Join(err, log.Close()))
-	if _, err := os.Stat(dir + "/real/pod/0.log"); err != nil {
-		t.Error(err)
-	}
+	_, err = os.Stat(dir + "/real/pod/0.log")
+	harness.Want(t, err == nil, "%v", err)
 	for _, path := range []string{"link/0.log", "../real/pod/0.log"} {
-		if _, err := Open(api.GuardedPath(dir+"/logs", path)); err == nil {
-			t.Errorf("%s was opened", path)
-		}
+		_, err := Open(api.GuardedPath(dir+"/logs", path))
+		harness.Want(t, err != nil, "%s was opened", path)
 	}
 }
 
@@ -85,8 +80,7 @@ func writeInPieces(s *Stream, text string) {
 
 func readLines(t *testing.T, path string) []string {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	harness.Check(t, err)
+	content := harness.Read(t, path)
 	if len(content) == 0 {
 		return nil
 	}
@@ -119,17 +113,15 @@ func TestResume(t *testing.T) {
 		_, _ = stream.Write([]byte((before + data)[payload:]))
 		stream.Flush()
 		harness.Check(t, log.Close())
-		if stdout, stderr := kubeletReads(t, path); stdout != "first\n"+before+data || stderr != "oops\n" {
-			t.Errorf("cut at %d: %q, %q", cut, stdout, stderr)
-		}
+		stdout, stderr := kubeletReads(t, path)
+		harness.Want(t, stdout == "first\n"+before+data && stderr == "oops\n", "cut at %d: %q, %q", cut, stdout, stderr)
 	}
 	harness.Check(t, os.Rename(reference, reference+".1"))
 	log, err := Open(reference)
 	harness.Check(t, err)
 	defer log.Close()
-	if _, known, err := log.Resume(at.inode, at.offset, "stdout"); known || err != nil {
-		t.Errorf("in another file: known %t, %v", known, err)
-	}
+	_, known, err := log.Resume(at.inode, at.offset, "stdout")
+	harness.Want(t, !known && err == nil, "in another file: known %t, %v", known, err)
 }
 
 // logOnce logs a line, another stream's, and then data behind the beginning of a
@@ -145,7 +137,6 @@ func logOnce(t *testing.T, path, before, data string) ([]byte, noted) {
 	_, _ = log.Stream("stderr").Write([]byte("oops\n"))
 	_, _ = stream.Write([]byte(data))
 	harness.Check(t, log.Close())
-	content, err := os.ReadFile(path)
-	harness.Check(t, err)
+	content := harness.Read(t, path)
 	return content, at
 }
