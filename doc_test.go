@@ -192,7 +192,7 @@ var reserved = []struct {
 	},
 	{
 		"github.com/containerd/nri/...",
-		[]string{"nri", "test/bench/nri", "test/container/nriplugin"},
+		[]string{"nri", "test/bench/nri", "test/container"},
 		"pods and containers know plugins by two interfaces, and nothing of NRI's messages",
 	},
 	{

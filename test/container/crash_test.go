@@ -128,9 +128,7 @@ func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
 	c.t.Helper()
 	c.Arm(c.t, append([]string{c.point + " " + fault}, c.also...)...)
 	wantError(c.t, call(limited(c.t), c))
-	if !c.WasHit() {
-		c.t.Error("the point was not reached")
-	}
+	expect(c.t, c.WasHit(), "the point was not reached")
 	if fault == killed {
 		eventually(c.t, "the daemon ends", func() bool { return !c.Running() })
 	}

@@ -209,9 +209,7 @@ func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 		time.Sleep(time.Duration(round) * 30 * time.Millisecond)
 		check(t, p.stopPod())
 		for _, c := range p.list(&runtimeapi.ContainerFilter{PodSandboxId: p.id}) {
-			if c.State != exited {
-				t.Errorf("in a pod that was stopped: %v", c)
-			}
+			expect(t, c.State == exited, "in a pod that was stopped: %v", c)
 		}
 		<-done
 		p.RemovePod(p.id)

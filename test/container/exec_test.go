@@ -22,14 +22,10 @@ func TestExecSync(t *testing.T) {
 	id := p.run("app", forever)
 	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", "echo out; echo err >&2; exit 42")
 	check(t, err)
-	if string(answer.Stdout) != "out\n" || string(answer.Stderr) != "err\n" || answer.ExitCode != 42 {
-		t.Errorf("got %v", answer)
-	}
+	expect(t, string(answer.Stdout) == "out\n" && string(answer.Stderr) == "err\n" && answer.ExitCode == 42, "got %v", answer)
 	answer, err = p.tryExec(id, 0, "sh", "-c", "kill -9 $$")
 	check(t, err)
-	if answer.ExitCode != 137 {
-		t.Errorf("killed: got %v", answer)
-	}
+	expect(t, answer.ExitCode == 137, "killed: got %v", answer)
 	if answer, err := p.tryExec(id, 0, "/no/such"); err == nil && answer.ExitCode == 0 {
 		t.Errorf("a program that does not exist: %v", answer)
 	}
@@ -53,9 +49,7 @@ func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	eventually(t, "the command's processes are gone", func() bool { return !slices.Contains(p.tree(id), "tail") })
-	if p.status(id).State != running || len(before) == 0 {
-		t.Errorf("the container is %v", p.status(id))
-	}
+	expect(t, p.status(id).State == running && len(before) != 0, "the container is %v", p.status(id))
 	p.exec(id, "true")
 }
 
@@ -91,9 +85,7 @@ func TestExecBesideTheEnd(t *testing.T) {
 		check(t, p.remove(id))
 	}
 	t.Logf("%d of %d commands were being started when their container ended", refused, done*clients)
-	if refused == 0 {
-		t.Error("no command has met the end of its container: this shows nothing")
-	}
+	expect(t, refused != 0, "no command has met the end of its container: this shows nothing")
 }
 
 func (p *pod) tree(id string) []string {
@@ -208,9 +200,7 @@ func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 	}
 	err := <-hangs
 	wantCode(t, err, codes.Unavailable)
-	if !strings.Contains(err.Error(), "/volume") {
-		t.Errorf("the error does not name the path: %v", err)
-	}
+	expect(t, strings.Contains(err.Error(), "/volume"), "the error does not name the path: %v", err)
 	// It has left nothing behind: its name is free.
 	config.Mounts = nil
 	check(t, p.start(p.create(config)))

@@ -72,9 +72,7 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	wantRunc(builtin, "restarted", 0)
 	list := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 	for _, item := range list.Items {
-		if item.RuntimeHandler != "" {
-			t.Errorf("pod %s is listed with handler %q, it named none", item.Metadata.Name, item.RuntimeHandler)
-		}
+		expect(t, item.RuntimeHandler == "", "pod %s is listed with handler %q, it named none", item.Metadata.Name, item.RuntimeHandler)
 	}
 }
 
@@ -83,9 +81,7 @@ func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(n.State, "shims", "*", below, id))
 	check(t, err)
-	if len(found) != want {
-		t.Errorf("%d states of the container in %s, want %d", len(found), below, want)
-	}
+	expect(t, len(found) == want, "%d states of the container in %s, want %d", len(found), below, want)
 }
 
 // condition is what Status says of a handler of this name.
@@ -93,9 +89,7 @@ func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.Runtim
 	t.Helper()
 	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
 	all := answer.Status.Conditions
-	if !all[0].Status {
-		t.Errorf("the node is not ready: %v", all)
-	}
+	expect(t, all[0].Status, "the node is not ready: %v", all)
 	return all[slices.IndexFunc(all, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == "RuntimeHandlerReady/"+handler })]
 }
 
@@ -338,9 +332,7 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			check(t, p.inTime(20*time.Second, p.stopPod))
 			wantError(t, <-made)
 			for _, pid := range shims(n) { // one of its own goes with the pod
-				if !slices.Contains(pids, pid) {
-					t.Errorf("supervisors %v, before %v", shims(n), pids)
-				}
+				expect(t, slices.Contains(pids, pid), "supervisors %v, before %v", shims(n), pids)
 			}
 			other.exec(witness, "true")
 			n.RemovePod(p.id)

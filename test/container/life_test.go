@@ -28,9 +28,7 @@ func TestLife(t *testing.T) {
 	config.Labels, config.Annotations = map[string]string{"a": "b"}, map[string]string{"c": "d"}
 	id := p.create(config)
 	s := p.status(id)
-	if s.State != created || s.CreatedAt == 0 || s.StartedAt != 0 || s.FinishedAt != 0 || s.Reason != "" {
-		t.Errorf("created: %v", s)
-	}
+	expect(t, s.State == created && s.CreatedAt != 0 && s.StartedAt == 0 && s.FinishedAt == 0 && s.Reason == "", "created: %v", s)
 	if s.Image.Image != harness.BusyboxImage || !strings.HasPrefix(s.ImageId, "sha256:") || s.ImageRef == "" || s.Labels["a"] != "b" || s.Annotations["c"] != "d" {
 		t.Errorf("what it was made from: %v", s)
 	}
@@ -60,9 +58,7 @@ func TestLife(t *testing.T) {
 	_, err = p.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	wantCode(t, err, codes.NotFound)
 	stopped := p.list(nil) // before its start
-	if len(stopped) != 1 || stopped[0].State != exited || p.status(stopped[0].Id).FinishedAt == 0 {
-		t.Errorf("listed: %v", stopped)
-	}
+	expect(t, len(stopped) == 1 && stopped[0].State == exited && p.status(stopped[0].Id).FinishedAt != 0, "listed: %v", stopped)
 	check(t, p.remove(stopped[0].Id))
 	p.create(config) // the name is free
 }
@@ -189,9 +185,7 @@ func TestListFilters(t *testing.T) {
 	stream := harness.Call(t, n.Runtime.StreamContainers, &runtimeapi.StreamContainersRequest{})
 	answer, err := stream.Recv()
 	check(t, err)
-	if len(answer.Containers) != 3 {
-		t.Errorf("streamed: %v", answer)
-	}
+	expect(t, len(answer.Containers) == 3, "streamed: %v", answer)
 }
 
 // cri: ReopenContainerLog ReopenContainerLogRequest.container_id UpdateContainerResources
@@ -322,9 +316,7 @@ func (p *pod) events(stream eventStream, last string) (all []string) {
 	for len(all) == 0 || !strings.HasPrefix(all[len(all)-1], last) {
 		event, err := stream.Recv()
 		check(p.t, err)
-		if event.CreatedAt <= latest {
-			p.t.Errorf("an event of %d comes after one of %d", event.CreatedAt, latest)
-		}
+		expect(p.t, event.CreatedAt > latest, "an event of %d comes after one of %d", event.CreatedAt, latest)
 		latest = event.CreatedAt
 		var states []string
 		for _, c := range event.ContainersStatuses {

@@ -117,13 +117,9 @@ func TestP39_FullDisk(t *testing.T) {
 	p.wantExit(id, 7, "Error")
 	stdout, stderr := p.logs(id)
 	logged, after := strings.CutSuffix(stdout, "after\n")
-	if !after {
-		t.Error("what was written when there was room again is not in the log")
-	}
+	expect(t, after, "what was written when there was room again is not in the log")
 	missing := missingLines(t, want, logged)
-	if missing == 0 {
-		t.Error("no line is missing: the disk was not full")
-	}
+	expect(t, missing != 0, "no line is missing: the disk was not full")
 	same(t, "lines that are lost, by the log", lostLines(t, stderr), missing)
 }
 
@@ -141,9 +137,7 @@ func missingLines(t *testing.T, written, logged string) (missing int) {
 		}
 		missing++
 	}
-	if more {
-		t.Errorf("in the log is %q, which was not written or not there", line)
-	}
+	expect(t, !more, "in the log is %q, which was not written or not there", line)
 	return missing
 }
 
@@ -217,9 +211,7 @@ func (p *pod) linksOfTheLogDirectory(id, elsewhere string) {
 	check(p.t, os.Rename(away, p.config.LogDirectory))
 	entries, err := os.ReadDir(elsewhere)
 	check(p.t, err)
-	if len(entries) != 1 {
-		p.t.Errorf("behind the links there is %v", entries)
-	}
+	expect(p.t, len(entries) == 1, "behind the links there is %v", entries)
 }
 
 // What a process has written is not there for it to read, and its streams can be opened
@@ -301,7 +293,5 @@ func TestWritersOutliveTheirSupervisor(t *testing.T) {
 		}
 		same(t, "std"+stream.name, stream.got, all.String()+stream.end)
 	}
-	if lines < 100 {
-		t.Errorf("only %d lines", lines)
-	}
+	expect(t, lines >= 100, "only %d lines", lines)
 }

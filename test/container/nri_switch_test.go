@@ -84,7 +84,5 @@ func TestNRIIsSwitchedByAReload(t *testing.T) {
 		t.Errorf("plugins that are gone were asked %d times", got-heard)
 	}
 	n.withoutPlugins("05-logger")
-	if n.PID() != pid || strings.Contains(n.Log(), "need a restart") {
-		t.Error("the daemon was restarted, or wants to be")
-	}
+	expect(t, n.PID() == pid && !strings.Contains(n.Log(), "need a restart"), "the daemon was restarted, or wants to be")
 }

@@ -2,19 +2,18 @@ package container
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/stub"
 	"github.com/vishvananda/netlink"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -26,23 +25,9 @@ import (
 
 type nriNode struct {
 	*harness.Node
-	t testing.TB
-	// dir has the socket, the program, the plugins' directory and the log of the
-	// logger.
-	dir string
+	t   testing.TB
+	dir string // of the socket, the plugins, their configuration and the log of the logger
 }
-
-var nriProgram = filepath.Join(os.TempDir(), fmt.Sprint("nriplugin-", time.Now().UnixNano()))
-
-// buildNRIPlugin builds the plugin once for all tests: in an emulated machine it takes
-// minutes.
-var buildNRIPlugin = sync.OnceValue(func() error {
-	output, err := exec.Command("go", "build", "-tags", "nri_no_wasm", "-o", nriProgram, "./nriplugin").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("building the plugin: %w: %s", err, output)
-	}
-	return nil
-})
 
 // newNRINode makes a node whose configuration has these further keys in [nri].
 func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
@@ -53,8 +38,6 @@ func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
 	for _, sub := range []string{"plugins", "conf"} {
 		check(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
 	}
-	check(t, buildNRIPlugin())
-	check(t, os.Link(nriProgram, filepath.Join(dir, "nriplugin")))
 	if !strings.Contains(keys, "request_timeout") {
 		keys += "\nrequest_timeout = '1m'\n" // 2 s are short on a machine that is emulated
 	}
@@ -62,31 +45,30 @@ func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
 	return &nriNode{Node: newNode(t, append(opts, harness.Config(config))...), t: t, dir: dir}
 }
 
+// install gives the daemon a plugin to start, which is this program.
 func (n *nriNode) install(index, name string) {
 	n.t.Helper()
-	check(n.t, os.Link(filepath.Join(n.dir, "nriplugin"), filepath.Join(n.dir, "plugins", index+"-"+name)))
+	n.writePlugin(index + "-" + name)
 	check(n.t, os.WriteFile(filepath.Join(n.dir, "conf", name+".conf"), []byte(n.log()), 0o644))
 }
 
-type plugin struct {
-	*exec.Cmd
-	orders io.WriteCloser
-}
-
-func (n *nriNode) connect(index, name string) *plugin {
+func (n *nriNode) writePlugin(file string) {
 	n.t.Helper()
-	command := exec.Command(filepath.Join(n.dir, "nriplugin"), "-socket", filepath.Join(n.dir, "nri.sock"), "-index", index, "-name", name, "-log", n.log())
-	command.Stderr = os.Stderr
-	orders, err := command.StdinPipe()
+	program, err := os.Executable()
 	check(n.t, err)
-	check(n.t, command.Start())
-	p := &plugin{command, orders}
-	n.t.Cleanup(p.kill)
-	n.awaitPlugin(index+"-"+name, true)
-	return p
+	check(n.t, os.WriteFile(filepath.Join(n.dir, "plugins", file), []byte("#!/bin/sh\nexec "+program+"\n"), 0o755))
 }
 
-func (p *plugin) kill() { _, _ = p.Process.Kill(), p.Wait() }
+// connect connects a plugin by itself, until the test ends.
+func (n *nriNode) connect(index, name string) stub.Stub {
+	n.t.Helper()
+	s, err := newPlugin(name, n.log(), stub.WithSocketPath(filepath.Join(n.dir, "nri.sock")), stub.WithPluginName(name), stub.WithPluginIdx(index), stub.WithOnClose(func() {}))
+	check(n.t, err)
+	check(n.t, s.Start(context.Background()))
+	n.t.Cleanup(s.Stop)
+	n.awaitPlugin(index+"-"+name, true)
+	return s
+}
 
 func (n *nriNode) awaitPlugin(name string, there bool) {
 	n.t.Helper()
@@ -106,17 +88,6 @@ func (n *nriNode) plugins() (names []string) {
 }
 
 func (n *nriNode) log() string { return filepath.Join(n.dir, "log") }
-
-type seen struct {
-	Event, Pod, Container, Netns, State, Error string
-
-	NetnsThere bool `json:"netns_there"`
-	IPs        []string
-	Memory     int64
-	Shares     uint64
-	Pods       []string
-	Containers []string
-}
 
 func (n *nriNode) seen() (all []seen) {
 	n.t.Helper()
@@ -209,7 +180,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	n.install("05", "logger")
 	n.install("06", "adjuster")
 	for _, name := range []string{"logger", "5-logger", "README"} {
-		check(t, os.Link(filepath.Join(n.dir, "nriplugin"), filepath.Join(n.dir, "plugins", name)))
+		n.writePlugin(name)
 	}
 	check(t, os.Mkdir(filepath.Join(n.dir, "conf", "06-adjuster.conf"), 0o755))
 	n.Restart()
@@ -220,9 +191,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	for _, name := range []string{"logger", "5-logger", "README", "06-adjuster"} {
 		says := "NRI plugin " + filepath.Join(n.dir, "plugins", name) + " is not started"
 		for what, text := range map[string]string{"the log": n.Log(), "Status": answer.Info["nriProblems"], "check": output} {
-			if !strings.Contains(text, says) {
-				t.Errorf("%s does not say %q: %s", what, says, text)
-			}
+			expect(t, strings.Contains(text, says), "%s does not say %q: %s", what, says, text)
 		}
 	}
 	runPod(t, n.Node, "web").run("app", forever)
@@ -424,7 +393,7 @@ func TestNRIRequiredPlugin(t *testing.T) {
 	runPod(t, n.Node, "tolerant", annotated("tolerate.nri.test", "true")).run("app", forever)
 	logger := n.connect("10", "logger")
 	p := runPod(t, n.Node, "web")
-	logger.kill()
+	logger.Stop()
 	n.awaitPlugin("10-logger", false)
 	_, err = p.tryCreate(shell("app", forever))
 	wantError(t, err, "required NRI plugin logger")
@@ -444,17 +413,17 @@ func TestNRIUpdates(t *testing.T) {
 	if resources := p.status(id).Resources.Linux; resources.CpuShares != 777 || resources.MemoryLimitInBytes != 48<<20 {
 		t.Errorf("after an update that the plugin changed: %v", resources)
 	}
-	_, err := fmt.Fprintf(logger.orders, `{"containerId": %q, "linux": {"resources": {"memory": {"limit": {"value": "33554432"}}}}}`+"\n", id)
-	check(t, err)
-	eventually(t, "the update of the plugin is in force", func() bool { return p.status(id).Resources.Linux.MemoryLimitInBytes == 32<<20 })
+	send := func(id, resources string) error {
+		asked, err := updates(fmt.Sprintf(`{"containerId": %q, "linux": {"resources": %s}}`, id, resources))
+		check(t, err)
+		failed, err := logger.UpdateContainers(asked)
+		same(t, "updates that failed", len(failed), 0)
+		return err
+	}
+	check(t, send(id, `{"memory": {"limit": {"value": "33554432"}}}`))
+	same(t, "memory in the status", p.status(id).Resources.Linux.MemoryLimitInBytes, 32<<20)
 	same(t, "memory", p.limit(id, "memory"), "33554432")
-	_, err = fmt.Fprintf(logger.orders, `{"containerId": "no-such", "linux": {"resources": {"cpu": {"shares": {"value": "2"}}}}}`+"\n")
-	check(t, err)
-	eventually(t, "the plugin learns that its update failed", func() bool {
-		all := n.seen()
-		last := all[len(all)-1]
-		return last.Container == "no-such" && strings.Contains(last.Error, "no-such")
-	})
+	wantError(t, send("no-such", `{"cpu": {"shares": {"value": "2"}}}`), "no-such")
 	eventually(t, "the container has ended", func() bool { return slices.Contains(n.events("ended", "ended"), "StopContainer") })
 	for name, other := range map[string]string{"no-such": "no-such", "has-ended": ended} {
 		p := runPod(t, n.Node, name, annotated("others.nri.test", fmt.Sprintf(`{"containerId": %q, "linux": {"resources": {"cpu": {"shares": {"value": "100"}}}}}`, other)))

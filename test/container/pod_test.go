@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -24,9 +25,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	code := harness.Main(m)
-	_ = os.Remove(nriProgram) // which may never have been built
-	os.Exit(code)
+	if name := os.Getenv(api.PluginNameEnvVar); name != "" { // of the daemon of a test
+		bePlugin(name)
+		os.Exit(1)
+	}
+	os.Exit(harness.Main(m))
 }
 
 const patience = 2 * time.Minute
@@ -130,9 +133,7 @@ func (p *pod) output(name, script string, opts ...option) string {
 	id := p.run(name, script, opts...)
 	end := p.awaitExit(id)
 	stdout, stderr := p.logs(id)
-	if end.ExitCode != 0 {
-		p.t.Errorf("%s: %q ended with %d: %s%s", name, script, end.ExitCode, stdout, stderr)
-	}
+	expect(p.t, end.ExitCode == 0, "%s: %q ended with %d: %s%s", name, script, end.ExitCode, stdout, stderr)
 	return strings.TrimSpace(stdout)
 }
 
@@ -192,9 +193,7 @@ func (p *pod) awaitExit(id string) (end *runtimeapi.ContainerStatus) {
 func (p *pod) wantExit(id string, code int32, reason string) {
 	p.t.Helper()
 	end := p.awaitExit(id)
-	if end.ExitCode != code || end.Reason != reason {
-		p.t.Errorf("want exit code %d, reason %s; got %v", code, reason, end)
-	}
+	expect(p.t, end.ExitCode == code && end.Reason == reason, "want exit code %d, reason %s; got %v", code, reason, end)
 	if end.CreatedAt == 0 || end.StartedAt < end.CreatedAt || end.FinishedAt < end.StartedAt || end.FinishedAt > time.Now().UnixNano() {
 		p.t.Errorf("want created <= started <= finished <= now, got %d, %d, %d", end.CreatedAt, end.StartedAt, end.FinishedAt)
 	}
@@ -210,9 +209,7 @@ func (p *pod) exec(id, script string) string {
 	p.t.Helper()
 	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
 	check(p.t, err)
-	if answer.ExitCode != 0 {
-		p.t.Errorf("exec %q ended with %d: %s%s", script, answer.ExitCode, answer.Stdout, answer.Stderr)
-	}
+	expect(p.t, answer.ExitCode == 0, "exec %q ended with %d: %s%s", script, answer.ExitCode, answer.Stdout, answer.Stderr)
 	return strings.TrimSpace(string(answer.Stdout))
 }
 
@@ -356,23 +353,27 @@ func wantError(t testing.TB, err error, says ...string) {
 		return
 	}
 	for _, text := range says {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("the error does not say %q: %.2000v", text, err)
-		}
+		expect(t, strings.Contains(err.Error(), text), "the error does not say %q: %.2000v", text, err)
 	}
 }
 
 func wantCode(t testing.TB, err error, code codes.Code) {
 	t.Helper()
-	if status.Code(err) != code {
-		t.Errorf("want code %v, got: %v", code, err)
-	}
+	expect(t, status.Code(err) == code, "want code %v, got: %v", code, err)
 }
 
 func wantRefused(t testing.TB, err error, field string) {
 	t.Helper()
 	wantCode(t, err, codes.InvalidArgument)
 	wantError(t, err, field)
+}
+
+// expect fails the test with this text unless it holds.
+func expect(t testing.TB, holds bool, text string, values ...any) {
+	t.Helper()
+	if !holds {
+		t.Errorf(text, values...)
+	}
 }
 
 // same fails the test unless two values print the same.

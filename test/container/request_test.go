@@ -95,9 +95,7 @@ func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
 	for i := range 3 {
 		id := p.create(shell("app", "true", attempt(uint32(i+1))))
 		now := p.status(id).CreatedAt
-		if now <= last {
-			t.Errorf("attempt %d is created at %d, the one before at %d", i+1, now, last)
-		}
+		expect(t, now > last, "attempt %d is created at %d, the one before at %d", i+1, now, last)
 		last = now
 	}
 }
@@ -156,9 +154,7 @@ func TestRefusedBeforeAnythingIsMade(t *testing.T) {
 	} {
 		_, err := p.tryCreate(shell("app", forever, noLog, c.change))
 		wantRefused(t, err, c.names)
-		if len(fmt.Sprint(err)) > 1000 {
-			t.Errorf("an error of %d bytes", len(fmt.Sprint(err)))
-		}
+		expect(t, len(fmt.Sprint(err)) <= 1000, "an error of %d bytes", len(fmt.Sprint(err)))
 	}
 	same(t, "differences", p.Differences(before), nil)
 	id := p.run("app", "echo ${#LARGE}; "+forever, many(10, 100<<10), env("LARGE", strings.Repeat("x", 128<<10-100)))
@@ -201,14 +197,10 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 				all = append(all, ip.Ip)
 			}
 			if mode == runtimeapi.NamespaceMode_NODE || s.State != runtimeapi.PodSandboxState_SANDBOX_READY {
-				if len(all) != 1 || all[0] != "" {
-					t.Errorf("pod %s has the addresses %q", s.Metadata.Name, all)
-				}
+				expect(t, len(all) == 1 && all[0] == "", "pod %s has the addresses %q", s.Metadata.Name, all)
 				continue
 			}
-			if len(all) != 2 {
-				t.Errorf("pod %s has the addresses %q, want two", s.Metadata.Name, all)
-			}
+			expect(t, len(all) == 2, "pod %s has the addresses %q, want two", s.Metadata.Name, all)
 			for _, ip := range all {
 				if _, err := netip.ParseAddr(ip); err != nil {
 					t.Errorf("pod %s: %v", s.Metadata.Name, err)
@@ -234,9 +226,7 @@ func limitsOf(t *testing.T, text string) map[string]string {
 			limits[strings.TrimSpace(line[:26])] = strings.Join(strings.Fields(line[26:65]), ":")
 		}
 	}
-	if len(limits) < 16 {
-		t.Errorf("limits: %q", text)
-	}
+	expect(t, len(limits) >= 16, "limits: %q", text)
 	return limits
 }
 

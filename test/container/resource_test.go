@@ -87,9 +87,7 @@ func TestP42_Resources(t *testing.T) {
 	kept("quota", "80000")
 	kept("shares", shares)
 	r := p.status(id).Resources.Linux
-	if r.MemoryLimitInBytes != 96<<20 || r.CpuQuota != 80000 || r.CpuShares != 512 || r.CpusetCpus != "0" {
-		t.Errorf("status: %v", r)
-	}
+	expect(t, r.MemoryLimitInBytes == 96<<20 && r.CpuQuota == 80000 && r.CpuShares == 512 && r.CpusetCpus == "0", "status: %v", r)
 	// One part that the kernel refuses: the others stay as they were.
 	wantError(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 333, MemoryLimitInBytes: 80 << 20, CpusetCpus: "900"}))
 	kept("memory", "100663296")
@@ -215,9 +213,7 @@ func TestStatusIsWhatIsInForce(t *testing.T) {
 		t.Errorf("resources of Windows: %v", other)
 	}
 	now := p.status(id).Resources.Linux
-	if now.OomScoreAdj != 600 || now.MemoryLimitInBytes != 96<<20 {
-		t.Errorf("status: %v", now)
-	}
+	expect(t, now.OomScoreAdj == 600 && now.MemoryLimitInBytes == 96<<20, "status: %v", now)
 	kernel := p.limit(id, "huge")
 	switch {
 	case kernel == "" && len(now.HugepageLimits) > 0:
@@ -323,9 +319,7 @@ func TestStatsAreTheKernels(t *testing.T) {
 	same(t, "available", fmt.Sprint(s.Memory.GetAvailableBytes().GetValue()), fmt.Sprint(limit-s.Memory.GetWorkingSetBytes().GetValue()))
 	now := time.Now().UnixNano()
 	for what, at := range map[string]int64{"cpu": s.Cpu.GetTimestamp(), "memory": s.Memory.GetTimestamp()} {
-		if at > now || at < now-int64(time.Minute) {
-			t.Errorf("the time of %s is %v", what, time.Unix(0, at))
-		}
+		expect(t, at <= now && at >= now-int64(time.Minute), "the time of %s is %v", what, time.Unix(0, at))
 	}
 	p.pressure(path, "cpu", s.Cpu.GetPsi())
 	p.pressure(path, "memory", s.Memory.GetPsi())
@@ -423,9 +417,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	if network.GetDefaultInterface().GetName() != "eth0" || len(network.GetInterfaces()) != 1 || network.GetInterfaces()[0].GetName() != "second" || network.GetTimestamp() == 0 {
 		t.Fatalf("the network is %v", network)
 	}
-	if before[0] == 0 || before[2] == 0 {
-		t.Errorf("eth0 has %v", before)
-	}
+	expect(t, before[0] != 0 && before[2] != 0, "eth0 has %v", before)
 	for link, c := range map[*runtimeapi.NetworkInterfaceUsage][2][4]uint64{
 		network.GetDefaultInterface(): {before, after}, network.GetInterfaces()[0]: {beforeSecond, afterSecond},
 	} {
@@ -433,9 +425,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 			within(t, fmt.Sprint(link.GetName(), " counter ", i), c[0][i], got, c[1][i], 0)
 		}
 	}
-	if s.GetMemory().GetUsageBytes().GetValue() == 0 || s.GetMemory().GetTimestamp() == 0 {
-		t.Errorf("the memory is %v", s.GetMemory())
-	}
+	expect(t, s.GetMemory().GetUsageBytes().GetValue() != 0 && s.GetMemory().GetTimestamp() != 0, "the memory is %v", s.GetMemory())
 	within(t, "cpu of the pod", beforePod["cpu"], s.GetCpu().GetUsageCoreNanoSeconds().GetValue(), p.kernels(slice)["cpu"], 0)
 	for of, got := range map[string]*runtimeapi.PsiStats{"cpu": s.GetCpu().GetPsi(), "memory": s.GetMemory().GetPsi(), "io": s.GetIo().GetPsi()} {
 		p.pressure(slice, of, got)

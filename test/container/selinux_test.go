@@ -59,9 +59,7 @@ func TestSELinuxOfAPod(t *testing.T) {
 		same(t, "level of "+name, domain(t, pid)["level"], pause["level"])
 	}
 	theirs := domain(t, other.pausePID())["level"]
-	if !strings.Contains(theirs, ":") || theirs == pause["level"] {
-		t.Errorf("levels %q and %q of two pods", pause["level"], theirs)
-	}
+	expect(t, strings.Contains(theirs, ":") && theirs != pause["level"], "levels %q and %q of two pods", pause["level"], theirs)
 	label := "system_u:object_r:container_file_t:" + pause["level"]
 	root := fmt.Sprintf("/proc/%d/root", p.info(id).PID)
 	for _, path := range []string{"/bin", "/dev/shm", "/etc/hosts", "/etc/resolv.conf", "/etc/hostname"} {
@@ -107,9 +105,7 @@ func TestSELinuxKeepsPodsApart(t *testing.T) {
 	stranger := other.run("app", forever, mounted(dir, "/data"))
 	answer, err := other.tryExec(stranger, 0, "cat", "/data/secret")
 	check(t, err)
-	if answer.ExitCode == 0 {
-		t.Errorf("another pod reads %q", answer.Stdout)
-	}
+	expect(t, answer.ExitCode != 0, "another pod reads %q", answer.Stdout)
 	same(t, "label", fileLabel(t, filepath.Join(dir, "secret")), "system_u:object_r:container_file_t:"+domain(t, p.pausePID())["level"])
 	_, err = p.tryCreate(shell("etc", forever, mounted("/etc", "/data", relabel)))
 	wantError(t, err, "/etc")
@@ -126,9 +122,7 @@ func TestSELinuxOfPrivileged(t *testing.T) {
 	plain := p.run("plain", forever, root)
 	answer, err := p.tryExec(plain, 0, "sh", "-c", "echo x >/node/x")
 	check(t, err)
-	if answer.ExitCode == 0 {
-		t.Error("a container writes into /root of the node")
-	}
+	expect(t, answer.ExitCode != 0, "a container writes into /root of the node")
 }
 
 // A level that the pod asks for is used.

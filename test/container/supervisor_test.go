@@ -219,9 +219,7 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 		t.Errorf("finished at %v, the daemon was gone from %v to %v", at, killed, started)
 	}
 	same(t, "status of the one that had ended", p.status(ended), before)
-	if p.info(lives).PID != pid || p.exec(lives, "echo hi") != "hi" {
-		t.Errorf("process %d, was %d", p.info(lives).PID, pid)
-	}
+	expect(t, p.info(lives).PID == pid && p.exec(lives, "echo hi") == "hi", "process %d, was %d", p.info(lives).PID, pid)
 	check(t, p.start(waits))
 	p.wantExit(waits, 5, "Error")
 	check(t, p.stop(lives, 10))

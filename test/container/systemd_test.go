@@ -54,9 +54,7 @@ func TestContainersAreScopesOfThePodsSlice(t *testing.T) {
 		t.Errorf("the container is in %s, not in %s", data, path)
 	}
 	scopes, err := filepath.Glob("/sys/fs/cgroup" + slice + "/*.scope")
-	if err != nil || len(scopes) != 2 {
-		t.Errorf("want a scope for pause and one for the container, got %v, %v", scopes, err)
-	}
+	expect(t, err == nil && len(scopes) == 2, "want a scope for pause and one for the container, got %v, %v", scopes, err)
 	same(t, "exec", p.exec(id, "echo hi"), "hi")
 	check(t, p.stop(id, 10))
 	check(t, p.remove(id))
@@ -81,9 +79,7 @@ func TestLimitsStayWhenSystemdIsReloaded(t *testing.T) {
 	weight := file(t, path, "cpu.weight")
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20, CpuQuota: 80000, CpuShares: 2048}))
 	updated := map[string]string{"memory.max": "100663296", "cpu.max": "80000 100000", "cpuset.cpus": "0", "cpu.weight": file(t, path, "cpu.weight")}
-	if updated["cpu.weight"] == weight {
-		t.Errorf("the weight is still %s", weight)
-	}
+	expect(t, updated["cpu.weight"] != weight, "the weight is still %s", weight)
 	limits("updated", updated)
 	check(t, exec.Command("systemctl", "daemon-reload").Run())
 	limits("reloaded", updated)

@@ -85,9 +85,7 @@ func TestUnit(t *testing.T) {
 		return systemctl(t, "list-units", "--all", "--plain", "--no-legend", "minicri-*.scope") == ""
 	})
 	left, err := filepath.Glob("/sys/fs/cgroup/kubepods.slice/*/*/*.scope")
-	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
+	expect(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)
 	if procs, err := os.ReadFile("/sys/fs/cgroup/system.slice/" + unit + "/cgroup.procs"); err == nil && len(procs) > 0 {
 		t.Errorf("processes of the unit are left behind: %s", procs)
 	}
@@ -210,18 +208,14 @@ func TestUnitReload(t *testing.T) {
 	p, id := startUnit(t)
 	before := p.processes(t, id)
 	const call = "level=DEBUG msg=call method=ContainerStatus"
-	if strings.Contains(logged(t), call) {
-		t.Error("calls are in the log already")
-	}
+	expect(t, !strings.Contains(logged(t), call), "calls are in the log already")
 	configure(t, "log_level = \"debug\"\n")
 	systemctl(t, "reload", unit)
 	// Once by the signal, and once because the file has changed.
 	const reloaded = "configuration reloaded"
 	eventually(t, "both reloads are logged", func() bool { return strings.Count(logged(t), reloaded) == 2 })
 	eventually(t, "a call is logged", func() bool { p.status(id); return strings.Contains(logged(t), call) })
-	if !strings.Contains(logged(t), "applied=[log_level]") {
-		t.Errorf("the log does not say what was applied:\n%s", logged(t))
-	}
+	expect(t, strings.Contains(logged(t), "applied=[log_level]"), "the log does not say what was applied:\n%s", logged(t))
 	// By a signal alone, so that it is the daemon by whom systemd knows.
 	changed := property(t, unit, "StateChangeTimestampMonotonic")
 	systemctl(t, "kill", "--kill-whom", "main", "--signal", "HUP", unit)
@@ -270,9 +264,7 @@ func TestUnitWatchdog(t *testing.T) {
 	said, err := exec.Command("journalctl", "--no-pager", "--output", "cat", "--unit", unit).Output()
 	check(t, err)
 	for _, words := range []string{"Watchdog timeout", "probe=pods"} {
-		if !strings.Contains(string(said), words) {
-			t.Errorf("the journal does not say %q:\n%s", words, said)
-		}
+		expect(t, strings.Contains(string(said), words), "the journal does not say %q:\n%s", words, said)
 	}
 	p.connect()
 	if p.pausePID() != pause || p.info(id).PID != pid || p.status(id).State != running {

@@ -59,13 +59,9 @@ func TestImageAsAVolume(t *testing.T) {
 	same(t, "owners", strings.Join(strings.Fields(p.exec(id, "stat -c %u:%a /models /models/small /models/large")), " "), "1000:755 1000:640 0:644")
 	p.exec(id, "for f in /data/new /models/new /models/small; do (echo x >> $f) 2>/dev/null && exit 1; done; true")
 	mounts := p.status(id).Mounts
-	if len(mounts) != 4 || mounts[0].HostPath != "" || mounts[1].ImageSubPath != "models" {
-		t.Errorf("mounts in the status: %v", mounts)
-	}
+	expect(t, len(mounts) == 4 && mounts[0].HostPath == "" && mounts[1].ImageSubPath == "models", "mounts in the status: %v", mounts)
 	for _, m := range mounts {
-		if m.Image.Image != dataImage || !strings.HasPrefix(m.Image.ImageRef, "sha256:") {
-			t.Errorf("image in the status: %v", m.Image)
-		}
+		expect(t, m.Image.Image == dataImage && strings.HasPrefix(m.Image.ImageRef, "sha256:"), "image in the status: %v", m.Image)
 	}
 	// The images can go while they are in use, and the daemon too.
 	waits := p.create(shell("waits", "ls /bin/busybox"))
@@ -126,9 +122,7 @@ func TestVolumesOfTheImage(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(n.Root, "container-volumes", "*"))
 	check(t, err)
-	if len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	expect(t, len(left) == 0, "left: %v", left)
 }
 
 // A source that the kubelet made and that has gone, a link to nothing, or a place of the kernel's is an error with its
@@ -162,9 +156,7 @@ func (p *pod) mountOptions(id, place string) []string {
 func wantOptions(t *testing.T, what string, got []string, want ...string) {
 	t.Helper()
 	for _, option := range want {
-		if !slices.Contains(got, option) {
-			t.Errorf("%s: the options are %q, want %s", what, got, option)
-		}
+		expect(t, slices.Contains(got, option), "%s: the options are %q, want %s", what, got, option)
 	}
 }
 
@@ -285,9 +277,7 @@ func TestVolumesThatTheImageLacks(t *testing.T) {
 func TestUserNamespaceInTheNetworkOfTheNode(t *testing.T) {
 	n := newNode(t)
 	features := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
-	if !features.Features.UserNamespacesHostNetwork {
-		t.Error("the feature is not reported")
-	}
+	expect(t, features.Features.UserNamespacesHostNetwork, "the feature is not reported")
 	p := runPod(t, n, "web", harness.HostNetwork(), harness.UserNamespace)
 	id := p.run("app", forever)
 	pid := p.info(id).PID
