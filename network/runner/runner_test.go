@@ -283,6 +283,30 @@ func TestPluginThatFails(t *testing.T) {
 	})
 }
 
+// An error of the runner itself names its cause: here that no process can be made.
+func TestPluginThatCannotBeStarted(t *testing.T) {
+	var pids cgroup.Group
+	for _, parent := range parents(t) {
+		if !parent.V2 {
+			pids = parent
+		}
+	}
+	if pids.Dir == "" {
+		t.Skip("needs cgroup v1, where a controller of pids is in a hierarchy of its own")
+	}
+	r, err := Open(pids, "unit-")
+	harness.Check(t, err)
+	run, err := r.Begin(Request{Verb: "ADD", ID: "web", Plugins: 1, Limit: within})
+	harness.Check(t, err)
+	harness.Check(t, os.WriteFile(filepath.Join(run.Group.Dir, "pids.max"), []byte("0"), 0))
+	_, err = run.ExecPlugin(t.Context(), "/bin/true", nil, nil)
+	if err == nil || !strings.Contains(err.Error(), "start the plugin") || !strings.Contains(err.Error(), "resource temporarily unavailable") {
+		t.Errorf("got %v", err)
+	}
+	harness.Eventually(t, "the thread that entered the cgroup has ended", within, func() bool { return !run.Running() })
+	harness.Check(t, run.End())
+}
+
 // A plugin that an installer is writing is started when it is whole; one that stays open for
 // writing fails, and says so, and a run that is killed does not wait for it.
 func TestPluginThatIsBeingWritten(t *testing.T) {
