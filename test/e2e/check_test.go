@@ -37,6 +37,13 @@ func problems(t *testing.T, n *harness.Node, flags ...string) (found []nodecheck
 	return found, err == nil
 }
 
+// wantClean fails the test unless a check finds no problem.
+func wantClean(t *testing.T, n *harness.Node, flags ...string) {
+	t.Helper()
+	found, clean := problems(t, n, flags...)
+	harness.Want(t, clean, "check %v: %v", flags, found)
+}
+
 // cgroupDir is the directory of a cgroup, in one hierarchy of version 1 or in version 2 alone.
 func cgroupDir(path string) string {
 	if cgroup.Unified() {
@@ -73,9 +80,7 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	if found, clean := problems(t, n); clean || len(found) != 6 {
 		t.Errorf("want the 6 orphans, got %v, clean %v", found, clean)
 	}
-	if left, clean := problems(t, n, "--fix"); !clean {
-		t.Errorf("after --fix: %v", left)
-	}
+	wantClean(t, n, "--fix")
 	for _, path := range append(left, orphan, cgroupDir(group), cgroupDir(pause)) {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s is still there", path)
@@ -88,9 +93,8 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 		t.Errorf("the cgroup of another node was removed: %v", err)
 	}
 	check(t, os.Remove(notOurs))
-	if found, clean := problems(t, n); !clean || !ready(t, n, id) {
-		t.Errorf("the node has problems: %v", found)
-	}
+	wantClean(t, n)
+	harness.Want(t, ready(t, n, id), "the pod is not ready")
 }
 
 // What is left of a pod and its container whose records were removed by hand is found and removed, without a
@@ -113,9 +117,7 @@ func TestCheckRemovesWhatHasNoRecord(t *testing.T) {
 		}
 	}
 	for _, flags := range [][]string{{"--fix"}, nil} {
-		if left, clean := problems(t, n, flags...); !clean {
-			t.Errorf("check %v: %v", flags, left)
-		}
+		wantClean(t, n, flags...)
 	}
 	n.Start()
 }
@@ -186,28 +188,28 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	})
 }
 
-// finds reports whether a problem of that subject has the text in its message.
-func finds(found []nodecheck.Finding, subject, text string) bool {
-	return slices.ContainsFunc(found, func(f nodecheck.Finding) bool { return f.Subject == subject && strings.Contains(f.Message, text) })
+// wantFound fails the test unless a problem of that subject has each of the texts in its message.
+func wantFound(t *testing.T, found []nodecheck.Finding, subject string, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		has := func(f nodecheck.Finding) bool { return f.Subject == subject && strings.Contains(f.Message, text) }
+		harness.Want(t, slices.ContainsFunc(found, has), "want a problem of %s with %q, found: %v", subject, text, found)
+	}
 }
 
 // What the daemon says of itself is what a check says of the node, and a network that names a plugin or an
 // IPAM plugin that is not there is a problem, the embedded one too.
 func TestCheckIsRedWherePodsFail(t *testing.T) {
 	n := newDefaultNode(t, "10.88.0.0/16", ownBridge)
-	if found, clean := problems(t, n, "--pod"); !clean {
-		t.Fatalf("the embedded network with its plugins: %v", found)
-	}
+	wantClean(t, n, "--pod")
 	wantPods(t, n)
-	if found, _ := problems(t, n, "--cni-bin-dir", t.TempDir()); !finds(found, "network", "host-local") || !finds(found, "network", "bridge") {
-		t.Errorf("an empty directory of plugins: %v", found)
-	}
+	found, _ := problems(t, n, "--cni-bin-dir", t.TempDir())
+	wantFound(t, found, "network", "host-local", "bridge")
 	bridge := n.BridgePlugin()
 	bridge["ipam"] = harness.Object{"type": "not-installed"}
 	n.WriteConflist("20-ipam.conflist", bridge)
-	if found, _ := problems(t, n); !finds(found, "network", "not-installed") {
-		t.Errorf("an IPAM plugin that is not there: %v", found)
-	}
+	found, _ = problems(t, n)
+	wantFound(t, found, "network", "not-installed")
 	broken := filepath.Join(n.CNIConf, "99-broken.conflist")
 	check(t, os.WriteFile(broken, []byte("{\n \"name\": \"x\",\n oops\n}"), 0o644))
 	if found, _ := problems(t, n); !slices.ContainsFunc(found, func(f nodecheck.Finding) bool {
@@ -217,9 +219,10 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 	}
 	n.WriteConflist("10-first.conflist", harness.Object{"type": "missing"})
 	eventually(t, "the daemon sees the file", patience, func() bool { is, said := networkReady(t, n); return !is && strings.Contains(said, "missing") })
-	if found, clean := problems(t, n); clean || !finds(found, "NetworkReady", "missing") || !finds(found, "network", "missing") {
-		t.Errorf("a network that is not ready: %v", found)
-	}
+	found, clean := problems(t, n)
+	harness.Want(t, !clean, "a network that is not ready is no problem")
+	wantFound(t, found, "NetworkReady", "missing")
+	wantFound(t, found, "network", "missing")
 }
 
 // A check without a daemon names what no daemon could run pods with.
@@ -230,38 +233,26 @@ func TestCheckBeforeTheFirstStart(t *testing.T) {
 		t.Helper()
 		check(t, os.WriteFile(config, []byte(toml), 0o600))
 		found, clean := problems(t, n, append([]string{"--config", config, "--socket", filepath.Join(t.TempDir(), "none")}, flags...)...)
-		if clean {
-			t.Errorf("%s %v: no problem", toml, flags)
-		}
+		harness.Want(t, !clean, "%s %v: no problem", toml, flags)
 		return found
 	}
-	if found := look("[streaming]\ntls_cert = '/nowhere/cert.pem'\ntls_key = '/nowhere/key.pem'\n"); !finds(found, "configuration", "/nowhere/cert.pem") {
-		t.Errorf("a certificate that is not there: %v", found)
-	}
-	if found := look("", "--pod"); !finds(found, "pod", "no daemon serves") {
-		t.Errorf("a pod without a daemon: %v", found)
-	}
+	wantFound(t, look("[streaming]\ntls_cert = '/nowhere/cert.pem'\ntls_key = '/nowhere/key.pem'\n"), "configuration", "/nowhere/cert.pem")
+	wantFound(t, look("", "--pod"), "pod", "no daemon serves")
 	dirs := t.TempDir()
 	check(t, unix.Mount("small", dirs, "tmpfs", 0, "size=1m,nr_inodes=64"))
 	t.Cleanup(func() { check(t, unix.Unmount(dirs, unix.MNT_DETACH)) })
-	if found := look("", "--root", filepath.Join(dirs, "new", "root")); !finds(found, "root", "are free in the file system of "+dirs) || !finds(found, "root", "inodes") {
-		t.Errorf("a full disk: %v", found)
-	}
+	wantFound(t, look("", "--root", filepath.Join(dirs, "new", "root")), "root", "are free in the file system of "+dirs, "inodes")
 	for _, dir := range []string{"lower", "upper", "work", "merged"} {
 		check(t, os.Mkdir(filepath.Join(dirs, dir), 0o755))
 	}
 	merged := filepath.Join(dirs, "merged")
 	check(t, unix.Mount("overlay", merged, "overlay", 0, fmt.Sprintf("lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", dirs, dirs, dirs)))
 	t.Cleanup(func() { check(t, unix.Unmount(merged, unix.MNT_DETACH)) })
-	if found := look("", "--root", merged); !finds(found, "root", "is on an overlay") {
-		t.Errorf("root on an overlay: %v", found)
-	}
+	wantFound(t, look("", "--root", merged), "root", "is on an overlay")
 	if _, err := os.Stat("/run/systemd/system"); err == nil {
 		return // the driver systemd is right here
 	}
-	if found := look("cgroup_driver = 'systemd'\n"); !finds(found, "configuration", "systemd does not run here") {
-		t.Errorf("the driver systemd without systemd: %v", found)
-	}
+	wantFound(t, look("cgroup_driver = 'systemd'\n"), "configuration", "systemd does not run here")
 }
 
 // A mistake in a drop-in keeps nobody from looking at the node, and is named with file and line; the daemon
@@ -269,9 +260,7 @@ func TestCheckBeforeTheFirstStart(t *testing.T) {
 func TestDiagnosticsWithABrokenConfiguration(t *testing.T) {
 	n := newNode(t, harness.Config("sockt = 'a key of another build'\n"))
 	n.RunPod(n.PodConfig("web"))
-	if log := n.Log(); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "sockt") {
-		t.Errorf("the daemon does not warn of the unknown key:\n%s", log)
-	}
+	harness.Want(t, strings.Contains(n.Log(), "level=WARN") && strings.Contains(n.Log(), "sockt"), "no warning of the unknown key:\n%s", n.Log())
 	dir := filepath.Join(n.Dir, "config.toml.d")
 	check(t, os.Mkdir(dir, 0o755))
 	broken := filepath.Join(dir, "10.toml")
@@ -283,12 +272,11 @@ func TestDiagnosticsWithABrokenConfiguration(t *testing.T) {
 			t.Errorf("minicri %v: %v, %s", words, err, output)
 		}
 	}
-	if found, _ := problems(t, n); len(found) != 2 || !finds(found, "configuration", broken+":2:") || !finds(found, "configuration", "20.toml:2: shm_size") {
-		t.Errorf("problems: %v", found)
-	}
-	if _, err := n.RunCommand("check", "--fix"); err == nil {
-		t.Error("check --fix works with half of a configuration")
-	}
+	found, _ := problems(t, n)
+	harness.Same(t, "problems", len(found), 2)
+	wantFound(t, found, "configuration", broken+":2:", "20.toml:2: shm_size")
+	_, err := n.RunCommand("check", "--fix")
+	harness.WantError(t, err) // with half of a configuration
 	if output, err := n.RunDaemon(); err == nil || !strings.Contains(output, broken+":2:") || !strings.Contains(output, "shm_size") || strings.Count(strings.TrimSpace(output), "\n") > 0 {
 		t.Errorf("a start: %v, %s", err, output)
 	}

@@ -36,30 +36,19 @@ func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
 	pid := pausePID(t, n, id)
 	r.order("one", "DEL", "fail 11 not now")
 	for range 3 {
-		err := stop(t, n, id)
-		if err == nil || !strings.Contains(err.Error(), "not now") || !strings.Contains(err.Error(), "11") {
-			t.Errorf("got %v", err)
-		}
+		harness.WantError(t, stop(t, n, id), "not now", "11")
 	}
-	if ready(t, n, id) || alive(pid) {
-		t.Error("the pod is ready though Stop has killed it")
-	}
+	harness.Want(t, !ready(t, n, id) && !alive(pid), "the pod is ready though Stop has killed it")
 	if list := pending(t, n); len(list) != 1 || list[0].Sandbox != id || list[0].Tries < 3 || !strings.Contains(list[0].Error, "not now") {
 		t.Errorf("the verbose status has %+v", list)
 	}
 	n.Crash()
-	if ready(t, n, id) {
-		t.Error("ready after a restart")
-	}
-	if err := stop(t, n, id); err == nil {
-		t.Error("no error after a restart")
-	}
+	harness.Want(t, !ready(t, n, id), "ready after a restart")
+	harness.WantError(t, stop(t, n, id)) // after a restart
 	r.order("one", "DEL", "")
 	eventually(t, "the address is free in the background", patience, func() bool { return len(addresses(t, n)) == 0 })
 	check(t, stop(t, n, id))
-	if list := pending(t, n); len(list) != 0 {
-		t.Errorf("still pending: %+v", list)
-	}
+	harness.Same(t, "pending", len(pending(t, n)), 0)
 }
 
 func TestProperty13_DELThatNeverWorks(t *testing.T) {
@@ -150,9 +139,7 @@ func TestProperty22_GarbageCollection(t *testing.T) {
 			Valid []struct{ ContainerID string } `json:"cni.dev/valid-attachments"`
 		}
 		check(t, json.Unmarshal(call.Config, &config))
-		if !strings.Contains(fmt.Sprint(config.Valid), kept) {
-			t.Errorf("GC was given %v as valid", config.Valid)
-		}
+		harness.Want(t, strings.Contains(fmt.Sprint(config.Valid), kept), "GC was given %v as valid", config.Valid)
 	}
 }
 
@@ -178,9 +165,7 @@ func TestWhatCanNeverWorkLeavesNothing(t *testing.T) {
 		entries, _ := filepath.Glob(filepath.Join(n.Root, "attachments", "*.json"))
 		return len(namespaces)+len(entries) == 0
 	})
-	if found, clean := problems(t, n); !clean {
-		t.Errorf("problems: %v", found)
-	}
+	wantClean(t, n)
 }
 
 // A person gives up what waits for a DEL that never succeeds.
@@ -192,9 +177,7 @@ func TestCheckGivesUpAnAttachment(t *testing.T) {
 	if found, clean := problems(t, n, "--fix", "--force"); clean || len(found) != 1 || !strings.Contains(found[0].Advice, "--fix --force "+id) {
 		t.Errorf("problems: %+v", found)
 	}
-	if found, clean := problems(t, n, "--fix", "--force", id); !clean {
-		t.Errorf("problems: %v", found)
-	}
+	wantClean(t, n, "--fix", "--force", id)
 	eventually(t, "the daemon gives it up too", patience, func() bool {
 		return len(pending(t, n)) == 0 && strings.Contains(n.Log(), "given up by hand")
 	})
@@ -214,9 +197,7 @@ func TestCheckBesidePodsThatComeAndGo(t *testing.T) {
 		})
 	}
 	for range 8 {
-		if found, clean := problems(t, n); !clean {
-			t.Errorf("problems: %v", found)
-		}
+		wantClean(t, n)
 	}
 	end()
 	pods.Wait()
@@ -240,9 +221,8 @@ func TestNodeThatCannotMakeAPause(t *testing.T) {
 	check(t, unix.Mount("noexec", n.Root, "tmpfs", unix.MS_NOEXEC, "size=64m"))
 	output, err := n.RunDaemon()
 	check(t, unix.Unmount(n.Root, 0))
-	if err == nil || !strings.Contains(output, "root: ") || !strings.Contains(output, "noexec") {
-		t.Errorf("on a noexec mount: %v, %s", err, output)
-	}
+	harness.Want(t, err != nil && strings.Contains(output, "root: ") && strings.Contains(output, "noexec"),
+		"on a noexec mount: %v, %s", err, output)
 	most := filepath.Join(cgroupDir(n.CgroupParent), "pids.max")
 	check(t, os.WriteFile(most, []byte("0"), 0))
 	n.Start()
@@ -386,12 +366,8 @@ func TestProperty21_STATUS(t *testing.T) {
 	program := filepath.Join(n.Plugins, "two")
 	check(t, os.Rename(program, program+".off"))
 	says("two")
-	if _, err := run(t, n, n.PodConfig("refused")); err == nil {
-		t.Error("a pod ran without a plugin")
-	}
-	if !ready(t, n, id) {
-		t.Error("a pod that runs is not ready any more")
-	}
+	wantRefused(t, n, n.PodConfig("refused"))
+	harness.Want(t, ready(t, n, id), "a pod that runs is not ready any more")
 	check(t, os.Rename(program+".off", program))
 	eventually(t, "what ADD may have begun is rolled back", patience, func() bool { return len(pending(t, n)) == 0 })
 	check(t, remove(t, n, id))

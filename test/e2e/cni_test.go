@@ -66,15 +66,11 @@ func TestPluginsSeeWhatContainerdPasses(t *testing.T) {
 		t.Fatalf("got %s", sequence(calls))
 	}
 	call := calls[1]
-	if call.Container != id || call.Interface != "eth0" || call.Netns != verbose(t, n, id).NetNamespace {
-		t.Errorf("got %+v", call)
-	}
+	harness.Want(t, call.Container == id && call.Interface == "eth0" && call.Netns == verbose(t, n, id).NetNamespace, "got %+v", call)
 	want := []string{
 		"IgnoreUnknown=1", "K8S_POD_INFRA_CONTAINER_ID=" + id, "K8S_POD_NAME=web", "K8S_POD_NAMESPACE=test", "K8S_POD_UID=uid-web",
 	}
-	if got := sortedArgs(call.Args); !slices.Equal(got, want) {
-		t.Errorf("CNI_ARGS are %v", got)
-	}
+	harness.Same(t, "CNI_ARGS", sortedArgs(call.Args), want)
 	capabilities, err := json.Marshal(map[string]any{
 		"portMappings": []gocni.PortMapping{
 			{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 53, ContainerPort: 5353, Protocol: "udp", HostIP: "127.0.0.1"},
@@ -87,36 +83,21 @@ func TestPluginsSeeWhatContainerdPasses(t *testing.T) {
 		"io.kubernetes.cri.pod-annotations": config.Annotations,
 	})
 	check(t, err)
-	if given := runtimeConfig(t, call); !reflect.DeepEqual(given, decoded(t, capabilities)) {
-		t.Errorf("want the capabilities %s, got %v", capabilities, given)
-	}
-	if given := runtimeConfig(t, calls[0]); len(given) != 0 {
-		t.Errorf("a plugin that declares no capability got %s", given)
-	}
+	given := runtimeConfig(t, call)
+	harness.Want(t, reflect.DeepEqual(given, decoded(t, capabilities)), "want the capabilities %s, got %v", capabilities, given)
+	harness.Same(t, "those of a plugin that declares none", len(runtimeConfig(t, calls[0])), 0)
 	n.RunPod(n.PodConfig("bare"))
-	given := runtimeConfig(t, r.calls("ADD")[3])
+	given = runtimeConfig(t, r.calls("ADD")[3])
 	delete(given, "io.kubernetes.cri.pod-annotations")
 	delete(given, "cgroupPath")
-	if len(given) != 0 {
-		t.Errorf("a pod that asks for nothing gives %s", given)
-	}
+	harness.Want(t, len(given) == 0, "a pod that asks for nothing gives %s", given)
 }
 
 func TestProperty11_ChainThatFailsInTheMiddle(t *testing.T) {
 	n, r := newRecorded(t, "", "two", "three")
 	r.order("two", "ADD", "fail 42 no more cheese")
-	_, err := run(t, n, n.PodConfig("web"))
-	if err == nil {
-		t.Fatal("no error")
-	}
-	for _, part := range []string{"plugin two", "ADD", "42", "no more cheese"} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error lacks %s: %v", part, err)
-		}
-	}
-	if got := sequence(r.calls("")); got != "ADD one, ADD two, DEL three, DEL two, DEL one" {
-		t.Errorf("got %s", got)
-	}
+	wantRefused(t, n, n.PodConfig("web"), "plugin two", "ADD", "42", "no more cheese")
+	harness.Same(t, "calls", sequence(r.calls("")), "ADD one, ADD two, DEL three, DEL two, DEL one")
 	for _, call := range r.calls("DEL") {
 		first := r.calls("ADD")[0]
 		if call.Container != first.Container || call.Netns != first.Netns || !slices.Equal(sortedArgs(call.Args), sortedArgs(first.Args)) {
@@ -135,9 +116,7 @@ func TestProperty11_ChainThatFailsInTheMiddleAndWithDEL(t *testing.T) {
 	n.WriteConflist("10-test.conflist", r.addressesOnly("one"), r.plugin("two", nil))
 	r.order("two", "ADD", "fail 42 no")
 	r.order("two", "DEL", "fail 43 not now")
-	if _, err := run(t, n, n.PodConfig("web")); err == nil {
-		t.Fatal("no error")
-	}
+	wantRefused(t, n, n.PodConfig("web"))
 	// The plugin that fails does not keep the other one from its DEL, and is asked until it succeeds.
 	wantAddresses(t, n, 0)
 	pending := func() bool { return strings.Contains(statusInfo(t, n)["pendingAttachments"], "not now") }
@@ -156,13 +135,8 @@ func TestAddressIsNeeded(t *testing.T) {
 	bridge := r.bridge("one")
 	bridge["ipam"], bridge["isGateway"], bridge["ipMasq"] = harness.Object{}, false, false
 	n.WriteConflist("10-test.conflist", bridge)
-	_, err := run(t, n, n.PodConfig("web"))
-	if err == nil || !strings.Contains(err.Error(), "address") {
-		t.Errorf("got %v", err)
-	}
-	if got := sequence(r.calls("")); got != "ADD one, DEL one" {
-		t.Errorf("got %s", got)
-	}
+	wantRefused(t, n, n.PodConfig("web"), "address")
+	harness.Same(t, "calls", sequence(r.calls("")), "ADD one, DEL one")
 }
 
 func TestProperty19_DELHasTheConfigurationOfADD(t *testing.T) {
@@ -210,9 +184,7 @@ func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart
 		given, was := decoded(t, call.Config), decoded(t, first.Config)
 		delete(given, "prevResult") // which the chain adds
 		delete(was, "prevResult")
-		if !reflect.DeepEqual(given, was) {
-			t.Errorf("the configuration of DEL is %s, that of ADD %s", call.Config, first.Config)
-		}
+		harness.Want(t, reflect.DeepEqual(given, was), "the configuration of DEL is %s, that of ADD %s", call.Config, first.Config)
 	}
 	wantAddresses(t, n, 0)
 	check(t, os.MkdirAll(n.CNIConf, 0o755))
@@ -286,18 +258,13 @@ func TestProperty14_HangingADD(t *testing.T) {
 		Name  string
 		Stage struct{ Step string }
 	}](t, n, "building")
-	if len(building) != 1 || building[0].Name != "test/hangs" || building[0].Stage.Step != "cni add" {
-		t.Errorf("the verbose status says that is being built: %+v", building)
-	}
-	if !alive(pids[0]) {
-		t.Error("the ADD does not hang any more")
-	}
+	harness.Want(t, len(building) == 1 && building[0].Name == "test/hangs" && building[0].Stage.Step == "cni add",
+		"the verbose status says that is being built: %+v", building)
+	harness.Want(t, alive(pids[0]), "the ADD does not hang any more")
 
 	// A plugin that is killed by another one fails like any other.
 	check(t, unix.Kill(pids[1], unix.SIGKILL))
-	if err := <-failed; err == nil || !strings.Contains(err.Error(), "plugin two") || !strings.Contains(err.Error(), "ADD") {
-		t.Errorf("got %v", err)
-	}
+	harness.WantError(t, <-failed, "plugin two", "ADD")
 	eventually(t, "only the other pod has an address", patience, func() bool { return len(addresses(t, n)) == 1 })
 }
 
@@ -308,9 +275,7 @@ func TestProperty15_CancelledInTheMiddleOfADD(t *testing.T) {
 	first := begin(ctx, n, n.PodConfig("web"))
 	eventually(t, "ADD runs", patience, func() bool { return len(r.calls("ADD")) == 1 })
 	cancel()
-	if err := <-first; err == nil {
-		t.Error("no error for the caller that gave up")
-	}
+	harness.WantError(t, <-first) // of the caller that gave up
 	wantPods(t, n)
 	r.order("one", "ADD", "")
 	// The work went on and is handed to the retry.
@@ -342,12 +307,10 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 			t.Fatalf("several pods: %v", answers)
 		}
 	}
-	if again := n.RunPod(n.PodConfig("web")); again != answers[0] {
-		t.Errorf("asked again, it is %s", again)
-	}
+	harness.Same(t, "asked again", n.RunPod(n.PodConfig("web")), answers[0])
 	// Who asks for a name that exists with other namespaces gets no pod of another kind.
 	_, err := run(t, n, n.PodConfig("web", harness.HostNetwork()))
-	if wantCode(t, err, codes.AlreadyExists); err != nil && !strings.Contains(err.Error(), "config.hostname differs") {
+	if harness.WantCode(t, err, codes.AlreadyExists); err != nil && !strings.Contains(err.Error(), "config.hostname differs") {
 		t.Errorf("it does not say what differs: %v", err)
 	}
 	if wantPods(t, n, answers[0]); len(r.calls("ADD")) != 1 {

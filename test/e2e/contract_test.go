@@ -51,9 +51,8 @@ func TestListsShowWhatWasAskedFor(t *testing.T) {
 	c := newCounted(t)
 	podFilter := &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"app": "counted"}}
 	for _, pods := range [][]*runtimeapi.PodSandbox{list(t, c.Node, podFilter), streamPods(t, c.Node, podFilter)} {
-		if len(pods) != 1 || pods[0].Id != c.pod || pods[0].Annotations["pod"] != "note" || pods[0].RuntimeHandler != "" {
-			t.Errorf("the pods are %v", pods)
-		}
+		harness.Want(t, len(pods) == 1 && pods[0].Id == c.pod && pods[0].Annotations["pod"] == "note" && pods[0].RuntimeHandler == "",
+			"the pods are %v", pods)
 	}
 	filter := &runtimeapi.ContainerFilter{PodSandboxId: c.pod, LabelSelector: map[string]string{"tier": "front"}}
 	listed := harness.Call(t, c.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter})
@@ -100,9 +99,8 @@ func TestStatsFilters(t *testing.T) {
 		listed := harness.Call(t, c.Runtime.ListContainerStats, &runtimeapi.ListContainerStatsRequest{Filter: test.filter})
 		stream, err := c.Runtime.StreamContainerStats(limited(t), &runtimeapi.StreamContainerStatsRequest{Filter: test.filter})
 		streamed := receive(t, stream, err, (*runtimeapi.StreamContainerStatsResponse).GetContainerStats)
-		if len(listed.Stats) != test.want || len(streamed) != test.want {
-			t.Errorf("%s: %d listed, %d streamed, want %d", name, len(listed.Stats), len(streamed), test.want)
-		}
+		harness.Want(t, len(listed.Stats) == test.want && len(streamed) == test.want,
+			"%s: %d listed, %d streamed, want %d", name, len(listed.Stats), len(streamed), test.want)
 		for _, one := range append(listed.Stats, streamed...) {
 			c.wantAttributes(t, one.Attributes)
 		}
@@ -120,9 +118,8 @@ func TestStatsFilters(t *testing.T) {
 		listed := harness.Call(t, c.Runtime.ListPodSandboxStats, &runtimeapi.ListPodSandboxStatsRequest{Filter: filter})
 		stream, err := c.Runtime.StreamPodSandboxStats(limited(t), &runtimeapi.StreamPodSandboxStatsRequest{Filter: filter})
 		streamed := receive(t, stream, err, (*runtimeapi.StreamPodSandboxStatsResponse).GetPodSandboxStats)
-		if len(listed.Stats) != want || len(streamed) != want {
-			t.Errorf("id %q: %d listed, %d streamed, want %d", id, len(listed.Stats), len(streamed), want)
-		}
+		harness.Want(t, len(listed.Stats) == want && len(streamed) == want,
+			"id %q: %d listed, %d streamed, want %d", id, len(listed.Stats), len(streamed), want)
 	}
 	pod := harness.Call(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.pod})
 	a, linux := pod.Stats.GetAttributes(), pod.Stats.GetLinux()
@@ -134,9 +131,9 @@ func TestStatsFilters(t *testing.T) {
 		t.Errorf("the stats are %v", pod.Stats)
 	}
 	_, err := c.Runtime.PodSandboxStats(limited(t), &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.container})
-	wantCode(t, err, codes.NotFound)
+	harness.WantCode(t, err, codes.NotFound)
 	_, err = c.Runtime.ContainerStats(limited(t), &runtimeapi.ContainerStatsRequest{ContainerId: c.pod})
-	wantCode(t, err, codes.NotFound)
+	harness.WantCode(t, err, codes.NotFound)
 }
 
 func (c *counted) wantAttributes(t *testing.T, a *runtimeapi.ContainerAttributes) {
@@ -164,9 +161,7 @@ func TestMetricsOfPods(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"container_hugetlb_usage_bytes", "container_hugetlb_max_usage_bytes", "container_spec_memory_reservation_limit_bytes", "container_ulimits_soft"} {
-		if labels[name] == nil {
-			t.Errorf("%s, which critest wants, is not described", name)
-		}
+		harness.Want(t, labels[name] != nil, "%s, which critest wants, is not described", name)
 	}
 	listed := harness.Call(t, c.Runtime.ListPodSandboxMetrics, &runtimeapi.ListPodSandboxMetricsRequest{})
 	stream, err := c.Runtime.StreamPodSandboxMetrics(limited(t), &runtimeapi.StreamPodSandboxMetricsRequest{})
@@ -219,7 +214,7 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	update := func(id string, resources, overhead *runtimeapi.LinuxContainerResources, code codes.Code) {
 		t.Helper()
 		_, err := n.Runtime.UpdatePodSandboxResources(limited(t), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: resources, Overhead: overhead})
-		wantCode(t, err, code)
+		harness.WantCode(t, err, code)
 	}
 	shown(id, "7", "66", "")
 	for one, overhead := range map[string]string{id: "7", ended: ""} {

@@ -35,9 +35,7 @@ func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 		n.Socket: {"--root", other + "r", "--state", other + "s", "--netns-dir", other + "-netns"},
 	} {
 		output, err := n.RunDaemon(flags...)
-		if err == nil || !strings.Contains(output, name) {
-			t.Errorf("%s: want an error that names it, got %v: %s", name, err, output)
-		}
+		harness.Want(t, err != nil && strings.Contains(output, name), "%s: want an error that names it, got %v: %s", name, err, output)
 	}
 	if info, err := os.Stat(n.Socket); err != nil || info.Mode() != os.ModeSocket|0o600 || !ready(t, n, id) {
 		t.Errorf("the first daemon's pod is gone, or others can ask it: %v, %v", info, err)
@@ -59,9 +57,8 @@ func TestSIGTERMLetsCallsFinish(t *testing.T) {
 	n.Stop()
 	check(t, <-answered)
 	n.Start()
-	if pods := list(t, n, nil); len(pods) != 1 || pods[0].State != runtimeapi.PodSandboxState_SANDBOX_READY {
-		t.Errorf("listed: %v", pods)
-	}
+	pods := list(t, n, nil)
+	harness.Want(t, len(pods) == 1 && pods[0].State == runtimeapi.PodSandboxState_SANDBOX_READY, "listed: %v", pods)
 }
 
 // cri: PodSandboxConfig.metadata PodSandboxMetadata.attempt PodSandboxMetadata.name PodSandboxStatus.metadata
@@ -85,16 +82,12 @@ func TestProperty23_RestartChangesNothing(t *testing.T) {
 		r.forget()
 		n.Start()
 		for id, status := range before {
-			if now := podStatus(t, n, id); !proto.Equal(now, status) {
-				t.Errorf("before: %v\nafter: %v", status, now)
-			}
+			harness.Want(t, proto.Equal(podStatus(t, n, id), status), "before: %v\nafter: %v", status, podStatus(t, n, id))
 			if status.State == runtimeapi.PodSandboxState_SANDBOX_READY && pausePID(t, n, id) != pids[id] {
 				t.Errorf("another pause process: %d", pausePID(t, n, id))
 			}
 		}
-		if calls := r.calls(""); len(calls) != 0 {
-			t.Errorf("plugins ran: %s", sequence(calls))
-		}
+		harness.Same(t, "runs of plugins", sequence(r.calls("")), "")
 	}
 	if len(list(t, n, nil)) != len(before) {
 		t.Errorf("listed: %v", list(t, n, nil))
@@ -105,16 +98,12 @@ func TestProperty23_RestartChangesNothing(t *testing.T) {
 		switch {
 		case status.Metadata.Name == "host":
 		case status.State == runtimeapi.PodSandboxState_SANDBOX_READY:
-			if again := n.RunPod(config); again != id {
-				t.Errorf("pod %s got a second sandbox %s", id, again)
-			}
+			harness.Same(t, "the sandbox of a pod that has one", n.RunPod(config), id)
 		default:
 			_, err := run(t, n, config)
-			wantCode(t, err, codes.AlreadyExists)
+			harness.WantCode(t, err, codes.AlreadyExists)
 			check(t, remove(t, n, id))
-			if n.RunPod(config) == id {
-				t.Error("a removed sandbox came back")
-			}
+			harness.Want(t, n.RunPod(config) != id, "a removed sandbox came back")
 		}
 	}
 }
@@ -141,13 +130,9 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 		for tries := 1; took > time.Second && tries < 5; tries++ {
 			took = min(took, dies(restarted))
 		}
-		if took > time.Second {
-			t.Errorf("the pod is Ready for %v more, daemon restarted: %v", took, restarted)
-		}
+		harness.Want(t, took <= time.Second, "the pod is Ready for %v more, daemon restarted: %v", took, restarted)
 	}
-	if _, err := run(t, n, n.PodConfig("web", harness.Attempt(attempt-1))); err == nil {
-		t.Error("the attempt that died was handed out again")
-	}
+	wantRefused(t, n, n.PodConfig("web", harness.Attempt(attempt-1))) // it died
 	id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
 	pid := pausePID(t, n, id)
 	n.Kill()
@@ -185,18 +170,14 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 				check(t, put(pod.file))
 			}
 			n.Start()
-			if listed := list(t, n, nil); len(listed) != 2 {
-				t.Errorf("listed are %v", listed)
-			}
+			harness.Same(t, "listed are", len(list(t, n, nil)), 2)
 			shown := statusInfo(t, n)["quarantinedRecords"]
 			output, err := n.RunCommand("check")
 			for _, pod := range all {
 				if err == nil || !strings.Contains(output, pod.file) || pod.was.Metadata.Name == "record" && !strings.Contains(shown, pod.file) {
 					t.Errorf("nothing is said of %s: %v\n%s\n%s", pod.file, err, output, shown)
 				}
-				if !alive(pod.pid) {
-					t.Errorf("the pod whose %s cannot be read was ended", pod.was.Metadata.Name)
-				}
+				harness.Want(t, alive(pod.pid), "the pod whose %s cannot be read was ended", pod.was.Metadata.Name)
 			}
 			n.Kill()
 			for _, pod := range all {
@@ -231,12 +212,9 @@ func TestUmaskOfTheShellChangesNothing(t *testing.T) {
 	err := n.TryStart()
 	unix.Umask(mask)
 	check(t, err)
-	if after := files(n.RunPod(n.PodConfig("after"))); after != before {
-		t.Errorf("with umask 077:%s\nwithout:       %s", after, before)
-	}
-	if !ready(t, n, n.RunPod(n.PodConfig("users", userNamespace(0, 200000, 65536)))) {
-		t.Error("a pod with a user namespace is not ready")
-	}
+	harness.Same(t, "with umask 077", files(n.RunPod(n.PodConfig("after"))), before)
+	harness.Want(t, ready(t, n, n.RunPod(n.PodConfig("users", userNamespace(0, 200000, 65536)))),
+		"a pod with a user namespace is not ready")
 }
 
 // Neither SIGHUP nor SIGUSR1 ends a daemon that starts, from its first line in the log on.
@@ -261,9 +239,7 @@ func TestSignalsDoNotEndTheDaemon(t *testing.T) {
 	started()
 	<-stopped
 	check(t, err)
-	if !ready(t, n, id) {
-		t.Error("the pod is not ready")
-	}
+	harness.Want(t, ready(t, n, id), "the pod is not ready")
 }
 
 // daemonOf is the process that was started with the socket, one that no signal reaches if there is none.
@@ -328,9 +304,8 @@ func TestStatusOfANode(t *testing.T) {
 	if f := answer.Features; !found[runtimeapi.RuntimeReady] || !found[runtimeapi.NetworkReady] || len(answer.Info) != 0 || !f.GetSupplementalGroupsPolicy() || !f.GetMountOptions() {
 		t.Errorf("got %v", answer)
 	}
-	if len(answer.RuntimeHandlers) == 0 || answer.RuntimeHandlers[0].Name != "" {
-		t.Errorf("the default handler is not listed: %v", answer.RuntimeHandlers)
-	}
+	harness.Want(t, len(answer.RuntimeHandlers) != 0 && answer.RuntimeHandlers[0].Name == "",
+		"the default handler is not listed: %v", answer.RuntimeHandlers)
 	for _, handler := range answer.RuntimeHandlers {
 		// Both came to Linux before 5.19, and this test runs on nothing older.
 		if f := handler.GetFeatures(); !f.GetRecursiveReadOnlyMounts() || !f.GetUserNamespaces() {
@@ -338,23 +313,19 @@ func TestStatusOfANode(t *testing.T) {
 		}
 	}
 	network, config := harness.Info[struct{ Name, File string }](t, n, "cniconfig"), harness.Info[map[string]any](t, n, "config")
-	if network.Name != n.Network || network.File == "" || config["root"] != n.Root {
-		t.Errorf("the network is %+v, the configuration %v", network, config)
-	}
+	harness.Want(t, network.Name == n.Network && network.File != "" && config["root"] == n.Root,
+		"the network is %+v, the configuration %v", network, config)
 	info := statusInfo(t, n)
 	for key, value := range info {
 		// crictl shows an object as it is, and anything else as text with its quotes escaped.
-		if !json.Valid([]byte(value)) || !strings.HasPrefix(value, "{") && key != "golang" && key != "config" {
-			t.Errorf("info %s is no JSON object: %s", key, value)
-		}
+		harness.Want(t, json.Valid([]byte(value)) && (strings.HasPrefix(value, "{") || key == "golang" || key == "config"),
+			"info %s is no JSON object: %s", key, value)
 	}
 	if _, hides := info["runtimeHandlers"]; hides {
 		t.Error("info hides crictl's own list of runtimeHandlers")
 	}
 	driver := harness.Call(t, n.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
-	if strings.ToLower(driver.Linux.GetCgroupDriver().String()) != harness.CgroupDriver() {
-		t.Errorf("got %v", driver)
-	}
+	harness.Want(t, strings.ToLower(driver.Linux.GetCgroupDriver().String()) == harness.CgroupDriver(), "got %v", driver)
 }
 
 // Checkpoints are refused, whatever is asked for, with the code by which the kubelet knows that they are not
@@ -376,7 +347,7 @@ func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
 		ContainerConfigs: []*runtimeapi.ContainerConfig{{Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}},
 	})
 	for _, err := range []error{container, sandbox, restore} {
-		wantCode(t, err, codes.Unimplemented)
+		harness.WantCode(t, err, codes.Unimplemented)
 	}
 	wantPods(t, n, pod)
 	if written, err := os.ReadDir(dir); err != nil || len(written) > 0 {

@@ -14,13 +14,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
@@ -62,12 +59,11 @@ func check(t testing.TB, err error) {
 	harness.Check(t, err)
 }
 
-// wantCode fails the test unless the error has the gRPC code.
-func wantCode(t testing.TB, err error, code codes.Code) {
+// wantRefused fails the test unless the pod is refused with an error that says all this.
+func wantRefused(t *testing.T, n *harness.Node, config *runtimeapi.PodSandboxConfig, says ...string) {
 	t.Helper()
-	if status.Code(err) != code {
-		t.Errorf("want code %v, got: %v", code, err)
-	}
+	_, err := run(t, n, config)
+	harness.WantError(t, err, says...)
 }
 
 // patience is the longest that a test waits for what has no limit of its own.
@@ -310,14 +306,11 @@ func addresses(t *testing.T, n *harness.Node) []string {
 
 func wantAddresses(t *testing.T, n *harness.Node, count int) {
 	t.Helper()
-	if held := addresses(t, n); len(held) != count {
-		t.Errorf("want %d addresses in use, host-local has %v", count, held)
-	}
+	held := addresses(t, n)
+	harness.Want(t, len(held) == count, "want %d addresses in use, host-local has %v", count, held)
 }
 
 func wantPods(t *testing.T, n *harness.Node, ids ...string) {
 	t.Helper()
-	if pods := list(t, n, nil); !slices.Equal(podIDs(pods), ids) {
-		t.Errorf("want the pods %v, listed are %v", ids, pods)
-	}
+	harness.Same(t, "the pods", podIDs(list(t, n, nil)), ids)
 }

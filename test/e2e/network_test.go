@@ -56,9 +56,8 @@ func TestPodsAreReached(t *testing.T) {
 	serve(n, id, "127.0.0.1:83", "self")
 	address := podStatus(t, n, id).Network.Ip + ":80"
 	for at, want := range map[string]string{gateway + ":8080": "eighty", gateway + ":8081": "eighty-one", gateway + ":8082": "eighty", address: "eighty"} {
-		if got, err := fetch(n, at); got != want {
-			t.Errorf("%s: got %q, error %v", at, got, err)
-		}
+		got, err := fetch(n, at)
+		harness.Want(t, got == want, "%s: got %q, error %v", at, got, err)
 	}
 	for at, pid := range map[string]int{address: client, "127.0.0.1:83": pausePID(t, n, id)} {
 		inside(t, pid, "net", func() error { _, err := read(net.DialTimeout("tcp", at, patience)); return err })
@@ -90,9 +89,8 @@ func TestDualStack(t *testing.T) {
 		}
 		onInterface, err := netlink.AddrList(eth0, netlink.FAMILY_ALL)
 		for _, address := range []string{network.Ip, network.AdditionalIps[0].Ip} {
-			if !slices.ContainsFunc(onInterface, func(a netlink.Addr) bool { return a.IP.String() == address }) {
-				t.Errorf("%v is not on eth0: %v", address, onInterface)
-			}
+			harness.Want(t, slices.ContainsFunc(onInterface, func(a netlink.Addr) bool { return a.IP.String() == address }),
+				"%v is not on eth0: %v", address, onInterface)
 		}
 		return err
 	})
@@ -132,9 +130,7 @@ func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
 	if isReady, message := networkReady(t, n); isReady || message == "" {
 		t.Errorf("the network is ready without a configuration: %q", message)
 	}
-	if _, err := run(t, n, n.PodConfig("needs-cni")); err == nil {
-		t.Error("a pod with a network of its own ran")
-	}
+	wantRefused(t, n, n.PodConfig("needs-cni"))
 	id := n.RunPod(n.PodConfig("host", harness.HostNetwork()))
 	status, info := podStatus(t, n, id), verbose(t, n, id)
 	if status.Network.GetIp() != "" || len(status.Network.GetAdditionalIps()) != 0 || status.Linux.Namespaces.Options.Network != modeNode || info.NetNamespace != "" {
@@ -165,7 +161,7 @@ func updatePodCIDR(t *testing.T, n *harness.Node, cidr string, code codes.Code) 
 	_, err := n.Runtime.UpdateRuntimeConfig(limited(t), &runtimeapi.UpdateRuntimeConfigRequest{
 		RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}},
 	})
-	wantCode(t, err, code)
+	harness.WantCode(t, err, code)
 }
 
 // The embedded network has the subnets of the configuration, or waits for the pod CIDR.
@@ -175,9 +171,8 @@ func TestDefaultNetwork(t *testing.T) {
 	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
 	wantAddressIn(t, podStatus(t, n, id).Network, "10.77.0.0/24", "fd00:77::/64")
 	serve(n, id, ":80", "default")
-	if got, err := fetch(n, "10.77.0.1:8080"); got != "default" {
-		t.Errorf("the host port: got %q, error %v", got, err)
-	}
+	got, err := fetch(n, "10.77.0.1:8080")
+	harness.Want(t, got == "default", "the host port: got %q, error %v", got, err)
 	inside(t, pausePID(t, n, id), "net", func() error {
 		routes, err := netlink.RouteGet(netip.MustParseAddr("192.0.2.1").AsSlice())
 		if err == nil && (len(routes) != 1 || routes[0].Gw.String() != "10.77.0.1") {
@@ -242,9 +237,7 @@ func TestCheckFindsWhatTheDefaultNetworkLeaves(t *testing.T) {
 		_, err := netlink.LinkByName(n.Bridge)
 		return err
 	})
-	if left := string(nft("list", "tables", "inet")); left != "table inet "+foreign+"\n" {
-		t.Errorf("the tables are %q", left)
-	}
+	harness.Same(t, "the tables", string(nft("list", "tables", "inet")), "table inet "+foreign+"\n")
 	nft("delete", "table", "inet", foreign)
 	n.Start()
 }
@@ -270,20 +263,14 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 		}
 	}
 	_, err := runOwn("early")
-	wantCode(t, err, codes.Unavailable)
-	if err == nil || !strings.Contains(err.Error(), conf) {
-		t.Errorf("the error does not name the directory: %v", err)
-	}
+	harness.WantCode(t, err, codes.Unavailable)
+	harness.Want(t, err != nil && strings.Contains(err.Error(), conf), "the error does not name the directory: %v", err)
 	wantProblem()
 	// The condition that the daemon says, and what the check sees itself.
 	found, _ := problems(t, n)
-	if len(found) == 0 {
-		t.Error("minicri check finds nothing")
-	}
+	harness.Want(t, len(found) != 0, "minicri check finds nothing")
 	for _, problem := range found {
-		if !strings.Contains(problem.Message, conf) {
-			t.Errorf("minicri check finds %v", problem)
-		}
+		harness.Want(t, strings.Contains(problem.Message, conf), "minicri check finds %v", problem)
 	}
 
 	check(t, os.Mkdir(conf, 0o755))
@@ -299,9 +286,7 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 			t.Errorf("the pod has the address %q, want %s...", got, prefix)
 		}
 	}
-	if found, clean := problems(t, n); !clean {
-		t.Errorf("minicri check finds %v", found)
-	}
+	wantClean(t, n)
 
 	n.Kill()
 	check(t, os.RemoveAll(conf))
@@ -310,8 +295,6 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	n.RemovePod(own)
 	left, err := filepath.Glob(filepath.Join(addresses, "own", "10.89.*"))
 	check(t, err)
-	if len(left) > 0 {
-		t.Errorf("DEL has left %v", left)
-	}
+	harness.Want(t, len(left) == 0, "DEL has left %v", left)
 	n.RemovePod(other)
 }

@@ -150,9 +150,7 @@ func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
 				t.Errorf("%s: in the hierarchy %q pause is in %s, status says %s", name, fields[1], fields[2], info.CgroupsPath)
 			}
 		}
-		if want := max(len(v1), 1); found != want {
-			t.Errorf("%s: want pause in %d hierarchies, it is in %d", name, want, found)
-		}
+		harness.Same(t, name+": hierarchies that pause is in", found, max(len(v1), 1))
 		check(t, remove(t, n, id))
 		for _, m := range all {
 			below, err := filepath.Glob(filepath.Join(m.Mountpoint, parent, "*", "cgroup.procs"))
@@ -188,16 +186,12 @@ func TestSysctls(t *testing.T) {
 		// No one asked for these, every runtime sets them.
 		"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0\t2147483647",
 	} {
-		if got := netSysctl(t, pid, name); got != want {
-			t.Errorf("%s: want %q, got %q", name, want, got)
-		}
+		harness.Same(t, name, netSysctl(t, pid, name), want)
 	}
 	for path, want := range map[string]string{"kernel/shm_rmid_forced": "1\n", "kernel/msgmax": "12345\n", "fs/mqueue/msg_max": "33\n"} {
 		inside(t, pid, "ipc", func() error {
 			got, err := os.ReadFile("/proc/sys/" + path)
-			if string(got) != want {
-				t.Errorf("%s: want %q, got %q", path, want, got)
-			}
+			harness.Want(t, string(got) == want, "%s: want %q, got %q", path, want, got)
 			return err
 		})
 	}
@@ -237,26 +231,19 @@ func TestProperty25_UserNamespaceOwnsTheNetworkNamespace(t *testing.T) {
 			}
 			pids[name] = info.PID
 			for _, file := range []string{"uid_map", "gid_map"} {
-				if got, want := strings.Fields(procFile(t, info.PID, file)), strings.Fields(strings.Trim(fmt.Sprint(ids), "[]")); fmt.Sprint(got) != fmt.Sprint(want) {
-					t.Errorf("%s: %s: want %s, got %s", name, file, want, got)
-				}
+				harness.Same(t, name+": "+file, strings.Fields(procFile(t, info.PID, file)), strings.Fields(strings.Trim(fmt.Sprint(ids), "[]")))
 			}
-			if uid := strings.Fields(harness.ProcStatus(t, info.PID, "Uid"))[0]; uid != fmt.Sprint(ids[1]) {
-				t.Errorf("%s: pause runs as %s on the node, want %d", name, uid, ids[1])
-			}
+			harness.Same(t, name+": pause's user", strings.Fields(harness.ProcStatus(t, info.PID, "Uid"))[0], fmt.Sprint(ids[1]))
 			if status := podStatus(t, n, id); status.Network.Ip == "" || len(status.Linux.Namespaces.Options.UsernsOptions.Uids) != len(ids)/3 {
 				t.Errorf("%s: status is %v", name, status)
 			}
 			for key, want := range map[string]string{"net.ipv4.conf.eth0.arp_announce": "2", "net.core.somaxconn": "99"} {
-				if got := netSysctl(t, info.PID, key); got != want {
-					t.Errorf("%s: %s is %q", name, key, got)
-				}
+				harness.Same(t, name+": "+key, netSysctl(t, info.PID, key), want)
 			}
 			var shm unix.Stat_t
 			check(t, unix.Stat(filepath.Join(n.State, "sandboxes", id, "shm"), &shm))
-			if shm.Uid != ids[1] || shm.Gid != ids[1] || shm.Mode&0o7777 != 0o1777 {
-				t.Errorf("%s: the shared memory is of %d:%d with mode %o", name, shm.Uid, shm.Gid, shm.Mode)
-			}
+			harness.Want(t, shm.Uid == ids[1] && shm.Gid == ids[1] && shm.Mode&0o7777 == 0o1777,
+				"%s: the shared memory is of %d:%d with mode %o", name, shm.Uid, shm.Gid, shm.Mode)
 			wantOwner(t, info)
 		}
 		n.Crash()
@@ -299,17 +286,13 @@ func TestPauseIsConfined(t *testing.T) {
 		s.RunAsUser, s.RunAsGroup, s.SupplementalGroups = &runtimeapi.Int64Value{Value: 1234}, &runtimeapi.Int64Value{Value: 2345}, []int64{3456, 4567}
 	})
 	mapped := pausePID(t, n, n.RunPod(n.PodConfig("mapped", userNamespace(0, 100000, 65536), user)))
-	if got := harness.ProcStatus(t, mapped, "Uid"); got != "101234 101234 101234 101234" {
-		t.Errorf("in a user namespace it is %s on the node", got)
-	}
+	harness.Same(t, "the user on the node", harness.ProcStatus(t, mapped, "Uid"), "101234 101234 101234 101234")
 	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", user, security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.ReadonlyRootfs = false }))))
 	for field, want := range map[string]string{
 		"Uid": "1234 1234 1234 1234", "Gid": "2345 2345 2345 2345", "Groups": "3456 4567", "NoNewPrivs": "1", "CapInh": "0000000000000000",
 		"CapPrm": "0000000000000000", "CapEff": "0000000000000000", "CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
 	} {
-		if got := harness.ProcStatus(t, pid, field); got != want {
-			t.Errorf("%s: want %s, got %s", field, want, got)
-		}
+		harness.Same(t, field, harness.ProcStatus(t, pid, field), want)
 	}
 	inside(t, pid, "mnt", func() error {
 		if err := os.WriteFile("/written", nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -323,9 +306,7 @@ func TestPauseIsConfined(t *testing.T) {
 	if capabilities&(1<<unix.CAP_SYS_RESOURCE) == 0 {
 		adjust = procFile(t, n.PID(), "oom_score_adj")
 	}
-	if got := procFile(t, pid, "oom_score_adj"); got != adjust {
-		t.Errorf("oom_score_adj: want %s, got %s", adjust, got)
-	}
+	harness.Same(t, "oom_score_adj", procFile(t, pid, "oom_score_adj"), adjust)
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	check(t, err)
 	for _, entry := range entries {
@@ -364,15 +345,13 @@ func TestSeccomp(t *testing.T) {
 		"old-unconfined":      {old("unconfined"), "0"},
 	} {
 		pid := pausePID(t, n, n.RunPod(n.PodConfig(name, c.option)))
-		if got := harness.ProcStatus(t, pid, "Seccomp"); got != c.want {
-			t.Errorf("%s: want %s, got %s", name, c.want, got)
-		}
+		harness.Same(t, name, harness.ProcStatus(t, pid, "Seccomp"), c.want)
 	}
 	fifo := filepath.Join(n.Dir, "fifo.json") // is not waited for
 	check(t, unix.Mkfifo(fifo, 0o600))
 	for _, ref := range []string{"", "relative.json", filepath.Join(n.Dir, "absent.json"), n.Dir, fifo} {
 		_, err := run(t, n, n.PodConfig("refused", profile(runtimeapi.SecurityProfile_Localhost, ref)))
-		wantCode(t, err, codes.InvalidArgument)
+		harness.WantCode(t, err, codes.InvalidArgument)
 	}
 }
 
@@ -388,7 +367,7 @@ func TestAppArmorByNameNeedsAppArmor(t *testing.T) {
 	}
 	n.RunPod(n.PodConfig("default", profile(runtimeapi.SecurityProfile_RuntimeDefault, "")))
 	_, err := run(t, n, n.PodConfig("absent", profile(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
-	wantCode(t, err, codes.InvalidArgument)
+	harness.WantCode(t, err, codes.InvalidArgument)
 }
 
 // A process of the pod that has the same user, and sees pause in a pid namespace that they share, gets at
@@ -399,13 +378,10 @@ func TestPauseGivesNoDescriptorAway(t *testing.T) {
 		pid := pausePID(t, n, n.RunPod(n.PodConfig(fmt.Sprintf("user%d", user), security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
 			s.RunAsUser, s.RunAsGroup = &runtimeapi.Int64Value{Value: int64(user)}, &runtimeapi.Int64Value{Value: int64(user)}
 		}))))
-		if err := takeDescriptor(pid); err != nil {
-			t.Errorf("root, as the supervisor is: %v", err)
-		}
+		check(t, takeDescriptor(pid)) // as root, which the supervisor is
 		err := namespaces.OnDisposableThread(func() error { return errors.Join(becomeUser(user), takeDescriptor(pid)) })
-		if !errors.Is(err, unix.EPERM) || !strings.Contains(fmt.Sprint(err), "pidfd_getfd") {
-			t.Errorf("user %d gets a descriptor of pause: %v", user, err)
-		}
+		harness.Want(t, errors.Is(err, unix.EPERM) && strings.Contains(fmt.Sprint(err), "pidfd_getfd"),
+			"user %d gets a descriptor of pause: %v", user, err)
 	}
 }
 

@@ -32,7 +32,7 @@ func TestLifeOfAPod(t *testing.T) {
 	config.Annotations = map[string]string{"example.org/a b": "x=\"1\"\n\tü", "empty": ""}
 	config.Labels["app"] = "web"
 	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "kata"})
-	wantCode(t, err, codes.InvalidArgument)
+	harness.WantCode(t, err, codes.InvalidArgument)
 	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "runc"})
 	id := answer.PodSandboxId
 	start := id[:10] // any unique start of an id will do
@@ -52,9 +52,7 @@ func TestLifeOfAPod(t *testing.T) {
 	if pod := list(t, n, nil)[0]; !proto.Equal(pod, want) || !proto.Equal(said, want) {
 		t.Errorf("want %v, listed as %v, status %v", want, pod, status)
 	}
-	if held := addresses(t, n); !slices.Equal(held, []string{status.Network.Ip}) {
-		t.Errorf("status says %s, host-local %v", status.Network.Ip, held)
-	}
+	harness.Same(t, "addresses of host-local", addresses(t, n), []string{status.Network.Ip})
 	info := verbose(t, n, id)
 	if info.PID <= 1 || info.NetNamespace == "" || info.NetNamespaceClosed || info.RuntimeSpec.OCIVersion == "" || len(info.CNIResult) < 10 || len(info.Timeline) < 8 {
 		t.Errorf("got %+v", info)
@@ -72,7 +70,7 @@ func TestLifeOfAPod(t *testing.T) {
 	wantAddresses(t, n, 0)
 	check(t, remove(t, n, start))
 	_, err = n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	wantCode(t, err, codes.NotFound)
+	harness.WantCode(t, err, codes.NotFound)
 	wantPods(t, n)
 }
 
@@ -99,9 +97,8 @@ func TestListFilters(t *testing.T) {
 		"label of nothing": {&runtimeapi.PodSandboxFilter{LabelSelector: label("c")}, nil},
 	} {
 		listed, streamed := podIDs(list(t, n, c.filter)), podIDs(streamPods(t, n, c.filter))
-		if !slices.Equal(listed, c.want) || !slices.Equal(streamed, c.want) {
-			t.Errorf("%s: want %v, listed %v, streamed %v", name, c.want, listed, streamed)
-		}
+		harness.Want(t, slices.Equal(listed, c.want) && slices.Equal(streamed, c.want),
+			"%s: want %v, listed %v, streamed %v", name, c.want, listed, streamed)
 	}
 }
 
@@ -121,9 +118,7 @@ func receive[M, E any](t *testing.T, stream interface{ Recv() (M, error) }, err 
 		if message, err = stream.Recv(); errors.Is(err, io.EOF) {
 			return all
 		}
-		if err == nil && len(of(message)) == 0 {
-			t.Error("a message of the stream has nothing")
-		}
+		harness.Want(t, err != nil || len(of(message)) != 0, "a message of the stream has nothing")
 		all = append(all, of(message)...)
 	}
 }
@@ -167,7 +162,7 @@ func TestProperty29_UnknownIDs(t *testing.T) {
 	n := newNode(t)
 	for id, code := range map[string]codes.Code{"0123456789abcdef": codes.NotFound, "no-such-pod": codes.NotFound, "../../etc": codes.NotFound, "": codes.InvalidArgument} {
 		_, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-		wantCode(t, err, code)
+		harness.WantCode(t, err, code)
 		if id != "" {
 			check(t, stop(t, n, id))
 			check(t, remove(t, n, id))
@@ -182,9 +177,7 @@ func TestProperty30_CreatedAtGrows(t *testing.T) {
 	for attempt := range uint32(4) {
 		id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
 		created := podStatus(t, n, id).CreatedAt
-		if created <= last {
-			t.Errorf("attempt %d was created at %d, the one before at %d", attempt, created, last)
-		}
+		harness.Want(t, created > last, "attempt %d was created at %d, the one before at %d", attempt, created, last)
 		last = created
 		check(t, stop(t, n, id))
 		if attempt == 1 {
@@ -227,15 +220,11 @@ func TestFilesOfAPod(t *testing.T) {
 		id := n.RunPod(config)
 		dir := filepath.Join(n.State, "sandboxes", id)
 		for file, want := range map[string]string{"hostname": c.hostname + "\n", "resolv.conf": c.resolv, "hosts": readFile(t, "/etc/hosts")} {
-			if got := readFile(t, dir, file); got != want {
-				t.Errorf("%s: %s: want %q, got %q", name, file, want, got)
-			}
+			harness.Same(t, name+": "+file, readFile(t, dir, file), want)
 		}
 		var uts unix.Utsname
 		inside(t, pausePID(t, n, id), "uts", func() error { return unix.Uname(&uts) })
-		if got := unix.ByteSliceToString(uts.Nodename[:]); got != c.hostname {
-			t.Errorf("%s: in pause's namespace the host is %q", name, got)
-		}
+		harness.Same(t, name+": the host in pause's namespace", unix.ByteSliceToString(uts.Nodename[:]), c.hostname)
 		var shm unix.Statfs_t
 		check(t, unix.Statfs(filepath.Join(dir, "shm"), &shm))
 		if shm.Type != unix.TMPFS_MAGIC || shm.Blocks*uint64(shm.Bsize) != 64<<20 {
@@ -280,9 +269,7 @@ func TestLogDirectoryOnADeadMount(t *testing.T) {
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the daemon took %v to end", took)
 	}
-	if err := <-done; err == nil {
-		t.Error("the request succeeded")
-	}
+	harness.WantError(t, <-done)
 	n.Start()
 	wantPods(t, n)
 }
@@ -312,21 +299,15 @@ func TestNoPodBreaksTheList(t *testing.T) {
 	for _, pod := range pods {
 		kept += strings.Count(pod.Annotations["short"], "kept")
 	}
-	if len(pods) != heavies+1 || kept != heavies {
-		t.Errorf("%d pods are listed, %d with their short annotation", len(pods), kept)
-	}
+	harness.Want(t, len(pods) == heavies+1 && kept == heavies, "%d pods are listed, %d with their short annotation", len(pods), kept)
 	stats, err := n.Runtime.ListPodSandboxStats(limited(t), &runtimeapi.ListPodSandboxStatsRequest{})
-	if err != nil || len(stats.Stats) != heavies+1 {
-		t.Errorf("statistics of %d pods, %v", len(stats.GetStats()), err)
-	}
+	harness.Want(t, err == nil && len(stats.Stats) == heavies+1, "statistics of %d pods, %v", len(stats.GetStats()), err)
 	for _, pod := range streamPods(t, n, nil) {
 		if len(pod.Annotations["much"]) == 256<<10 && len(pod.Labels["much"]) == 256<<10-4 {
 			whole++
 		}
 	}
-	if whole != heavies {
-		t.Errorf("the stream has %d pods with all of their texts, want %d", whole, heavies)
-	}
+	harness.Want(t, whole == heavies, "the stream has %d pods with all of their texts, want %d", whole, heavies)
 }
 
 // The same for containers; what no list can leave out is refused with its field.
@@ -342,16 +323,15 @@ func TestNoContainerBreaksTheList(t *testing.T) {
 		check(t, err)
 	}
 	containers, err := n.Runtime.ListContainers(limited(t), &runtimeapi.ListContainersRequest{})
-	if err != nil || len(containers.GetContainers()) != heavies || containers.Containers[0].Annotations["short"] != "kept" {
-		t.Errorf("%d containers are listed, %v", len(containers.GetContainers()), err)
-	}
+	harness.Want(t, err == nil && len(containers.GetContainers()) == heavies && containers.Containers[0].Annotations["short"] == "kept",
+		"%d containers are listed, %v", len(containers.GetContainers()), err)
 	podStatus(t, n, pod)
 	endless := harness.Container("endless", "true")
 	endless.Image.UserSpecifiedImage = strings.Repeat("i", 8<<20)
 	_, err = n.CreateContainer(pod, sandbox, endless)
-	if code := status.Code(err); code != codes.ResourceExhausted && code != codes.InvalidArgument || !strings.Contains(err.Error(), "config.image") {
-		t.Errorf("a container with an image name of 8 MiB: %.300v", err)
-	}
+	code := status.Code(err)
+	harness.Want(t, code == codes.ResourceExhausted || code == codes.InvalidArgument, "an image name of 8 MiB: %v", code)
+	harness.WantError(t, err, "config.image")
 }
 
 // Each malformed request is refused with the name of its field; that nothing stays is what the node's check
@@ -372,15 +352,14 @@ func TestMalformedRequests(t *testing.T) {
 		bad := n.PodConfig("bad")
 		change(bad)
 		_, err := run(t, n, bad)
-		wantCode(t, err, codes.InvalidArgument)
-		if err != nil && !strings.Contains(err.Error(), strings.TrimSpace(field)) {
-			t.Errorf("%s: the error does not name it: %v", field, err)
-		}
+		harness.WantCode(t, err, codes.InvalidArgument)
+		harness.Want(t, err == nil || strings.Contains(err.Error(), strings.TrimSpace(field)),
+			"%s: the error does not name it: %v", field, err)
 	}
 	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{})
-	wantCode(t, err, codes.InvalidArgument)
+	harness.WantCode(t, err, codes.InvalidArgument)
 	_, err = n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{})
-	wantCode(t, err, codes.InvalidArgument)
+	harness.WantCode(t, err, codes.InvalidArgument)
 	wantPods(t, n)
 	// The daemon is as good as before.
 	n.RunPod(n.PodConfig("good"))

@@ -97,9 +97,7 @@ func TestReload(t *testing.T) {
 		list(t, n, nil)
 		return strings.Count(n.Log(), "level=DEBUG msg=call method=ListPodSandbox")
 	}
-	if debug() > 0 {
-		t.Error("a line of level debug is in the log")
-	}
+	harness.Want(t, debug() == 0, "a line of level debug is in the log")
 	rewrite(t, n, "cni_add = \"90s\"", "cni_add = \"2s\"")
 	rewrite(t, n, "'info'\nshm_size = 65536", "'debug'\nshm_size = 131072\nmetrics_address = '127.0.0.1:0'")
 	inForce("2s")
@@ -120,9 +118,7 @@ func TestReload(t *testing.T) {
 	rewrite(t, n, "cni_add = \"2s\"", "cni_add = \"soon\"")
 	check(t, syscall.Kill(pid, syscall.SIGHUP))
 	eventually(t, "the error is logged", patience, func() bool { return strings.Contains(n.Log(), "stays as it was") })
-	if n.PID() != pid || !ready(t, n, first) {
-		t.Error("the daemon was restarted, or the pod has ended")
-	}
+	harness.Want(t, n.PID() == pid && ready(t, n, first), "the daemon was restarted, or the pod has ended")
 	rewrite(t, n, "'debug'", "'warn'")
 	rewrite(t, n, "cni_add = \"soon\"", "cni_add = \"3s\"")
 	inForce("3s")
@@ -147,9 +143,7 @@ required_plugins = []
 	n.ImportBusybox()
 	reload(t, n, "pinned = []", "pinned = ['"+harness.BusyboxImage+"']")
 	images := harness.Call(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{})
-	if len(images.Images) != 1 || !images.Images[0].Pinned {
-		t.Errorf("images: %v", images.Images)
-	}
+	harness.Want(t, len(images.Images) == 1 && images.Images[0].Pinned, "images: %v", images.Images)
 
 	// A pull asks where the directories of registries lead by now.
 	check(t, os.MkdirAll(filepath.Join(dir, "after", "nowhere.invalid"), 0o755))
@@ -167,9 +161,7 @@ required_plugins = []
 	id := n.RunPod(n.PodConfig("web"))
 
 	reload(t, n, "required_plugins = []", "required_plugins = ['absent']")
-	if _, err := run(t, n, n.PodConfig("refused")); err == nil || !strings.Contains(err.Error(), "required NRI plugin absent") {
-		t.Errorf("a pod without a required plugin: %v", err)
-	}
+	wantRefused(t, n, n.PodConfig("refused"), "required NRI plugin absent")
 	reload(t, n, "required_plugins = ['absent']", "required_plugins = []")
 	n.RunPod(n.PodConfig("refused"))
 	reload(t, n, dir+"/nri.sock", dir+"/other.sock")
@@ -246,7 +238,7 @@ func TestReloadOfRuntimes(t *testing.T) {
 		return names
 	}
 	_, err = pod("early")
-	wantCode(t, err, codes.InvalidArgument)
+	harness.WantCode(t, err, codes.InvalidArgument)
 
 	table := fmt.Sprintf("[runtimes.late]\ntype = 'oci'\npath = '%s'\n", runc)
 	rewrite(t, n, "[limits]", table+"[limits]")
@@ -258,10 +250,8 @@ func TestReloadOfRuntimes(t *testing.T) {
 	rewrite(t, n, table, "")
 	eventually(t, "the handler is gone", patience, func() bool { return !strings.Contains(handlers(), "late") })
 	_, err = pod("refused")
-	wantCode(t, err, codes.InvalidArgument)
-	if !ready(t, n, id) {
-		t.Error("the pod of the handler is not ready any more")
-	}
+	harness.WantCode(t, err, codes.InvalidArgument)
+	harness.Want(t, ready(t, n, id), "the pod of the handler is not ready any more")
 	n.RemovePod(id)
 }
 
@@ -315,9 +305,7 @@ func TestReloadOfLimits(t *testing.T) {
 	}
 	refused := func(what string, err error, says string) {
 		t.Helper()
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", what, err)
-		}
+		harness.Want(t, err != nil && strings.Contains(err.Error(), says), "%s: %v", what, err)
 	}
 	id := n.RunPod(n.PodConfig("web"))
 

@@ -215,7 +215,5 @@ func (n *Node) removeResults() error {
 
 // report fails the test without ending it.
 func (n *Node) report(what string, err error) {
-	if err != nil {
-		n.t.Errorf("node %s: %s: %v", n.Network, what, err)
-	}
+	Want(n.t, err == nil, "node %s: %s: %v", n.Network, what, err)
 }

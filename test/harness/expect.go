@@ -16,12 +16,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/leak"
@@ -35,11 +39,11 @@ func Check(t testing.TB, err error) {
 	}
 }
 
-// Same fails the test unless two texts are the same.
-func Same(t testing.TB, what, got, want string) {
+// Same fails the test, which goes on, unless two values print the same.
+func Same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
-	if got != want {
-		t.Errorf("%s: want %q, got %q", what, want, got)
+	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
+		t.Errorf("%s: want %q, got %q", what, w, g)
 	}
 }
 
@@ -57,6 +61,19 @@ func Read(t testing.TB, path string) []byte {
 	content, err := os.ReadFile(path)
 	Check(t, err)
 	return content
+}
+
+// WantError fails the test, which goes on, unless there is an error that says all this.
+func WantError(t testing.TB, err error, says ...string) {
+	t.Helper()
+	Want(t, err != nil && !slices.ContainsFunc(says, func(text string) bool { return !strings.Contains(err.Error(), text) }),
+		"want an error that says %q, got: %.2000v", says, err)
+}
+
+// WantCode fails the test, which goes on, unless the error has the gRPC code.
+func WantCode(t testing.TB, err error, code codes.Code) {
+	t.Helper()
+	Want(t, status.Code(err) == code, "want code %v, got: %v", code, err)
 }
 
 // Limited is a context for calls of a test, which ends after the limit and with the test. It is no child of

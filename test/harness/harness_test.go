@@ -61,9 +61,8 @@ func TestNetworkIsInScope(t *testing.T) {
 		n.RunInNetns(add)
 		more := leak.Diff(clean, n.look(n.machineScope()))
 		tally := leak.Tally(more)
-		if tally[leak.Address] != 2 || tally[leak.Link] != 1 || tally[leak.Result] != 1 || tally[leak.Rule] < 4 {
-			t.Errorf("%s: want two addresses, a link, a result, rules of masquerade and portmap of both families, got %v", backend, more)
-		}
+		Want(t, tally[leak.Address] == 2 && tally[leak.Link] == 1 && tally[leak.Result] == 1 && tally[leak.Rule] >= 4,
+			"%s: want two addresses, a link, a result, rules of masquerade and portmap of both families, got %v", backend, more)
 		n.RunInNetns(del)
 		n.expectSame("after DEL", clean, n.machineScope(), settleTime)
 	}
@@ -90,18 +89,12 @@ func TestLeaksAndLossesAreReportedAndTakenAway(t *testing.T) {
 	n.expectSame("test", empty, n.machineScope(), 5*time.Second) // all of it stays
 	report := strings.Join(r.errors, "\n")
 	for _, want := range []string{"left behind: mount " + n.Logs, "left behind: cgroup " + n.CgroupParent + "/left", "lost: link " + n.Bridge} {
-		if !strings.Contains(report, want) {
-			t.Errorf("not reported: %s", want)
-		}
+		Want(t, strings.Contains(report, want), "not reported: %s", want)
 	}
-	if len(r.errors) != 3 {
-		t.Errorf("want 3 errors, got:\n%s", report)
-	}
+	Want(t, len(r.errors) == 3, "want 3 errors, got:\n%s", report)
 	r.errors = nil
 	n.removeAll()
-	if len(r.errors) != 0 {
-		t.Errorf("removing all: %v", r.errors)
-	}
+	Want(t, len(r.errors) == 0, "removing all: %v", r.errors)
 	wantAbsent(t, n.Dir)
 	wantAbsent(t, cgroup)
 }

@@ -54,24 +54,16 @@ func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
 	p := newTarget(t)
 	for _, command := range [][]string{{"/no/such/program", secret}, {"/etc/hostname", secret}, {"sh", "-c", "sleep 1000", secret}} {
 		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 1})
-		if err == nil {
-			t.Errorf("%q did not fail", command)
-		}
+		harness.Want(t, err != nil, "%q did not fail", command)
 	}
 	_, streams := p.begin("/no/such/program", "-a", secret)
 	status, err := io.ReadAll(streams[0])
 	check(t, err)
-	if !strings.Contains(string(status), "Failure") {
-		t.Errorf("the status is %s", status)
-	}
+	harness.Want(t, strings.Contains(string(status), "Failure"), "the status is %s", status)
 	log := p.Log()
-	if strings.Contains(log, secret) {
-		t.Errorf("the log has an argument:\n%s", log)
-	}
+	harness.Want(t, !strings.Contains(log, secret), "the log has an argument:\n%s", log)
 	for _, want := range []string{"/no/such/program", "/etc/hostname", "permission denied", "with 1 argument", "with 2 arguments", "with 3 arguments"} {
-		if !strings.Contains(log, want) {
-			t.Errorf("the log lacks %q:\n%s", want, log)
-		}
+		harness.Want(t, strings.Contains(log, want), "the log lacks %q:\n%s", want, log)
 	}
 }
 
@@ -93,12 +85,8 @@ func TestNullOfAnExecIsNotTheNodes(t *testing.T) {
 			c.Command = []string{"/bin/sh", "-c", "chmod 0600 /proc/self/fd/0; touch /tmp/done; exec sleep 1000000"}
 		})
 		code, output := run(t, n, id, "/bin/sh", "-c", "until [ -e /tmp/done ]; do sleep 0.1; done; chmod 0600 /proc/self/fd/0; cat; echo end")
-		if code != 0 || output != "end\n" {
-			t.Errorf("handler %q: %d, %q", handler, code, output)
-		}
-		if after := modeOfNull(t); after != before {
-			t.Errorf("handler %q: the mode of the node's /dev/null is %v, it was %v", handler, after, before)
-		}
+		harness.Want(t, code == 0 && output == "end\n", "handler %q: %d, %q", handler, code, output)
+		harness.Same(t, handler+": the mode of the node's /dev/null", modeOfNull(t), before)
 	}
 }
 
@@ -136,9 +124,7 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 			for _, file := range []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"} {
 				files += written(t, n, id, file)
 			}
-			if files < 100<<10 || files > 257<<10 {
-				t.Errorf("the files of the pod hold %d bytes", files)
-			}
+			harness.Want(t, files >= 100<<10 && files <= 257<<10, "the files of the pod hold %d bytes", files)
 			if _, output := run(t, n, p.run("next"), "/bin/sh", "-c", "echo $HOSTNAME"); output != p.pod.Hostname+"\n" {
 				t.Errorf("HOSTNAME is %q, want %q", output, p.pod.Hostname)
 			}
@@ -149,9 +135,7 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 			}
 			// A full file system takes no more files either, and inodes have an end.
 			code, output := run(t, n, id, "/bin/sh", "-c", "rm /dev/shm/x; i=0; while [ $i -lt 100 ] && echo >/dev/shm/$i; do i=$((i+1)); done; for f in /etc/hosts /etc/hostname /etc/resolv.conf; do : >$f || exit 9; done")
-			if code != 0 {
-				t.Errorf("the files cannot be made small again: %d: %s", code, output)
-			}
+			harness.Want(t, code == 0, "the files cannot be made small again: %d: %s", code, output)
 			if grown := kept(t, n.State) - before; grown > 64<<10 {
 				t.Errorf("the state holds %d bytes more", grown)
 			}
@@ -259,9 +243,7 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	_, remove := n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: unknown})
 	_, list := n.Image.ListImages(ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}})
 	for name, err := range map[string]error{"pull": pull, "status": look, "remove": remove, "list": list} {
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "no-such-handler") {
-			t.Errorf("%s: %v", name, err)
-		}
+		harness.Want(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "no-such-handler"), "%s: %v", name, err)
 	}
 	known := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "runc", Annotations: map[string]string{"of.the/pod": "x"}}
 	_, err := n.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: known})
@@ -309,13 +291,10 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 		t.Fatalf("the attack is not in place: %q", found)
 	}
 	for _, path := range found {
-		if strings.Contains(path, "container-volumes") && strings.HasSuffix(path, "/mem") {
-			t.Errorf("a device node was copied into a volume: %s", path)
-		}
+		harness.Want(t, !strings.Contains(path, "container-volumes") || !strings.HasSuffix(path, "/mem"),
+			"a device node was copied into a volume: %s", path)
 	}
-	if reached := asNobody(t, found); reached != "" {
-		t.Errorf("a local user reaches:\n%s", reached)
-	}
+	harness.Same(t, "a local user reaches", asNobody(t, found), "")
 	harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/suid:1"}})
 }
 

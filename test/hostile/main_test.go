@@ -355,9 +355,7 @@ func besides(t *testing.T, n *harness.Node, attack func()) {
 			t.Errorf("%s in another pod took %v, %v before the attack", name, during[name], usual[name])
 		}
 	}
-	if now := n.Supervisors(); !slices.Equal(now, pids) {
-		t.Errorf("the supervisors are %v, before the attack %v", now, pids)
-	}
+	harness.Same(t, "the supervisors", n.Supervisors(), pids)
 	if !t.Failed() {
 		wantNothingLeft(t, n, pids, own)
 		for _, left := range n.Differences(node) {

@@ -298,20 +298,14 @@ func TestStrangers(t *testing.T) {
 		}
 		return nil
 	})
-	if slowest > 15*time.Second {
-		t.Errorf("the CRI answered after %v", slowest)
-	}
+	harness.Want(t, slowest <= 15*time.Second, "the CRI answered after %v", slowest)
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
 	check(t, err)
-	if len(files) > 1000 {
-		t.Errorf("the daemon has %d descriptors", len(files))
-	}
+	harness.Want(t, len(files) <= 1000, "the daemon has %d descriptors", len(files))
 	for range 5 {
 		_, streams := p.begin("echo", "hello")
 		out, err := io.ReadAll(streams[2])
-		if err != nil || string(out) != "hello\n" {
-			t.Errorf("exec with %d idle connections: %q (%v)", len(held), out, err)
-		}
+		harness.Want(t, err == nil && string(out) == "hello\n", "exec with %d idle connections: %q (%v)", len(held), out, err)
 	}
 	last := held[len(held)-1]
 	check(t, last.SetReadDeadline(time.Now().Add(patience)))

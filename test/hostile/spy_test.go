@@ -46,9 +46,7 @@ func (p *tenant) wantNoBreach(id, spy string, execs int) {
 		seen, breaches = p.sightings(spy)
 	}
 	p.t.Logf("the spy has looked at %d processes", seen)
-	if seen < execs/20 && len(breaches) == 0 {
-		p.t.Errorf("of %d execs the spy has seen %d: this shows nothing", made, seen)
-	}
+	harness.Want(p.t, seen >= execs/20 || len(breaches) != 0, "of %d execs the spy has seen %d: this shows nothing", made, seen)
 	for what, times := range breaches {
 		p.t.Errorf("seen of the node, %d times: %s", times, map[string]string{
 			"r": "its files, by /proc/PID/root", "m": "its mounts, by /proc/PID/mountinfo", "u": "its sockets, by /proc/PID/net/unix",
@@ -135,9 +133,8 @@ func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 				return i >= 0
 			})
 			open := descriptorsOf(found.PID)
-			if len(open) != 3 || open["0"] == "" || open["1"] == "" || open["2"] == "" {
-				t.Errorf("sleep %s has %v, want its three streams", argument, open)
-			}
+			harness.Want(t, len(open) == 3 && open["0"] != "" && open["1"] != "" && open["2"] != "",
+				"sleep %s has %v, want its three streams", argument, open)
 		}
 		check(t, p.stop(id))
 	}
@@ -188,9 +185,7 @@ func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 	for _, pid := range working {
 		p.wantNothingShared(pid, request)
 	}
-	if err := <-made; err == nil {
-		t.Error("a container runs whose hook hangs: this shows nothing")
-	}
+	harness.WantError(t, <-made) // its hook hangs
 }
 
 // kindsOf are what descriptors are, sorted, without the numbers of sockets.

@@ -108,9 +108,7 @@ func TestStoppedExecsHoldUpNothingElse(t *testing.T) {
 				id := p.newStopper("stopper", signal, powerless(profile))
 				besides(t, p.Node, func() {
 					o := p.execs(id, 20, 2, 4, signal == unix.SIGKILL)
-					if o.held+o.killed+o.failed == 0 {
-						t.Error("the attacker has met no exec: this shows nothing")
-					}
+					harness.Want(t, o.held+o.killed+o.failed != 0, "the attacker has met no exec: this shows nothing")
 				})
 			})
 		}
@@ -159,9 +157,7 @@ func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
 				p.end(id)
 			}
 		}
-		if stopped == 0 {
-			t.Error("the attacker has stopped no start: this shows nothing")
-		}
+		harness.Want(t, stopped != 0, "the attacker has stopped no start: this shows nothing")
 		p.inTime("the removal of the pod", func() error { p.RemovePod(p.id); return nil })
 	})
 }
@@ -398,9 +394,8 @@ func TestProgramsThatAreCalledAsOurs(t *testing.T) {
 				end = answer.GetStatus()
 				return end.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED
 			})
-			if end.GetExitCode() != 7 || end.GetReason() != "Error" || end.GetMessage() != "" {
-				t.Errorf("%s (%s): %d, %s: %s", name, way, end.GetExitCode(), end.GetReason(), end.GetMessage())
-			}
+			harness.Want(t, end.GetExitCode() == 7 && end.GetReason() == "Error" && end.GetMessage() == "",
+				"%s (%s): %d, %s: %s", name, way, end.GetExitCode(), end.GetReason(), end.GetMessage())
 			witness := p.run("witness-"+container, func(c *runtimeapi.ContainerConfig) { c.Image.Image = attackerImage })
 			if answer, err := p.exec(witness, 30, words...); err != nil || answer.GetExitCode() != 7 {
 				t.Errorf("an exec of %s (%s): %d, %v", name, way, answer.GetExitCode(), err)

@@ -85,12 +85,8 @@ func TestAttach(t *testing.T) {
 		return strings.Contains(out2.String(), "out two") && strings.Contains(err2.String(), "err two")
 	})
 	harness.Call(t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: p.container})
-	if err := <-stayed; err != nil {
-		t.Errorf("the container ended: %v", err)
-	}
-	if strings.Contains(out1.String(), "two") {
-		t.Errorf("who left has %q", &out1)
-	}
+	check(t, <-stayed) // the container ended
+	harness.Want(t, !strings.Contains(out1.String(), "two"), "who left has %q", &out1)
 }
 
 // A container whose stdin is closed after its first client.
@@ -100,9 +96,7 @@ func TestAttachStdinOnce(t *testing.T) {
 	p := newPod(t, "cat; echo end; exit 3", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true })
 	var out safe
 	err := p.session(spdyClient, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true}), streams{Stdin: strings.NewReader("hello\n"), Stdout: &out, Stderr: io.Discard})
-	if err != nil || out.String() != "hello\nend\n" {
-		t.Errorf("%v, %q", err, out.String())
-	}
+	harness.Want(t, err == nil && out.String() == "hello\nend\n", "%v, %q", err, out.String())
 }
 
 // cri: AttachRequest.tty ContainerConfig.tty
@@ -152,9 +146,7 @@ func (p *pod) contiguous(what, text string) {
 			p.t.Errorf("%s: %q", what, line)
 			return
 		}
-		if next != 0 && number != next {
-			p.t.Errorf("%s: line %d follows line %d", what, number, next-1)
-		}
+		harness.Want(p.t, next == 0 || number == next, "%s: line %d follows line %d", what, number, next-1)
 		next = number + 1
 	}
 }

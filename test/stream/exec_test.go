@@ -36,15 +36,9 @@ func TestExec(t *testing.T) {
 		var out, errs bytes.Buffer
 		err := p.session(client, p.execURL(shell("echo out; echo err >&2; exit 42")), streams{Stdout: &out, Stderr: &errs})
 		var exit utilexec.CodeExitError
-		if !errors.As(err, &exit) || exit.Code != 42 {
-			t.Errorf("%s: %v, want exit code 42", name, err)
-		}
-		if out.String() != "out\n" || errs.String() != "err\n" {
-			t.Errorf("%s: stdout %q, stderr %q", name, &out, &errs)
-		}
-		if err := p.session(client, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"/no/such"}, Stdout: true}), streams{Stdout: io.Discard}); err == nil {
-			t.Errorf("%s: a program that does not exist: no error", name)
-		}
+		harness.Want(t, errors.As(err, &exit) && exit.Code == 42, "%s: %v, want exit code 42", name, err)
+		harness.Want(t, out.String() == "out\n" && errs.String() == "err\n", "%s: stdout %q, stderr %q", name, &out, &errs)
+		harness.WantError(t, p.session(client, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"/no/such"}, Stdout: true}), streams{Stdout: io.Discard}))
 		errs.Reset()
 		if err := p.session(client, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "seq 100000; echo err >&2"}, Stderr: true}), streams{Stderr: &errs}); err != nil || errs.String() != "err\n" {
 			t.Errorf("%s: stderr alone: %v, %q", name, err, &errs)
@@ -75,12 +69,8 @@ func TestExecBytes(t *testing.T) {
 			Stdin: io.TeeReader(data, sent), Stdout: received, Stderr: io.Discard,
 		})
 		var exit utilexec.CodeExitError
-		if !errors.As(err, &exit) || exit.Code != 7 {
-			t.Errorf("%s: %v, want exit code 7", of.name, err)
-		}
-		if !bytes.Equal(sent.Sum(nil), received.Sum(nil)) {
-			t.Errorf("%s: other bytes", of.name)
-		}
+		harness.Want(t, errors.As(err, &exit) && exit.Code == 7, "%s: %v, want exit code 7", of.name, err)
+		harness.Want(t, bytes.Equal(sent.Sum(nil), received.Sum(nil)), "%s: other bytes", of.name)
 		t.Logf("%s: %d MiB in and out, half-closed stdin, in %v", of.name, of.size>>20, time.Since(began))
 	}
 }
@@ -102,9 +92,8 @@ func (p *pod) wantTerminal(client client, u *url.URL, queue ...remotecommand.Ter
 	go func() { _, _ = io.WriteString(typed, "typed\n") }()
 	var out safe
 	err := p.session(client, u, streams{Stdin: in, Stdout: &out, Tty: true, TerminalSizeQueue: (*sizes)(&queue)})
-	if err != nil || !strings.Contains(out.String(), "33 77\r\n") || !strings.Contains(out.String(), "got typed\r\n") {
-		p.t.Errorf("%v, %q", err, out.String())
-	}
+	harness.Want(p.t, err == nil && strings.Contains(out.String(), "33 77\r\n") && strings.Contains(out.String(), "got typed\r\n"),
+		"%v, %q", err, out.String())
 }
 
 // cri: ExecRequest.tty
@@ -137,18 +126,12 @@ func TestBadRequests(t *testing.T) {
 		"container id":          {Cmd: []string{"true"}, Stdout: true},
 	} {
 		_, err := p.Runtime.Exec(limited(t), r)
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), field) {
-			t.Errorf("%s: %v", field, err)
-		}
+		harness.Want(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), field), "%s: %v", field, err)
 	}
 	_, err := p.Runtime.Attach(limited(t), &runtimeapi.AttachRequest{ContainerId: p.container, Stdout: true, Tty: true})
-	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "tty") {
-		t.Errorf("a terminal that is none: %v", err)
-	}
+	harness.Want(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "tty"), "a terminal that is none: %v", err)
 	_, err = p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{0}})
-	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "port") {
-		t.Errorf("port 0: %v", err)
-	}
+	harness.Want(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "port"), "port 0: %v", err)
 }
 
 // cri: ExecRequest.container_id
@@ -164,23 +147,17 @@ func TestTokens(t *testing.T) {
 		answer, err := http.Get("http://" + p.relay + path)
 		check(t, err)
 		answer.Body.Close()
-		if answer.StatusCode != http.StatusNotFound {
-			t.Errorf("%s: %s", path, answer.Status)
-		}
+		harness.Want(t, answer.StatusCode == http.StatusNotFound, "%s: %s", path, answer.Status)
 	}
 	token := u.Path[strings.LastIndex(u.Path, "/")+1:]
-	if len(token) < 20 || strings.Contains(p.Log(), token) {
-		t.Errorf("token %q is short or in the log", token)
-	}
+	harness.Want(t, len(token) >= 20 && !strings.Contains(p.Log(), token), "token %q is short or in the log", token)
 	var err error
 	for range 4 {
 		r := shell("true")
 		r.ContainerId = p.container
 		_, err = p.Runtime.Exec(limited(t), r)
 	}
-	if status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("the fourth of three requests: %v", err)
-	}
+	harness.Want(t, status.Code(err) == codes.ResourceExhausted, "the fourth of three requests: %v", err)
 }
 
 // unread is more than a process's pipe holds, and less than the sockets on the way do: with those full, a
@@ -232,9 +209,7 @@ grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp)' ../status; stat -c %d:%i ../r
 				t.Fatalf("%s: the exec has %q, the container %q; of all of it, %q and %q", name, line, want[min(i, len(want)-1)], lines, want)
 			}
 		}
-		if !strings.Contains(own, "Seccomp:\t2") {
-			t.Errorf("%s: no filter of system calls: %s", name, own)
-		}
+		harness.Want(t, strings.Contains(own, "Seccomp:\t2"), "%s: no filter of system calls: %s", name, own)
 		for _, kind := range []string{"ipc", "mnt", "net", "pid", "uts"} {
 			if nodes, err := os.Readlink("/proc/self/ns/" + kind); err != nil || strings.Contains(own, nodes) {
 				t.Errorf("%s: namespace %s is the node's: %s, %v", name, kind, own, err)
@@ -311,14 +286,10 @@ func TestWebSocketProtocols(t *testing.T) {
 		if inJSON {
 			want = `{"status":"Success"}`
 		}
-		if got := channels[3].String(); got != want {
-			t.Errorf("%q: success is told as %q, want %q", protocol, got, want)
-		}
+		harness.Same(t, protocol+": how success is told", channels[3].String(), want)
 		failing := &runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "exit 7"}, Stderr: true}
 		channels, first = p.rawExec(protocol, failing, "")
-		if first != 2 {
-			t.Errorf("%q: without stdout the first channel is %d", protocol, first)
-		}
+		harness.Want(t, first == 2, "%q: without stdout the first channel is %d", protocol, first)
 		want = "command terminated with non-zero exit code: exit code 7"
 		if inJSON {
 			want = `"reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}`
@@ -348,7 +319,5 @@ func TestLongWebSocketMessage(t *testing.T) {
 			out.Write(message[1:])
 		}
 	}
-	if out.Len() != 10_000_007 || !strings.HasSuffix(out.String(), "the end") {
-		t.Errorf("%d bytes came back", out.Len())
-	}
+	harness.Want(t, out.Len() == 10_000_007 && strings.HasSuffix(out.String(), "the end"), "%d bytes came back", out.Len())
 }

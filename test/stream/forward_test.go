@@ -114,17 +114,14 @@ func TestPortForward(t *testing.T) {
 		addresses, stop := p.forward(client, 7, 8)
 		began := time.Now()
 		for i, address := range addresses {
-			if got := exchange(t, address, data); !bytes.Equal(got, hash(data)) {
-				t.Errorf("%s, port %d: other bytes", name, i)
-			}
+			harness.Want(t, bytes.Equal(exchange(t, address, data), hash(data)), "%s, port %d: other bytes", name, i)
 		}
 		t.Logf("%s: twice %d MiB there and back in %v", name, len(data)>>20, time.Since(began))
 		var many sync.WaitGroup
 		for i := range 20 {
 			many.Go(func() {
-				if part := data[:i*i*1000]; !bytes.Equal(exchange(t, addresses[i%2], part), hash(part)) {
-					t.Errorf("%s: several at once: other bytes", name)
-				}
+				part := data[:i*i*1000]
+				harness.Want(t, bytes.Equal(exchange(t, addresses[i%2], part), hash(part)), "%s: several at once: other bytes", name)
 			})
 		}
 		many.Wait()
@@ -138,9 +135,7 @@ func TestPortForwardOfTheHostNetwork(t *testing.T) {
 	p.awaitPort(7)
 	addresses, stop := p.forward(spdyForward, 7)
 	defer stop()
-	if got := exchange(t, addresses[0], []byte("hello")); !bytes.Equal(got, hash([]byte("hello"))) {
-		t.Error("other bytes")
-	}
+	harness.Want(t, bytes.Equal(exchange(t, addresses[0], []byte("hello")), hash([]byte("hello"))), "other bytes")
 }
 
 // awaitPort waits until someone listens in the pod.
@@ -155,9 +150,7 @@ func (p *pod) awaitPort(port int) {
 func (p *pod) noErrors() {
 	p.t.Helper()
 	for line := range strings.Lines(p.Log()) {
-		if strings.Contains(line, "level=ERROR") {
-			p.t.Errorf("the daemon says: %s", line)
-		}
+		harness.Want(p.t, !strings.Contains(line, "level=ERROR"), "the daemon says: %s", line)
 	}
 }
 
@@ -236,25 +229,17 @@ func TestPortForwardHalfClose(t *testing.T) {
 		_, err := data.Write(make([]byte, 100_000))
 		check(t, err)
 		check(t, data.Close())
-		if answer := readAll(t, data); answer != "100000" {
-			t.Errorf("%s: after the client's end: %q", name, answer)
-		}
-		if text := readAll(t, errs); text != "" {
-			t.Errorf("%s: error %q", name, text)
-		}
+		harness.Same(t, name+": after the client's end", readAll(t, data), "100000")
+		harness.Same(t, name+": the error", readAll(t, errs), "")
 		data, _ = openPair(t, conn, 8, 1)
-		if answer := readAll(t, data); answer != "that is all" {
-			t.Errorf("%s: before the pod's end: %q", name, answer)
-		}
+		harness.Same(t, name+": before the pod's end", readAll(t, data), "that is all")
 		for range 100 {
 			_, err := data.Write(make([]byte, 1000))
 			check(t, err)
 		}
 		check(t, data.Close())
 		within(t, name+": the pod sees the client's end", func() {
-			if n := <-counted; n != 100_000 {
-				t.Errorf("%s: after its end the pod got %d bytes", name, n)
-			}
+			harness.Same(t, name+": what the pod got after its end", <-counted, 100_000)
 		})
 	}
 }
@@ -294,16 +279,12 @@ func TestPortForwardRefused(t *testing.T) {
 		if text := readAll(t, errs); !strings.Contains(text, "port 81") || !strings.Contains(text, "connection refused") {
 			t.Errorf("%s: error %q", name, text)
 		}
-		if text := readAll(t, data); text != "" {
-			t.Errorf("%s: data %q", name, text)
-		}
+		harness.Same(t, name+": data", readAll(t, data), "")
 		data, errs = openPair(t, conn, 7, 1)
 		_, err := data.Write([]byte("hello"))
 		check(t, err)
 		check(t, data.Close())
-		if text := readAll(t, data) + readAll(t, errs); text != "hello" {
-			t.Errorf("%s: after an error: %q", name, text)
-		}
+		harness.Same(t, name+": after an error", readAll(t, data)+readAll(t, errs), "hello")
 	}
 	harness.Call(t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 	_, errs := openPair(t, last, 7, 2)
@@ -311,9 +292,7 @@ func TestPortForwardRefused(t *testing.T) {
 		t.Errorf("a session whose pod is stopped: %q", text)
 	}
 	_, err := p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{7}})
-	if status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("a stopped pod: %v", err)
-	}
+	harness.Want(t, status.Code(err) == codes.FailedPrecondition, "a stopped pod: %v", err)
 }
 
 // A WebSocket with two channels for each port, which begin with its number.

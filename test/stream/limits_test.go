@@ -101,9 +101,8 @@ func (p *pod) wantSecret(client client) {
 	var out bytes.Buffer
 	u := p.execURL(shell("echo secret"))
 	err := p.session(client, u, streams{Stdout: &out, Stderr: io.Discard})
-	if err != nil || out.String() != "secret\n" || u.Scheme != "https" && u.Scheme != "wss" {
-		p.t.Errorf("%s: %v, %q", u.Scheme, err, &out)
-	}
+	harness.Want(p.t, err == nil && out.String() == "secret\n" && (u.Scheme == "https" || u.Scheme == "wss"),
+		"%s: %v, %q", u.Scheme, err, &out)
 }
 
 // Clients that do not read hold up no one else, and the daemon keeps little for them.
@@ -138,9 +137,8 @@ func TestSlowReaders(t *testing.T) {
 		var out safe
 		request := &runtimeapi.ExecRequest{Cmd: []string{"head", "-c", strconv.Itoa(size), "/dev/zero"}, Stdout: true}
 		err := p.session(client, p.execURL(request), streams{Stdout: &out})
-		if err != nil || out.String() != strings.Repeat("\x00", size) {
-			t.Errorf("%s beside slow ones: %v, %d bytes", name, err, len(out.String()))
-		}
+		harness.Want(t, err == nil && out.String() == strings.Repeat("\x00", size),
+			"%s beside slow ones: %v, %d bytes", name, err, len(out.String()))
 	}
 	after := p.memory()
 	t.Logf("resident memory of the daemon: %d KiB, with %d slow readers and after some traffic %d KiB", before, 5*slow, after)
@@ -172,9 +170,7 @@ func TestShutdown(t *testing.T) {
 		p.Start()
 		p.settle()
 	}
-	if took > shutdownTime {
-		t.Errorf("the daemon took %v to end", took)
-	}
+	harness.Want(t, took <= shutdownTime, "the daemon took %v to end", took)
 }
 
 const (
