@@ -77,9 +77,8 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 		check(t, os.WriteFile(path, nil, 0o444))
 	}
 
-	if found, clean := problems(t, n); clean || len(found) != 6 {
-		t.Errorf("want the 6 orphans, got %v, clean %v", found, clean)
-	}
+	found, clean := problems(t, n)
+	harness.Want(t, !clean && len(found) == 6, "want the 6 orphans, got %v, clean %v", found, clean)
 	wantClean(t, n, "--fix")
 	for _, path := range append(left, orphan, cgroupDir(group), cgroupDir(pause)) {
 		if _, err := os.Lstat(path); err == nil {
@@ -146,9 +145,8 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	quarantined(2)
 	says := func(fails bool, text string, times int, flags ...string) {
 		t.Helper()
-		if output, err := n.RunCommand("check", flags...); (err != nil) != fails || strings.Count(output, text) < times {
-			t.Errorf("check %v: %v\n%s", flags, err, output)
-		}
+		output, err := n.RunCommand("check", flags...)
+		harness.Want(t, (err != nil) == fails && strings.Count(output, text) >= times, "check %v: %v\n%s", flags, err, output)
 	}
 	says(true, "cannot be decoded", 2)
 	says(true, "", 0, "--force")

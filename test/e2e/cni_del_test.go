@@ -52,9 +52,7 @@ func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
 }
 
 func TestProperty13_DELThatNeverWorks(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast+"detach_tries = 2\n"))
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.addressesOnly("one"))
+	n, r := newRecorded(t, fast+"detach_tries = 2\n")
 	id := n.RunPod(n.PodConfig("web"))
 	r.order("one", "DEL", "fail 999 broken")
 	eventually(t, "Stop succeeds after some tries", patience, func() bool { return stop(t, n, id) == nil })
@@ -91,9 +89,7 @@ func TestProperty17_NamespaceFileBrokenByHand(t *testing.T) {
 }
 
 func stopWithout(t *testing.T, harm func(string) error, restart bool) {
-	n := newNode(t, harness.NoNetwork())
-	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.addressesOnly("one"))
+	n, r := newRecorded(t, "")
 	id := n.RunPod(n.PodConfig("web"))
 	check(t, harm(verbose(t, n, id).NetNamespace))
 	if found, _ := problems(t, n); !slices.ContainsFunc(found, func(f nodecheck.Finding) bool {
@@ -108,9 +104,8 @@ func stopWithout(t *testing.T, harm func(string) error, restart bool) {
 		t.Errorf("status has the address of a network that is gone: %v", network)
 	}
 	check(t, stop(t, n, id))
-	if calls := r.calls("DEL"); len(calls) != 1 || calls[0].Netns != "" {
-		t.Errorf("want one DEL with an empty CNI_NETNS, got %+v", calls)
-	}
+	calls := r.calls("DEL")
+	harness.Want(t, len(calls) == 1 && calls[0].Netns == "", "want one DEL with an empty CNI_NETNS, got %+v", calls)
 	wantAddresses(t, n, 0)
 	check(t, remove(t, n, id))
 }
@@ -174,9 +169,8 @@ func TestCheckGivesUpAnAttachment(t *testing.T) {
 	id := n.RunPod(n.PodConfig("web"))
 	r.order("two", "DEL", "fail 11 never")
 	n.RemovePod(id)
-	if found, clean := problems(t, n, "--fix", "--force"); clean || len(found) != 1 || !strings.Contains(found[0].Advice, "--fix --force "+id) {
-		t.Errorf("problems: %+v", found)
-	}
+	found, clean := problems(t, n, "--fix", "--force")
+	harness.Want(t, !clean && len(found) == 1 && strings.Contains(found[0].Advice, "--fix --force "+id), "problems: %+v", found)
 	wantClean(t, n, "--fix", "--force", id)
 	eventually(t, "the daemon gives it up too", patience, func() bool {
 		return len(pending(t, n)) == 0 && strings.Contains(n.Log(), "given up by hand")
@@ -230,9 +224,8 @@ func TestNodeThatCannotMakeAPause(t *testing.T) {
 		is, message := condition(t, n, runtimeapi.RuntimeReady)
 		return !is && strings.Contains(message, "a pause did not start")
 	})
-	if c := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions[0]; c.Type != runtimeapi.RuntimeReady || c.Reason == "" {
-		t.Errorf("the condition has no reason: %v", c)
-	}
+	c := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions[0]
+	harness.Want(t, c.Type == runtimeapi.RuntimeReady && c.Reason != "", "the condition has no reason: %v", c)
 	check(t, os.WriteFile(most, []byte("max"), 0))
 	eventually(t, "the node is ready", patience, func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
 	n.RemovePod(n.RunPod(n.PodConfig("web")))

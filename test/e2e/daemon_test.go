@@ -321,9 +321,8 @@ func TestStatusOfANode(t *testing.T) {
 		harness.Want(t, json.Valid([]byte(value)) && (strings.HasPrefix(value, "{") || key == "golang" || key == "config"),
 			"info %s is no JSON object: %s", key, value)
 	}
-	if _, hides := info["runtimeHandlers"]; hides {
-		t.Error("info hides crictl's own list of runtimeHandlers")
-	}
+	_, hides := info["runtimeHandlers"]
+	harness.Want(t, !hides, "info hides crictl's own list of runtimeHandlers")
 	driver := harness.Call(t, n.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
 	harness.Want(t, strings.ToLower(driver.Linux.GetCgroupDriver().String()) == harness.CgroupDriver(), "got %v", driver)
 }
@@ -350,7 +349,6 @@ func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
 		harness.WantCode(t, err, codes.Unimplemented)
 	}
 	wantPods(t, n, pod)
-	if written, err := os.ReadDir(dir); err != nil || len(written) > 0 {
-		t.Errorf("written: %v, %v", written, err)
-	}
+	written, err := os.ReadDir(dir)
+	harness.Want(t, err == nil && len(written) == 0, "written: %v, %v", written, err)
 }

@@ -205,10 +205,13 @@ func (r *recorder) plugin(as string, keys harness.Object) harness.Object {
 	return r.install(as, "tuning", keys)
 }
 
-// bridge records and does what the bridge plugin does.
+// bridge records and does what the bridge plugin does, but for masquerading: with an empty CNI_NETNS that
+// frees the address and leaves the rules.
 func (r *recorder) bridge(as string) harness.Object {
 	r.t.Helper()
-	return r.install(as, "bridge", r.n.BridgePlugin())
+	config := r.n.BridgePlugin()
+	config["ipMasq"] = false
+	return r.install(as, "bridge", config)
 }
 
 func (r *recorder) install(as, does string, keys harness.Object) harness.Object {
@@ -220,15 +223,6 @@ func (r *recorder) install(as, does string, keys harness.Object) harness.Object 
 	config := harness.Object{}
 	maps.Copy(config, keys)
 	config["type"] = as
-	return config
-}
-
-// addressesOnly is bridge without masquerading: with an empty CNI_NETNS the bridge plugin frees the address
-// and leaves the rules.
-func (r *recorder) addressesOnly(as string) harness.Object {
-	r.t.Helper()
-	config := r.bridge(as)
-	config["ipMasq"] = false
 	return config
 }
 

@@ -101,9 +101,8 @@ func TestDualStack(t *testing.T) {
 		return text == "six"
 	})
 	n.Restart()
-	if again := podStatus(t, n, id).Network; !proto.Equal(again, network) {
-		t.Errorf("after a restart: %v", again)
-	}
+	again := podStatus(t, n, id).Network
+	harness.Want(t, proto.Equal(again, network), "after a restart: %v", again)
 	check(t, stop(t, n, id))
 	wantAddresses(t, n, 0)
 }
@@ -127,9 +126,8 @@ func wantAddressIn(t *testing.T, network *runtimeapi.PodSandboxNetworkStatus, su
 // cri: NamespaceOption.network
 func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
 	n := newNode(t, harness.NoNetwork())
-	if isReady, message := networkReady(t, n); isReady || message == "" {
-		t.Errorf("the network is ready without a configuration: %q", message)
-	}
+	isReady, message := networkReady(t, n)
+	harness.Want(t, !isReady && message != "", "the network is ready without a configuration: %q", message)
 	wantRefused(t, n, n.PodConfig("needs-cni"))
 	id := n.RunPod(n.PodConfig("host", harness.HostNetwork()))
 	status, info := podStatus(t, n, id), verbose(t, n, id)
@@ -185,9 +183,8 @@ func TestDefaultNetwork(t *testing.T) {
 // cri: NetworkConfig.pod_cidr RuntimeConfig.network_config UpdateRuntimeConfig UpdateRuntimeConfigRequest.runtime_config
 func TestDefaultNetworkWaitsForThePodCIDR(t *testing.T) {
 	n := newDefaultNode(t, "", ownBridge)
-	if isReady, message := networkReady(t, n); isReady || message == "" {
-		t.Errorf("ready without a subnet: %q", message)
-	}
+	isReady, message := networkReady(t, n)
+	harness.Want(t, !isReady && message != "", "ready without a subnet: %q", message)
 	updatePodCIDR(t, n, "10.66.0.0/24", codes.OK)
 	for _, name := range []string{"first", "second"} {
 		becomesReady(t, n, true)
@@ -210,9 +207,8 @@ func TestCheckFindsWhatTheDefaultNetworkLeaves(t *testing.T) {
 	n.WriteNetwork()
 	wantProblems := func(when string, want int, flags ...string) {
 		t.Helper()
-		if found, clean := problems(t, n, flags...); len(found) != want || clean != (want == 0) {
-			t.Errorf("%s: want %d problems, got %v", when, want, found)
-		}
+		found, clean := problems(t, n, flags...)
+		harness.Want(t, len(found) == want && clean == (want == 0), "%s: want %d problems, got %v", when, want, found)
 	}
 	wantProblems("a pod is on the bridge", 0)
 	// The daemon that takes the last pod away has no time to remove the table.
@@ -263,8 +259,7 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 		}
 	}
 	_, err := runOwn("early")
-	harness.WantCode(t, err, codes.Unavailable)
-	harness.Want(t, err != nil && strings.Contains(err.Error(), conf), "the error does not name the directory: %v", err)
+	harness.WantCode(t, err, codes.Unavailable, conf)
 	wantProblem()
 	// The condition that the daemon says, and what the check sees itself.
 	found, _ := problems(t, n)
@@ -282,9 +277,8 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	check(t, err)
 	other := n.RunPod(n.PodConfig("other"))
 	for id, prefix := range map[string]string{own: "10.89.", other: "10.88."} {
-		if got := podStatus(t, n, id).Network.GetIp(); !strings.HasPrefix(got, prefix) {
-			t.Errorf("the pod has the address %q, want %s...", got, prefix)
-		}
+		got := podStatus(t, n, id).Network.GetIp()
+		harness.Want(t, strings.HasPrefix(got, prefix), "the pod has the address %q, want %s...", got, prefix)
 	}
 	wantClean(t, n)
 

@@ -195,9 +195,8 @@ func TestSysctls(t *testing.T) {
 			return err
 		})
 	}
-	if own, _ := os.ReadFile("/proc/sys/net/core/somaxconn"); string(own) == "777\n" {
-		t.Error("the node's somaxconn was set")
-	}
+	own, _ := os.ReadFile("/proc/sys/net/core/somaxconn")
+	harness.Want(t, string(own) != "777\n", "the node's somaxconn was set")
 	if _, err := run(t, n, n.PodConfig("refused", sysctls("net.ipv4.conf.eth0.arp_announce", "no number"))); err == nil || len(list(t, n, nil)) != 1 {
 		t.Errorf("a value that the kernel refuses: %v", err)
 	}
@@ -226,9 +225,8 @@ func TestProperty25_UserNamespaceOwnsTheNetworkNamespace(t *testing.T) {
 			// The one that runs, after the restart.
 			id := n.RunPod(n.PodConfig(name, userNamespace(ids...), sysctls("net.ipv4.conf.eth0.arp_announce", "2", "net.core.somaxconn", "99")))
 			info := verbose(t, n, id)
-			if was := pids[name]; was != 0 && was != info.PID || !ready(t, n, id) {
-				t.Errorf("%s: pause was %d, is %d", name, was, info.PID)
-			}
+			was := pids[name]
+			harness.Want(t, (was == 0 || was == info.PID) && ready(t, n, id), "%s: pause was %d, is %d", name, was, info.PID)
 			pids[name] = info.PID
 			for _, file := range []string{"uid_map", "gid_map"} {
 				harness.Same(t, name+": "+file, strings.Fields(procFile(t, info.PID, file)), strings.Fields(strings.Trim(fmt.Sprint(ids), "[]")))
@@ -317,10 +315,12 @@ func TestPauseIsConfined(t *testing.T) {
 	}
 }
 
-// Seccomp of /proc/PID/status: 0 is off, 2 is a filter (proc_pid_status(5)).
+// Seccomp of /proc/PID/status: 0 is off, 2 is a filter (proc_pid_status(5)). A profile of AppArmor that is
+// absent is refused, with AppArmor and without.
 //
 // cri: LinuxSandboxSecurityContext.seccomp LinuxSandboxSecurityContext.seccomp_profile_path
-func TestSeccomp(t *testing.T) {
+// cri: LinuxSandboxSecurityContext.apparmor SecurityProfile.localhost_ref SecurityProfile.profile_type
+func TestSecurityProfiles(t *testing.T) {
 	n := newNode(t)
 	local := filepath.Join(n.Dir, "profile.json")
 	check(t, os.WriteFile(local, []byte(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO"}]}`), 0o600))
@@ -353,20 +353,13 @@ func TestSeccomp(t *testing.T) {
 		_, err := run(t, n, n.PodConfig("refused", profile(runtimeapi.SecurityProfile_Localhost, ref)))
 		harness.WantCode(t, err, codes.InvalidArgument)
 	}
-}
-
-// An absent profile is refused, with AppArmor and without.
-//
-// cri: LinuxSandboxSecurityContext.apparmor SecurityProfile.localhost_ref SecurityProfile.profile_type
-func TestAppArmorByNameNeedsAppArmor(t *testing.T) {
-	n := newNode(t)
-	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) harness.PodOption {
+	apparmor := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) harness.PodOption {
 		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
 			s.Apparmor = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
 		})
 	}
-	n.RunPod(n.PodConfig("default", profile(runtimeapi.SecurityProfile_RuntimeDefault, "")))
-	_, err := run(t, n, n.PodConfig("absent", profile(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
+	n.RunPod(n.PodConfig("apparmor", apparmor(runtimeapi.SecurityProfile_RuntimeDefault, "")))
+	_, err := run(t, n, n.PodConfig("absent", apparmor(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
 	harness.WantCode(t, err, codes.InvalidArgument)
 }
 

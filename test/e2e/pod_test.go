@@ -49,9 +49,8 @@ func TestLifeOfAPod(t *testing.T) {
 		Id: status.Id, Metadata: status.Metadata, Labels: status.Labels, Annotations: status.Annotations,
 		State: status.State, CreatedAt: status.CreatedAt, RuntimeHandler: status.RuntimeHandler,
 	}
-	if pod := list(t, n, nil)[0]; !proto.Equal(pod, want) || !proto.Equal(said, want) {
-		t.Errorf("want %v, listed as %v, status %v", want, pod, status)
-	}
+	pod := list(t, n, nil)[0]
+	harness.Want(t, proto.Equal(pod, want) && proto.Equal(said, want), "want %v, listed as %v, status %v", want, pod, status)
 	harness.Same(t, "addresses of host-local", addresses(t, n), []string{status.Network.Ip})
 	info := verbose(t, n, id)
 	if info.PID <= 1 || info.NetNamespace == "" || info.NetNamespaceClosed || info.RuntimeSpec.OCIVersion == "" || len(info.CNIResult) < 10 || len(info.Timeline) < 8 {
@@ -232,13 +231,11 @@ func TestFilesOfAPod(t *testing.T) {
 		}
 		check(t, os.WriteFile(filepath.Join(dir, "shm", "much"), make([]byte, 8<<20), 0o600))
 		check(t, stop(t, n, id))
-		if mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir)); err != nil || len(mounts) > 0 {
-			t.Errorf("%s: a stopped pod keeps the mounts %v, %v", name, mounts, err)
-		}
+		mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+		harness.Want(t, err == nil && len(mounts) == 0, "%s: a stopped pod keeps the mounts %v, %v", name, mounts, err)
 		check(t, remove(t, n, id))
-		if info, err := os.Stat(config.LogDirectory); err != nil || info.Mode() != os.ModeDir|0o755 {
-			t.Errorf("%s: the log directory: %v, %v", name, info, err)
-		}
+		info, err := os.Stat(config.LogDirectory)
+		harness.Want(t, err == nil && info.Mode() == os.ModeDir|0o755, "%s: the log directory: %v, %v", name, info, err)
 	}
 }
 
@@ -266,9 +263,8 @@ func TestLogDirectoryOnADeadMount(t *testing.T) {
 	eventually(t, "it is under way", patience, func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
 	began := time.Now()
 	n.Stop()
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("the daemon took %v to end", took)
-	}
+	took := time.Since(began)
+	harness.Want(t, took <= 20*time.Second, "the daemon took %v to end", took)
 	harness.WantError(t, <-done)
 	n.Start()
 	wantPods(t, n)
@@ -352,9 +348,7 @@ func TestMalformedRequests(t *testing.T) {
 		bad := n.PodConfig("bad")
 		change(bad)
 		_, err := run(t, n, bad)
-		harness.WantCode(t, err, codes.InvalidArgument)
-		harness.Want(t, err == nil || strings.Contains(err.Error(), strings.TrimSpace(field)),
-			"%s: the error does not name it: %v", field, err)
+		harness.WantCode(t, err, codes.InvalidArgument, field)
 	}
 	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{})
 	harness.WantCode(t, err, codes.InvalidArgument)

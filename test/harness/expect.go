@@ -70,10 +70,13 @@ func WantError(t testing.TB, err error, says ...string) {
 		"want an error that says %q, got: %.2000v", says, err)
 }
 
-// WantCode fails the test, which goes on, unless the error has the gRPC code.
-func WantCode(t testing.TB, err error, code codes.Code) {
+// WantCode fails the test, which goes on, unless the error has the gRPC code, and says all this.
+func WantCode(t testing.TB, err error, code codes.Code, says ...string) {
 	t.Helper()
-	Want(t, status.Code(err) == code, "want code %v, got: %v", code, err)
+	Want(t, status.Code(err) == code, "want code %v, got: %.2000v", code, err)
+	if code != codes.OK {
+		WantError(t, err, says...)
+	}
 }
 
 // Limited is a context for calls of a test, which ends after the limit and with the test. It is no child of

@@ -19,7 +19,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -33,17 +32,13 @@ func TestExecBeyondWhatExecveTakes(t *testing.T) {
 	n := harness.NewNode(t)
 	n.ImportBusybox()
 	id := newTenant(t, n, "large").run("c")
-	for name, command := range map[string][]string{
-		"one argument": {"true", strings.Repeat("x", 32*4096)}, "many arguments": append([]string{"true"}, make([]string, 1<<20)...),
-	} {
+	for _, command := range [][]string{{"true", strings.Repeat("x", 32*4096)}, append([]string{"true"}, make([]string, 1<<20)...)} {
 		_, err := n.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command})
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "execve(2) takes") || len(err.Error()) > 1024 {
-			t.Errorf("%s: %.1000v", name, err)
-		}
+		harness.WantCode(t, err, codes.InvalidArgument, "execve(2) takes")
+		harness.Want(t, len(fmt.Sprint(err)) <= 1024, "the error has %d bytes", len(fmt.Sprint(err)))
 	}
-	if code, output := run(t, n, id, "true", strings.Repeat("x", 32*4096-1)); code != 0 {
-		t.Errorf("the largest argument: %d: %s", code, output)
-	}
+	code, output := run(t, n, id, "true", strings.Repeat("x", 32*4096-1))
+	harness.Want(t, code == 0, "the largest argument: %d: %s", code, output)
 }
 
 // attack: containers: secrets as arguments of execs that fail: a program that is not there, a file that is no program, a time-out, over the streaming server too
@@ -129,16 +124,14 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 				t.Errorf("HOSTNAME is %q, want %q", output, p.pod.Hostname)
 			}
 			for file, most := range map[string]int64{"/dev/shm/x": 64 << 20, "/dev/x": 64 << 20} {
-				if size := written(t, n, id, file); size == 0 || size > most {
-					t.Errorf("%s holds %d bytes", file, size)
-				}
+				size := written(t, n, id, file)
+				harness.Want(t, size != 0 && size <= most, "%s holds %d bytes", file, size)
 			}
 			// A full file system takes no more files either, and inodes have an end.
 			code, output := run(t, n, id, "/bin/sh", "-c", "rm /dev/shm/x; i=0; while [ $i -lt 100 ] && echo >/dev/shm/$i; do i=$((i+1)); done; for f in /etc/hosts /etc/hostname /etc/resolv.conf; do : >$f || exit 9; done")
 			harness.Want(t, code == 0, "the files cannot be made small again: %d: %s", code, output)
-			if grown := kept(t, n.State) - before; grown > 64<<10 {
-				t.Errorf("the state holds %d bytes more", grown)
-			}
+			grown := kept(t, n.State) - before
+			harness.Want(t, grown <= 64<<10, "the state holds %d bytes more", grown)
 		})
 	}
 	next := n.PodConfig("next")
@@ -242,17 +235,16 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	_, look := n.Image.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: unknown})
 	_, remove := n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: unknown})
 	_, list := n.Image.ListImages(ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}})
-	for name, err := range map[string]error{"pull": pull, "status": look, "remove": remove, "list": list} {
-		harness.Want(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "no-such-handler"), "%s: %v", name, err)
+	for _, err := range []error{pull, look, remove, list} {
+		harness.WantCode(t, err, codes.InvalidArgument, "no-such-handler")
 	}
 	known := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "runc", Annotations: map[string]string{"of.the/pod": "x"}}
 	_, err := n.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: known})
 	check(t, err)
 	answer, err := n.Image.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: known})
 	check(t, err)
-	if spec := answer.GetImage().GetSpec(); spec.GetRuntimeHandler() != "" || len(spec.GetAnnotations()) != 0 {
-		t.Errorf("Image.spec: %v", spec)
-	}
+	spec := answer.GetImage().GetSpec()
+	harness.Want(t, spec.GetRuntimeHandler() == "" && len(spec.GetAnnotations()) == 0, "Image.spec: %v", spec)
 	_, err = n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: known})
 	check(t, err)
 }
@@ -279,9 +271,8 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 	for name, options := range map[string][]harness.PodOption{"suid": nil, "suid-userns": {harness.UserNamespace}} {
 		p := newTenant(t, n, name, options...)
 		id := p.run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
-		if code, output := run(t, n, id, "/bin/stat", "-c", "%u:%a", "/bin/suid", "/data"); code != 0 || output != "0:4755\n0:777\n" {
-			t.Errorf("%s: the container's own view: %d, %s", name, code, output)
-		}
+		code, output := run(t, n, id, "/bin/stat", "-c", "%u:%a", "/bin/suid", "/data")
+		harness.Want(t, code == 0 && output == "0:4755\n0:777\n", "%s: the container's own view: %d, %s", name, code, output)
 		found = append(found, filepath.Join(n.State, "containers", id, "config.json"))
 		_, err := os.Lstat(found[len(found)-1])
 		check(t, err) // else it would prove nothing

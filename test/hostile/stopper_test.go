@@ -119,9 +119,8 @@ func TestStoppedExecsHoldUpNothingElse(t *testing.T) {
 func (p *tenant) inTime(what string, call func() error) {
 	p.t.Helper()
 	began := time.Now()
-	if err := call(); err != nil || time.Since(began) > 2*late {
-		p.t.Errorf("%s took %v: %v", what, time.Since(began), err)
-	}
+	err := call()
+	harness.Want(p.t, err == nil && time.Since(began) <= 2*late, "%s took %v: %v", what, time.Since(began), err)
 }
 
 // end stops and removes a container, whatever its processes do.
@@ -150,9 +149,8 @@ func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
 			if err != nil {
 				stopped++
 			}
-			if took := time.Since(began); took > 2*5*time.Second+late {
-				t.Errorf("a start that is stopped ended after %v: %v", took, err)
-			}
+			took := time.Since(began)
+			harness.Want(t, took <= 2*5*time.Second+late, "a start that is stopped ended after %v: %v", took, err)
 			if id != "" {
 				p.end(id)
 			}

@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/net/websocket"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -126,12 +125,12 @@ func TestBadRequests(t *testing.T) {
 		"container id":          {Cmd: []string{"true"}, Stdout: true},
 	} {
 		_, err := p.Runtime.Exec(limited(t), r)
-		harness.Want(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), field), "%s: %v", field, err)
+		harness.WantCode(t, err, codes.InvalidArgument, field)
 	}
 	_, err := p.Runtime.Attach(limited(t), &runtimeapi.AttachRequest{ContainerId: p.container, Stdout: true, Tty: true})
-	harness.Want(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "tty"), "a terminal that is none: %v", err)
+	harness.WantCode(t, err, codes.InvalidArgument, "tty")
 	_, err = p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{0}})
-	harness.Want(t, status.Code(err) == codes.InvalidArgument && strings.Contains(err.Error(), "port"), "port 0: %v", err)
+	harness.WantCode(t, err, codes.InvalidArgument, "port")
 }
 
 // cri: ExecRequest.container_id
@@ -157,7 +156,7 @@ func TestTokens(t *testing.T) {
 		r.ContainerId = p.container
 		_, err = p.Runtime.Exec(limited(t), r)
 	}
-	harness.Want(t, status.Code(err) == codes.ResourceExhausted, "the fourth of three requests: %v", err)
+	harness.WantCode(t, err, codes.ResourceExhausted)
 }
 
 // unread is more than a process's pipe holds, and less than the sockets on the way do: with those full, a
@@ -211,9 +210,8 @@ grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp)' ../status; stat -c %d:%i ../r
 		}
 		harness.Want(t, strings.Contains(own, "Seccomp:\t2"), "%s: no filter of system calls: %s", name, own)
 		for _, kind := range []string{"ipc", "mnt", "net", "pid", "uts"} {
-			if nodes, err := os.Readlink("/proc/self/ns/" + kind); err != nil || strings.Contains(own, nodes) {
-				t.Errorf("%s: namespace %s is the node's: %s, %v", name, kind, own, err)
-			}
+			nodes, err := os.Readlink("/proc/self/ns/" + kind)
+			harness.Want(t, err == nil && !strings.Contains(own, nodes), "%s: namespace %s is the node's: %s, %v", name, kind, own, err)
 		}
 	}
 }
@@ -272,9 +270,8 @@ func (p *pod) rawExec(protocol string, r *runtimeapi.ExecRequest, input string) 
 // cri: ContainerConfig.metadata ContainerMetadata.name ExecResponse.url StartContainerRequest.container_id
 func TestWebSocketProtocols(t *testing.T) {
 	p := newPod(t, forever, nil)
-	if _, err := p.webSocket(p.execURL(shell("true")), "v9.channel.k8s.io"); err == nil {
-		t.Error("v9 is served")
-	}
+	_, err := p.webSocket(p.execURL(shell("true")), "v9.channel.k8s.io")
+	harness.Want(t, err != nil, "v9 is served")
 	for protocol, inJSON := range webSocketProtocols {
 		request := shell("head -c 5; echo >&2 error")
 		request.Stdin = true
@@ -294,9 +291,8 @@ func TestWebSocketProtocols(t *testing.T) {
 		if inJSON {
 			want = `"reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}`
 		}
-		if text := channels[3].String(); text != want && !(inJSON && strings.Contains(text, want)) {
-			t.Errorf("%q: exit code 7 is told as %q", protocol, text)
-		}
+		text := channels[3].String()
+		harness.Want(t, text == want || inJSON && strings.Contains(text, want), "%q: exit code 7 is told as %q", protocol, text)
 	}
 }
 

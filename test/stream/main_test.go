@@ -54,30 +54,19 @@ type pod struct {
 	relay     string // leads to where the daemon listens
 }
 
-func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
+// newPod runs a script in a pod.
+func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
 	t.Helper()
 	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\n"
 	n := harness.NewNode(t, append([]harness.Option{harness.Config(streaming), harness.Parallel()}, opts...)...)
 	n.ImportBusybox()
-	return n
-}
-
-// newPod runs a script in a pod.
-func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
-	t.Helper()
-	return runPod(t, newNode(t, opts...), script, change)
-}
-
-func runPod(t testing.TB, n *harness.Node, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.PodOption) *pod {
-	t.Helper()
-	sandbox := n.PodConfig("web", opts...)
-	p := &pod{Node: n, t: t, id: n.RunPod(sandbox)}
+	sandbox := n.PodConfig("web")
+	p := &pod{Node: n, t: t, id: n.RunPod(sandbox), relay: n.Relay("127.0.0.1:10010")}
 	config := harness.Container("app", "/bin/sh", "-c", script)
 	if change != nil {
 		change(config)
 	}
 	p.container = n.RunContainer(p.id, sandbox, config)
-	p.relay = n.Relay("127.0.0.1:10010")
 	return p
 }
 

@@ -143,18 +143,13 @@ func (r *Registry) Image(config ocispec.ImageConfig, layers ...[]byte) ocispec.M
 		diffIDs = append(diffIDs, digest.FromBytes(layer))
 		manifest.Layers = append(manifest.Layers, r.Blob(ocispec.MediaTypeImageLayer, layer))
 	}
-	manifest.Config = r.Configuration(config, diffIDs)
-	return manifest
-}
-
-// Configuration stores the configuration of an image for this machine, with the digests of its plain layers.
-func (r *Registry) Configuration(config ocispec.ImageConfig, diffIDs []digest.Digest) ocispec.Descriptor {
 	data, err := json.Marshal(ocispec.Image{
 		Platform: ocispec.Platform{OS: "linux", Architecture: runtime.GOARCH},
 		Config:   config, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: diffIDs},
 	})
 	must(err)
-	return r.Blob(ocispec.MediaTypeImageConfig, data)
+	manifest.Config = r.Blob(ocispec.MediaTypeImageConfig, data)
+	return manifest
 }
 
 // Zeros is a plain layer with one file of size zero bytes, as a stream.
