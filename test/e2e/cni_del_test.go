@@ -145,12 +145,9 @@ func TestWhatCanNeverWorkLeavesNothing(t *testing.T) {
 	bridge["ipam"].(harness.Object)["ranges"] = [][]harness.Object{{{"subnet": "10.88.0.0/24", "rangeStart": "10.99.0.1"}}}
 	n.WriteConflist("10-test.conflist", bridge)
 	for attempt := range 40 {
-		if _, err := run(t, n, n.PodConfig("web", harness.Attempt(uint32(attempt)))); err == nil {
-			t.Fatal("it works")
-		}
-		if namespaces, _ := filepath.Glob(filepath.Join(n.Netns, "*")); len(namespaces) > 1 {
-			t.Fatalf("after try %d: %q", attempt, namespaces)
-		}
+		wantRefused(t, n, n.PodConfig("web", harness.Attempt(uint32(attempt))))
+		namespaces, _ := filepath.Glob(filepath.Join(n.Netns, "*"))
+		harness.Want(t, len(namespaces) <= 1, "after try %d: %q", attempt, namespaces)
 		if attempt == 20 {
 			n.Crash()
 		}

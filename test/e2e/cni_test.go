@@ -62,9 +62,7 @@ func TestPluginsSeeWhatContainerdPasses(t *testing.T) {
 	id := n.RunPod(config)
 
 	calls := r.calls("ADD")
-	if sequence(calls) != "ADD one, ADD two" {
-		t.Fatalf("got %s", sequence(calls))
-	}
+	harness.Same(t, "calls", sequence(calls), "ADD one, ADD two")
 	call := calls[1]
 	harness.Want(t, call.Container == id && call.Interface == "eth0" && call.Netns == verbose(t, n, id).NetNamespace, "got %+v", call)
 	want := []string{
@@ -171,9 +169,7 @@ func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart
 	}
 	check(t, stop(t, n, id))
 	add, del := r.calls("ADD"), r.calls("DEL")
-	if sequence(del) != "DEL two, DEL one" {
-		t.Fatalf("got %s", sequence(r.calls("")))
-	}
+	harness.Same(t, "calls", sequence(del), "DEL two, DEL one")
 	for i, call := range del {
 		first := add[len(add)-1-i]
 		if !slices.Equal(sortedArgs(call.Args), sortedArgs(first.Args)) || call.Netns != first.Netns || call.Interface != first.Interface {
@@ -301,9 +297,7 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 		}
 	})
 	for _, id := range answers {
-		if id == "" || id != answers[0] {
-			t.Fatalf("several pods: %v", answers)
-		}
+		harness.Want(t, id != "" && id == answers[0], "several pods: %v", answers)
 	}
 	harness.Same(t, "asked again", n.RunPod(n.PodConfig("web")), answers[0])
 	// Who asks for a name that exists with other namespaces gets no pod of another kind.

@@ -228,13 +228,3 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	update(id, shares(-5), nil, codes.InvalidArgument)
 	update(id, nil, shares(-5), codes.InvalidArgument)
 }
-
-// cri: PodSandboxStatusResponse.containers_statuses PodSandboxStatusResponse.timestamp
-func TestStatusHasTheContainersWithTheTime(t *testing.T) {
-	n := newNode(t)
-	id, before := n.RunPod(n.PodConfig("web")), time.Now().UnixNano()
-	response := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	if at := response.GetTimestamp(); at < before || at > time.Now().UnixNano() || len(response.GetContainersStatuses()) != 0 {
-		t.Errorf("the status is of %d (asked at %d), with the containers %v", at, before, response.GetContainersStatuses())
-	}
-}

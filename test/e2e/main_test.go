@@ -79,7 +79,11 @@ func eventually(t testing.TB, what string, limit time.Duration, holds func() boo
 }
 
 func run(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig) (string, error) {
-	answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config})
+	return runBy(t, n, config, "")
+}
+
+func runBy(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
+	answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
 	return answer.GetPodSandboxId(), err
 }
 
@@ -171,6 +175,7 @@ if [ "$CNI_COMMAND" = VERSION ]; then
 	exit
 fi
 config=$(cat)
+[ -n "$config" ] || exit 1 # its daemon was killed
 printf '{"as":"%%s","verb":"%%s","container":"%%s","netns":"%%s","interface":"%%s","args":"%%s","config":%%s}\n' "$as" "$CNI_COMMAND" \
 	"$CNI_CONTAINERID" "$CNI_NETNS" "$CNI_IFNAME" "$CNI_ARGS" "$config" >>$dir/calls
 while order=$(cat $dir/$as.$CNI_COMMAND 2>/dev/null); [ "$order" = wait ]; do sleep 0.01; done

@@ -25,19 +25,22 @@ import (
 
 // cri: PodSandbox.id PodSandbox.created_at PodSandbox.labels PodSandbox.metadata PodSandboxStatus.labels PodSandboxConfig.labels PodSandboxStatus.annotations
 // cri: RemovePodSandbox RunPodSandbox StopPodSandbox PodSandboxStatus.id PodSandboxStatus.runtime_handler RunPodSandboxRequest.runtime_handler
-// cri: RunPodSandboxResponse.pod_sandbox_id
+// cri: RunPodSandboxResponse.pod_sandbox_id PodSandboxStatusResponse.containers_statuses PodSandboxStatusResponse.timestamp
 func TestLifeOfAPod(t *testing.T) {
 	n := newNode(t)
 	config := n.PodConfig("web", harness.Attempt(3))
 	config.Annotations = map[string]string{"example.org/a b": "x=\"1\"\n\tü", "empty": ""}
 	config.Labels["app"] = "web"
-	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "kata"})
+	_, err := runBy(t, n, config, "kata")
 	harness.WantCode(t, err, codes.InvalidArgument)
-	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "runc"})
-	id := answer.PodSandboxId
+	id, err := runBy(t, n, config, "runc")
+	check(t, err)
 	start := id[:10] // any unique start of an id will do
 
-	status := podStatus(t, n, start)
+	before := time.Now().UnixNano()
+	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: start})
+	at, status := answer.Timestamp, answer.Status
+	harness.Want(t, at >= before && at <= time.Now().UnixNano() && len(answer.ContainersStatuses) == 0, "asked at %d, got %v", before, answer)
 	if status.Id != id || status.State != runtimeapi.PodSandboxState_SANDBOX_READY || status.CreatedAt <= 0 || status.RuntimeHandler != "runc" || status.Metadata.Attempt != 3 {
 		t.Errorf("got %v", status)
 	}
@@ -255,11 +258,7 @@ func TestLogDirectoryOnADeadMount(t *testing.T) {
 	reload(t, n, short, long)
 	n.RemovePod(n.RunPod(n.PodConfig("other")))
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
-	done := make(chan error, 1)
-	go func() {
-		_, err := run(t, n, config)
-		done <- err
-	}()
+	done := begin(limited(t), n, config)
 	eventually(t, "it is under way", patience, func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
 	began := time.Now()
 	n.Stop()

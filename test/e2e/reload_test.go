@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -225,10 +226,7 @@ func TestReloadOfRuntimes(t *testing.T) {
 	n.ImportBusybox()
 	runc, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
 	check(t, err)
-	pod := func(name string) (string, error) {
-		answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig(name), RuntimeHandler: "late"})
-		return answer.GetPodSandboxId(), err
-	}
+	pod := func(name string) (string, error) { return runBy(t, n, n.PodConfig(name), "late") }
 	handlers := func() (names string) {
 		answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
 		for _, h := range answer.RuntimeHandlers {
@@ -263,13 +261,9 @@ func TestReloadOfPeriods(t *testing.T) {
 	n.RunPod(n.PodConfig("web"))
 	id := n.RunPod(n.PodConfig("gone"))
 	r.order("one", "DEL", "fail 11 not now")
-	if err := stop(t, n, id); err == nil {
-		t.Fatal("a DEL that fails is no error")
-	}
+	harness.WantError(t, stop(t, n, id), "not now")
 	r.order("one", "DEL", "")
-	if asked := len(r.calls("GC")) + len(r.calls("CHECK")); asked != 0 {
-		t.Fatalf("GC and CHECK ran %d times, though they are off", asked)
-	}
+	harness.Same(t, "runs of GC and CHECK, which are off", len(r.calls("GC"))+len(r.calls("CHECK")), 0)
 	statuses := len(r.calls("STATUS"))
 	rewrite(t, n, "reload = '1h'", "reload = '20ms'")
 	rewrite(t, n, long, short)
@@ -302,19 +296,13 @@ func TestReloadOfLimits(t *testing.T) {
 		reload(t, n, key+" = "+limits[key]+"\n", key+" = "+value+"\n")
 		limits[key] = value
 	}
-	refused := func(what string, err error, says string) {
-		t.Helper()
-		harness.Want(t, err != nil && strings.Contains(err.Error(), says), "%s: %v", what, err)
-	}
 	id := n.RunPod(n.PodConfig("web"))
 
 	set("cni_add", "'1s'")
 	r.order("one", "ADD", "hang")
-	_, err := run(t, n, n.PodConfig("hangs"))
-	refused("cni_add", err, "not done after 1s")
+	wantRefused(t, n, n.PodConfig("hangs"), "not done after 1s")
 	set("run", "'1s'") // which begins before the limit of its ADD
-	_, err = run(t, n, n.PodConfig("hangs"))
-	refused("run", err, "not done within 1s")
+	wantRefused(t, n, n.PodConfig("hangs"), "not done within 1s")
 	r.order("one", "ADD", "")
 
 	for verb, key := range map[string]string{"CHECK": "cni_check", "STATUS": "cni_status", "GC": "cni_gc"} {
@@ -324,22 +312,20 @@ func TestReloadOfLimits(t *testing.T) {
 		eventually(t, verb+" has its new limit", patience, func() bool { return len(r.calls(verb)) > before+1 })
 		r.order("one", verb, "hang")
 		eventually(t, verb+" is ended", patience, func() bool {
-			for line := range strings.Lines(n.Log()) {
-				if strings.Contains(line, "not done after 1s") && strings.Contains(line, verb) {
-					return true
-				}
-			}
-			return false
+			lines := strings.Split(n.Log(), "\n")
+			return slices.ContainsFunc(lines, func(line string) bool {
+				return strings.Contains(line, "not done after 1s") && strings.Contains(line, verb)
+			})
 		})
 		r.order("one", verb, "")
 	}
 
 	r.order("one", "DEL", "hang")
 	set("cni_del", "'1s'")
-	refused("cni_del", stop(t, n, id), "not done after 1s")
+	harness.WantError(t, stop(t, n, id), "not done after 1s")
 	set("kill", "'1s'")
 	set("destroy", "'1s'")
-	refused("destroy", stop(t, n, id), "not done within 1s")
+	harness.WantError(t, stop(t, n, id), "not done within 1s")
 	r.order("one", "DEL", "fail 11 not now")
 	for _, key := range []string{"destroy", "kill", "cni_del"} {
 		set(key, "'10m'")

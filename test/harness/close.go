@@ -17,14 +17,12 @@ import (
 	"github.com/minicri/minicri/test/leak"
 )
 
-const (
-	// settleTime is what the kernel may take for zombies, veth pairs and namespaces: some inits reap every
-	// two seconds only.
-	settleTime = time.Minute
+// settleTime is what the kernel may take for zombies, veth pairs and namespaces: some inits reap every two
+// seconds only.
+const settleTime = time.Minute
 
-	// resultDir is libcni's, and it has no other.
-	resultDir = "/var/lib/cni/results"
-)
+// resultDir is libcni's, and it has no other.
+const resultDir = "/var/lib/cni/results"
 
 // executables are all that a node starts: the daemon, its shim, libcontainer's init, pause, and the plugins
 // that it may lose.
@@ -58,7 +56,7 @@ func (n *Node) idleScope() leak.Scope {
 	scope.Except = append([]int{n.daemon.pid()}, n.Supervisors()...)
 	scope.Executables = slices.DeleteFunc(scope.Executables, func(name string) bool { return name == "minicri" })
 	scope.Descriptors = []int{n.daemon.pid()}
-	scope.KeptDescriptors = []string{cgroupRoot}
+	scope.KeptDescriptors = []string{"/sys/fs/cgroup"} // opened once by the library that reads cgroups, and kept
 	scope.StateDirs = []string{n.Root, n.State}
 	// The links of plugins are those of the plugins that are installed: checkPluginLinks looks at them.
 	scope.KeptDirs = []string{filepath.Join(n.Root, "lives")}
@@ -146,23 +144,17 @@ func (n *Node) removeAllPods() error {
 	return nil
 }
 
-// cgroupRoot is opened once by the library that reads cgroups, with the first pod, and kept.
-const cgroupRoot = "/sys/fs/cgroup"
-
 func (n *Node) expectSame(when string, before leak.Snapshot, scope leak.Scope, limit time.Duration) {
 	for _, line := range n.differences(before, scope, limit) {
 		n.t.Errorf("node %s: %s: %s", n.Network, when, line)
 	}
 }
 
-// othersMayEnd are kinds of which less is no loss: other namespaces and processes in sight end when they
-// like, and a daemon that was started again has not opened yet what an idle one keeps.
-var othersMayEnd = []leak.Kind{leak.Namespace, leak.Process, leak.Descriptor}
-
-// mayEnd reports whether the end of a thing is no loss: so may end what the image store keeps, which it
-// collects when it likes, and a run of plugins that is for no pod (STATUS, GC).
+// mayEnd reports whether the end of a thing is no loss: other namespaces and processes in sight end when they
+// like, a daemon that was started again has not opened yet what an idle one keeps, the image store collects
+// when it likes, and a run of plugins may be for no pod (STATUS, GC).
 func (n *Node) mayEnd(l leak.Leak) bool {
-	return slices.Contains(othersMayEnd, l.Kind) || strings.HasPrefix(l.Name, filepath.Join(n.Root, "image")+"/") ||
+	return slices.Contains([]leak.Kind{leak.Namespace, leak.Process, leak.Descriptor}, l.Kind) || strings.HasPrefix(l.Name, filepath.Join(n.Root, "image")+"/") ||
 		strings.HasPrefix(filepath.Base(l.Name), "minicri-cni-")
 }
 

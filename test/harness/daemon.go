@@ -163,8 +163,7 @@ func (n *Node) start() error {
 	if err != nil {
 		return err
 	}
-	err = n.dial()
-	if err == nil {
+	if err = n.dial(); err == nil {
 		err = n.waitReady()
 	}
 	if err != nil {

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
@@ -29,8 +28,7 @@ import (
 // held: refused by the size, before anything is started
 // field: containerd and CRI-O start the runtime's init, and say what that says
 func TestExecBeyondWhatExecveTakes(t *testing.T) {
-	n := harness.NewNode(t)
-	n.ImportBusybox()
+	n := newNode(t)
 	id := newTenant(t, n, "large").run("c")
 	for _, command := range [][]string{{"true", strings.Repeat("x", 32*4096)}, append([]string{"true"}, make([]string, 1<<20)...)} {
 		_, err := n.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command})
@@ -108,8 +106,7 @@ func written(t testing.TB, n *harness.Node, container, file string) int64 {
 // held: the three files of /etc hold 256 KiB together and /dev/shm its 64 MiB; nothing of it is on the file system of the daemon's state, which other pods use on; other containers of the pod start, and their HOSTNAME is the pod's
 // field: containerd and CRI-O keep the three files in directories of the node, without a limit; there, too, HOSTNAME does not come from the file
 func TestAContainerCannotFillTheNode(t *testing.T) {
-	n := harness.NewNode(t)
-	n.ImportBusybox()
+	n := newNode(t)
 	for _, privileged := range []bool{false, true} {
 		t.Run(fmt.Sprintf("privileged=%t", privileged), func(t *testing.T) {
 			p := newTenant(t, n, fmt.Sprintf("fill-%t", privileged), func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = privileged })
@@ -166,29 +163,17 @@ func kept(t testing.TB, directory string) (bytes int64) {
 // field: containerd and CRI-O measure by paths, which end at PATH_MAX, and remove with a descriptor for each level
 func TestDeepTreeOfAContainer(t *testing.T) {
 	const depth, size = 30000, 50 << 20
-	n := harness.NewNode(t)
-	n.ImportBusybox()
+	n := newNode(t)
 	p := newTenant(t, n, "deep")
 	id := p.run("c")
 	makeDeep(t, filepath.Join(n.State, "containers", id, "rootfs"), depth, size)
-	began := time.Now()
-	for usage := uint64(0); usage < size; {
-		if time.Since(began) > patience {
-			t.Fatalf("the container's usage is %d bytes after %v", usage, patience)
-		}
+	harness.Eventually(t, "the container's usage has it", patience, func() bool {
 		answer := harness.Call(t, n.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
-		usage = answer.GetStats().GetWritableLayer().GetUsedBytes().GetValue()
-		time.Sleep(100 * time.Millisecond)
-	}
-	t.Logf("measured after %v", time.Since(began))
+		return answer.GetStats().GetWritableLayer().GetUsedBytes().GetValue() >= size
+	})
 	before := layers(t, n)
 	harness.Call(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
-	for began = time.Now(); layers(t, n) >= before; time.Sleep(100 * time.Millisecond) {
-		if time.Since(began) > 10*patience {
-			t.Fatal("the layer is still there")
-		}
-	}
-	t.Logf("removed after %v", time.Since(began))
+	harness.Eventually(t, "the layer is removed", 10*patience, func() bool { return layers(t, n) < before })
 }
 
 // makeDeep does what a program in a container would: directories within each other, and a file in the last.
@@ -224,9 +209,7 @@ func layers(t testing.TB, n *harness.Node) int {
 //
 // cri: Image.spec ImageSpec.annotations ImageSpec.runtime_handler
 func TestRuntimeHandlerOfImageCalls(t *testing.T) {
-	n := harness.NewNode(t)
-	n.ImportBusybox() // makes the directories of the image store
-	content, host := newRegistry(t, n)
+	n, content, host := newRegistryNode(t)
 	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")))
 	content.Manifest("plain:1", m.MediaType, m)
 	unknown := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "no-such-handler"}
@@ -253,9 +236,7 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 // held: not one can be reached; the volume has no device node
 // field: CVE-2021-41103 of containerd; its volumes still hold the device nodes
 func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
-	n := harness.NewNode(t)
-	n.ImportBusybox()
-	content, host := newRegistry(t, n)
+	n, content, host := newRegistryNode(t)
 	program, err := os.ReadFile("/bin/busybox")
 	check(t, err)
 	m := content.Image(
@@ -294,18 +275,15 @@ func dangerous(t testing.TB, roots ...string) (paths []string) {
 	t.Helper()
 	for _, root := range roots {
 		check(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-			if err != nil {
-				return harness.IgnoreMissing(err)
+			var stat unix.Stat_t
+			if err == nil {
+				err = unix.Lstat(path, &stat)
 			}
-			info, err := entry.Info()
-			if err != nil {
-				return harness.IgnoreMissing(err)
-			}
-			device := info.Mode()&fs.ModeDevice != 0 && info.Sys().(*syscall.Stat_t).Rdev != 0
-			if device || info.Mode()&fs.ModeSetuid != 0 {
+			kind := stat.Mode & unix.S_IFMT
+			if stat.Mode&unix.S_ISUID != 0 || (kind == unix.S_IFCHR || kind == unix.S_IFBLK) && stat.Rdev != 0 {
 				paths = append(paths, path)
 			}
-			return nil
+			return harness.IgnoreMissing(err)
 		}))
 	}
 	return paths
@@ -328,9 +306,7 @@ func asNobody(t testing.TB, paths []string) string {
 // cri: AuthConfig.auth AuthConfig.identity_token AuthConfig.password AuthConfig.registry_token
 // cri: AuthConfig.server_address AuthConfig.username PullImageRequest.auth PullImageResponse.image_ref
 func TestCredentialsOfAPull(t *testing.T) {
-	n := harness.NewNode(t)
-	n.ImportBusybox() // makes the directories of the image store
-	content, host := newRegistry(t, n)
+	n, content, host := newRegistryNode(t)
 	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")))
 	content.Manifest("password:1", m.MediaType, m)
 	content.Manifest("token:1", m.MediaType, m)

@@ -9,8 +9,8 @@ package hostile
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -30,21 +30,22 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// serve serves a handler on loopback of the node's network namespace and returns its host and port.
-func serve(t testing.TB, n *harness.Node, address string, handler http.Handler) string {
+func newNode(t testing.TB, options ...harness.Option) *harness.Node {
 	t.Helper()
-	listener := n.Listen(address)
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: patience}
-	go func() { _ = server.Serve(listener) }() // until Close
-	t.Cleanup(func() { _ = server.Close() })
-	return listener.Addr().String()
+	n := harness.NewNode(t, options...)
+	n.ImportBusybox()
+	return n
 }
 
-// newRegistry is a hostile registry that the node reaches at host.
-func newRegistry(t testing.TB, n *harness.Node) (content *registry.Registry, host string) {
+// newRegistryNode makes a node with a hostile registry, which it reaches at host.
+func newRegistryNode(t testing.TB) (n *harness.Node, content *registry.Registry, host string) {
 	t.Helper()
-	content = registry.New()
-	return content, serve(t, n, "127.0.0.1:0", content)
+	n, content = newNode(t), registry.New()
+	listener := n.Listen("127.0.0.1:0")
+	server := &http.Server{Handler: content, ReadHeaderTimeout: patience}
+	go func() { _ = server.Serve(listener) }() // until Close
+	t.Cleanup(func() { _ = server.Close() })
+	return n, content, listener.Addr().String()
 }
 
 // pull asks the daemon as the kubelet does.
@@ -72,8 +73,7 @@ func newAttackedNode(t testing.TB, options ...harness.Option) *harness.Node {
 	}
 	content, err := os.ReadFile(program)
 	check(t, err)
-	n := harness.NewNode(t, options...)
-	n.ImportBusybox()
+	n := newNode(t, options...)
 	n.BuildImage(attackerImage, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox, func(l *harness.Layer) {
 		l.File("attacker", 0o755, 0, string(content))
 	})
@@ -271,10 +271,7 @@ func command(words ...string) change {
 // calls are made in turn, each by its name.
 func (p *neighbour) calls() (names []string, calls []func() error) {
 	return []string{"exec", "create and start", "log line", "stop and remove"}, []func() error{
-		func() error {
-			_, err := p.exec(p.witness, 0, "true")
-			return err
-		},
+		func() error { _, err := p.exec(p.witness, 0, "true"); return err },
 		func() (err error) {
 			p.number++
 			if p.made, err = p.create(fmt.Sprint("short", p.number)); err == nil {
@@ -291,12 +288,7 @@ func (p *neighbour) calls() (names []string, calls []func() error) {
 			}
 			return nil
 		},
-		func() error {
-			if err := p.stop(p.made); err != nil {
-				return err
-			}
-			return p.remove(p.made)
-		},
+		func() error { return errors.Join(p.stop(p.made), p.remove(p.made)) },
 	}
 }
 
@@ -349,11 +341,9 @@ func besides(t *testing.T, n *harness.Node, attack func()) {
 		attack()
 	}()
 	during := <-watched
-	for _, name := range slices.Sorted(maps.Keys(during)) {
-		t.Logf("%s in another pod: at most %v, %v before the attack", name, during[name], usual[name])
-		if during[name] > 4*usual[name]+2*time.Second { // a call is slow where system calls are, in a virtual machine
-			t.Errorf("%s in another pod took %v, %v before the attack", name, during[name], usual[name])
-		}
+	for name, took := range during { // a call is slow where system calls are, in a virtual machine
+		t.Logf("%s in another pod: at most %v, %v before the attack", name, took, usual[name])
+		harness.Want(t, took <= 4*usual[name]+2*time.Second, "%s in another pod took %v, %v before the attack", name, took, usual[name])
 	}
 	harness.Same(t, "the supervisors", n.Supervisors(), pids)
 	if !t.Failed() {

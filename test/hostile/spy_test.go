@@ -114,6 +114,20 @@ func descriptorsOf(pid int) map[string]string {
 	return all
 }
 
+// awaitSleep waits until a process runs sleep with the argument.
+func awaitSleep(t testing.TB, argument string) (pid int) {
+	t.Helper()
+	harness.Eventually(t, "sleep "+argument+" runs", patience, func() bool {
+		for _, p := range harness.Processes() {
+			if len(p.Args) > 1 && p.Args[0] == "sleep" && p.Args[1] == argument {
+				pid = p.PID
+			}
+		}
+		return pid != 0
+	})
+	return pid
+}
+
 // attack: what a container can see: its processes, and those of an exec, look at what they have open
 // held: their three streams
 func TestContainersHaveTheirStreamsOnly(t *testing.T) {
@@ -123,16 +137,7 @@ func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 		id := p.run("app-"+profile.String(), powerless(profile), command("sleep", "7774"))
 		go func() { _, _ = p.exec(id, 5, "sleep", "7773") }() // at its limit
 		for _, argument := range []string{"7774", "7773"} {
-			var found harness.Process
-			harness.Eventually(t, "sleep "+argument+" runs", patience, func() bool {
-				all := harness.Processes()
-				i := slices.IndexFunc(all, func(p harness.Process) bool { return len(p.Args) > 1 && p.Args[0] == "sleep" && p.Args[1] == argument })
-				if i >= 0 {
-					found = all[i]
-				}
-				return i >= 0
-			})
-			open := descriptorsOf(found.PID)
+			open := descriptorsOf(awaitSleep(t, argument))
 			harness.Want(t, len(open) == 3 && open["0"] != "" && open["1"] != "" && open["2"] != "",
 				"sleep %s has %v, want its three streams", argument, open)
 		}
@@ -171,9 +176,7 @@ func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 		}
 		made <- err
 	}()
-	harness.Eventually(t, "a starter runs a hook", patience, func() bool {
-		return slices.ContainsFunc(harness.Processes(), func(p harness.Process) bool { return len(p.Args) > 1 && p.Args[0] == "sleep" && p.Args[1] == "7772" })
-	})
+	awaitSleep(t, "7772") // the hook
 	request := slices.DeleteFunc(fifosOf(t, p.Node), func(fifo string) bool { return slices.Contains(before, fifo) })
 	if len(request) != 2 {
 		t.Fatalf("the new container has the streams %v, want two", request)

@@ -28,8 +28,6 @@ const (
 	late = 8 * time.Second
 	// killedCode is the exit code of a command that SIGKILL has ended.
 	killedCode = 128 + int32(unix.SIGKILL)
-	// enough failures tell what there is to tell.
-	enough = 3
 )
 
 var profiles = []runtimeapi.SecurityProfile_ProfileType{runtimeapi.SecurityProfile_Unconfined, runtimeapi.SecurityProfile_RuntimeDefault}
@@ -57,22 +55,14 @@ func (p *tenant) execs(id string, count int, seconds int64, atOnce int, kills bo
 	var all sync.WaitGroup
 	for range atOnce {
 		all.Go(func() {
-			for range count / atOnce {
-				if o.failures() < enough {
-					p.timedExec(o, id, seconds, kills)
-				}
+			for i := 0; i < count/atOnce && !p.t.Failed(); i++ {
+				p.timedExec(o, id, seconds, kills)
 			}
 		})
 	}
 	all.Wait()
 	p.t.Logf("of %d execs %d were done, %d ended at their limit, %d were killed, %d failed otherwise", count, o.done, o.held, o.killed, o.failed)
 	return o
-}
-
-func (o *outcomes) failures() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.failed
 }
 
 func (p *tenant) timedExec(o *outcomes, id string, seconds int64, kills bool) {

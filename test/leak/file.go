@@ -16,26 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addNetnsFiles adds the files of directories of network namespaces, whether a namespace is still mounted on
-// them or not.
-func (s Snapshot) addNetnsFiles(dirs []string) error {
-	return s.addEntries(NetnsFile, dirs, func(string) bool { return true })
-}
-
-// addAddresses adds the addresses that host-local handed out: it keeps a file of that name for each, beside
-// its lock and last_reserved_ip files.
-func (s Snapshot) addAddresses(dirs []string) error {
-	return s.addEntries(Address, dirs, func(name string) bool {
-		_, err := netip.ParseAddr(name)
-		return err == nil
-	})
-}
-
-// addResults adds the results that libcni keeps until DEL, in files named NETWORK-CONTAINER-INTERFACE.
-func (s Snapshot) addResults(dirs, networks []string) error {
-	return s.addEntries(Result, dirs, func(name string) bool {
-		return len(networks) == 0 || slices.ContainsFunc(networks, func(network string) bool { return strings.HasPrefix(name, network+"-") })
-	})
+// isAddress: host-local keeps a file of that name for each address, beside its lock and last_reserved_ip files.
+func isAddress(name string) bool {
+	_, err := netip.ParseAddr(name)
+	return err == nil
 }
 
 // addEntries adds the entries of directories whose names are wanted.

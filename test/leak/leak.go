@@ -18,6 +18,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -210,16 +211,19 @@ func Take(ctx context.Context, scope Scope) (Snapshot, error) {
 	s := Snapshot{things: make(map[thing]evidence)}
 	s.addDescriptors(scope.Descriptors, scope.KeptDescriptors)
 	for kind, err := range map[Kind]error{
-		NetnsFile: s.addNetnsFiles(scope.NetnsDirs),
+		NetnsFile: s.addEntries(NetnsFile, scope.NetnsDirs, func(string) bool { return true }),
 		Namespace: s.addNamespaces(scope.Namespaces),
 		Mount:     s.addMounts(scope.Mounts),
 		Link:      s.addLinks(scope.Links),
 		Rule:      s.addRules(ctx, scope),
-		Address:   s.addAddresses(scope.AddressDirs),
-		Result:    s.addResults(scope.ResultDirs, scope.Networks),
-		Cgroup:    s.addCgroups(scope.Cgroups),
-		Process:   s.addProcesses(scope),
-		File:      s.addFiles(scope.StateDirs, scope.KeptDirs),
+		Address:   s.addEntries(Address, scope.AddressDirs, isAddress),
+		Result: s.addEntries(Result, scope.ResultDirs, func(name string) bool { // NETWORK-CONTAINER-INTERFACE
+			ours := func(network string) bool { return strings.HasPrefix(name, network+"-") }
+			return len(scope.Networks) == 0 || slices.ContainsFunc(scope.Networks, ours)
+		}),
+		Cgroup:  s.addCgroups(scope.Cgroups),
+		Process: s.addProcesses(scope),
+		File:    s.addFiles(scope.StateDirs, scope.KeptDirs),
 	} {
 		if err != nil {
 			return Snapshot{}, fmt.Errorf("looking for leaks of kind %s: %w", kind, err)

@@ -121,9 +121,6 @@ func (s Snapshot) addLinks(wanted bool) error {
 
 // addMounts adds the mounts at or below the prefixes. Two on one another have one name and count as two.
 func (s Snapshot) addMounts(prefixes []string) error {
-	if len(prefixes) == 0 {
-		return nil
-	}
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return !slices.ContainsFunc(prefixes, func(prefix string) bool { skip, _ := mountinfo.PrefixFilter(prefix)(m); return !skip }), false
 	})
@@ -137,9 +134,6 @@ func (s Snapshot) addMounts(prefixes []string) error {
 // v2, up to a dozen with v1 or hybrid. A cgroup that is gone from the one and left in the other is a leak
 // too.
 func (s Snapshot) addCgroups(parents []string) error {
-	if len(parents) == 0 {
-		return nil
-	}
 	hierarchies, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	for _, hierarchy := range hierarchies {
 		for _, parent := range parents {

@@ -106,13 +106,11 @@ func TestExecTerminal(t *testing.T) {
 
 type sizes []remotecommand.TerminalSize
 
-func (s *sizes) Next() *remotecommand.TerminalSize {
-	if len(*s) == 0 {
-		return nil
+func (s *sizes) Next() (first *remotecommand.TerminalSize) {
+	if len(*s) > 0 {
+		first, *s = &(*s)[0], (*s)[1:]
 	}
-	first := (*s)[0]
-	*s = (*s)[1:]
-	return &first
+	return first
 }
 
 // cri: AttachRequest.container_id
@@ -166,14 +164,8 @@ const unread = 128 << 10
 // settle waits until the container has its own processes only.
 func (p *pod) settle() {
 	p.t.Helper()
-	text := ""
-	defer func() {
-		if p.t.Failed() {
-			p.t.Logf("left are: %s", text)
-		}
-	}()
 	eventually(p.t, "the processes of aborted clients are gone", func() bool {
-		text = p.run("ps", "-o", "args")
+		text := p.run("ps", "-o", "args")
 		return !strings.Contains(text, "sleep 1000") && !strings.Contains(text, "cat") && !strings.Contains(text, "yes")
 	})
 }

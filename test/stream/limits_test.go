@@ -215,31 +215,21 @@ func (p *pod) stopWithSessions() (took time.Duration) {
 }
 
 const (
-	// fewCycles are for make test; STREAM_CYCLES says how many otherwise.
-	fewCycles = "400"
-	// atOnce is how many clients there are at a time.
-	atOnce = 4
-	// longest is how long a client stays, at most.
-	longest = 40 * time.Millisecond
+	atOnce  = 4                     // how many clients there are at a time
+	longest = 40 * time.Millisecond // how long a client stays, at most
 )
-
-func cycles(t testing.TB) int {
-	t.Helper()
-	n, err := strconv.Atoi(cmp.Or(os.Getenv("STREAM_CYCLES"), fewCycles))
-	check(t, err)
-	return n
-}
 
 // Clients of all kinds come and go away at random moments; then everything is as before they came: goroutines
 // of the daemon, descriptors and processes of daemon, shim and container.
 func TestAbortedCycles(t *testing.T) {
+	total, err := strconv.Atoi(cmp.Or(os.Getenv("STREAM_CYCLES"), "400")) // which make test has
+	check(t, err)
 	p := newPod(t, "while read x; do echo $x; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true },
-		harness.Config(fmt.Sprintf("max_open = %d\n", 10000+cycles(t)))) // who never comes counts for a minute
+		harness.Config(fmt.Sprintf("max_open = %d\n", 10000+total))) // who never comes counts for a minute
 	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
 	p.runCycles(60) // what the first ones make stays, such as caches
 	p.settle()
 	before := p.least()
-	total := cycles(t)
 	began := time.Now()
 	for done := 0; done < total; done += 1000 {
 		p.runCycles(min(total-done, 1000))
@@ -248,10 +238,7 @@ func TestAbortedCycles(t *testing.T) {
 	p.settle()
 	after := p.least()
 	defer func() {
-		t.Logf("before: %v; after %d cycles: %v", before, total, after)
-		if t.Failed() {
-			t.Logf("children of the shim: %q", children(p.Supervisors()[0]))
-		}
+		t.Logf("before: %v; after %d cycles: %v; children of the shim: %q", before, total, after, children(p.Supervisors()[0]))
 	}()
 	eventually(t, "all is as before", func() bool {
 		p.settle()
@@ -264,7 +251,10 @@ func TestAbortedCycles(t *testing.T) {
 // runCycles returns when all clients have gone.
 func (p *pod) runCycles(count int) {
 	p.t.Helper()
-	kinds := p.abortedKinds()
+	kinds := []func(){func() { p.abortedForward(spdyForward) }, func() { p.abortedForward(tunnelForward) }}
+	for _, c := range clients {
+		kinds = append(kinds, func() { p.abortedExec(c) }, func() { p.abortedAttach(c) })
+	}
 	var next atomic.Int64
 	var clients sync.WaitGroup
 	for range atOnce {
@@ -277,36 +267,25 @@ func (p *pod) runCycles(count int) {
 	clients.Wait()
 }
 
-// abortedKinds are one cycle each.
-func (p *pod) abortedKinds() (kinds []func()) {
-	for _, c := range []client{spdyClient, v5Client, v4Client} {
-		kinds = append(kinds, func() { p.abortedExec(c) }, func() { p.abortedAttach(c) })
-	}
-	return append(kinds, func() { p.abortedForward(spdyForward) }, func() { p.abortedForward(tunnelForward) })
-}
-
 var scripts = []string{"sleep 1000", "yes", "cat", "sleep 1000 & sleep 1000", "cat >/dev/null", "exit 3"}
 
 func (p *pod) abortedExec(c client) {
 	request := shell(scripts[rand.IntN(len(scripts))])
 	request.Stdin = true
-	ctx, cancel := context.WithTimeout(context.Background(), rand.N(longest))
-	defer cancel()
-	in, typed := io.Pipe()
-	defer typed.Close()
-	_ = c(p.t, p.execURL(request)).StreamWithContext(ctx, streams{
-		Stdin: io.MultiReader(bytes.NewReader(make([]byte, unread)), in), Stdout: io.Discard, Stderr: io.Discard,
-	})
+	p.aborted(c, p.execURL(request), bytes.NewReader(make([]byte, unread)))
 }
 
 func (p *pod) abortedAttach(c client) {
+	u := p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})
+	p.aborted(c, u, strings.NewReader(strings.Repeat("line\n", rand.IntN(100))))
+}
+
+func (p *pod) aborted(c client, u *url.URL, input io.Reader) {
 	ctx, cancel := context.WithTimeout(context.Background(), rand.N(longest))
 	defer cancel()
 	in, typed := io.Pipe()
 	defer typed.Close()
-	_ = c(p.t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(ctx, streams{
-		Stdin: io.MultiReader(strings.NewReader(strings.Repeat("line\n", rand.IntN(100))), in), Stdout: io.Discard, Stderr: io.Discard,
-	})
+	_ = c(p.t, u).StreamWithContext(ctx, streams{Stdin: io.MultiReader(input, in), Stdout: io.Discard, Stderr: io.Discard})
 }
 
 func (p *pod) abortedForward(c forwardClient) {
