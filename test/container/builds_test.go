@@ -27,8 +27,7 @@ func useBuild(t *testing.T, n *harness.Node, mark ...byte) (shim string) {
 	t.Helper()
 	shim = filepath.Join(n.Binaries(), "minicri-shim")
 	if len(mark) > 0 {
-		content, err := os.ReadFile(shim)
-		check(t, err)
+		content := harness.Read(t, shim)
 		shim = filepath.Join(t.TempDir(), "minicri-shim")
 		check(t, os.WriteFile(shim, append(content, mark...), 0o755))
 	}
@@ -86,9 +85,7 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 		useBuild(t, n, byte(i))
 		all = append(all, startBuilt(t, n, i+1))
 	}
-	if now := supervisorDirs(t, n); len(now) != 3 || len(shims(n)) != 3 {
-		t.Fatalf("supervisors %v in %v", shims(n), now)
-	}
+	same(t, "supervisors and their directories", []int{len(shims(n)), len(supervisorDirs(t, n))}, []int{3, 3})
 	for i, b := range all {
 		b.talk(t, b.terminal, "terminal")
 		b.talk(t, b.stdin, "stdin")
@@ -100,9 +97,8 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 	wide, err := n.RunCommand("pods", "--wide")
 	check(t, err)
 	for _, b := range all[:2] {
-		if line := "supervisor of build " + filepath.Base(b.dir) + ", version "; !strings.Contains(wide, line) {
-			t.Errorf("%q is not in\n%s", line, wide)
-		}
+		line := "supervisor of build " + filepath.Base(b.dir) + ", version "
+		expect(t, strings.Contains(wide, line), "%q is not in\n%s", line, wide)
 	}
 	for i, b := range all {
 		b.wantUndisturbed(t, i)
@@ -119,9 +115,8 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 	useBuild(t, n)
 }
 
-// The starters of an older build's supervisor are of the daemon's build: what it mends
-// reaches the next exec there, too. When that supervisor dies, this build's program takes
-// its place.
+// The starters of an older build's supervisor are of the daemon's build: what it mends reaches the next exec there,
+// too. When that supervisor dies, this build's program takes its place.
 func TestSupervisorOfAnOlderBuild(t *testing.T) {
 	n := newNode(t)
 	b := startRuns(t, n, 0)
@@ -160,15 +155,13 @@ func startersOf(supervisor int) (builds []string) {
 // is done to them, and it is said which build can serve them: where it does not know the
 // protocol of their supervisor, and where that has died, what it has written.
 func TestBuildThatIsNotKnown(t *testing.T) {
-	for name, change := range map[string]func(about *api.About, supervisor int){
-		"protocol": func(about *api.About, _ int) { about.Protocol = 99 },
-		"records": func(about *api.About, supervisor int) {
+	t.Run("protocol", func(t *testing.T) { leavesAlone(t, func(about *api.About, _ int) { about.Protocol = 99 }) })
+	t.Run("records", func(t *testing.T) {
+		leavesAlone(t, func(about *api.About, supervisor int) {
 			about.Records = 99
 			check(t, unix.Kill(supervisor, unix.SIGKILL))
-		},
-	} {
-		t.Run(name, func(t *testing.T) { leavesAlone(t, change) })
-	}
+		})
+	})
 }
 
 func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
@@ -177,8 +170,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	id := p.run("app", forever)
 	pid, dir := p.info(id).PID, supervisorDirs(t, n)[0]
 	n.Kill()
-	known, err := os.ReadFile(filepath.Join(dir, api.AboutFile))
-	check(t, err)
+	known := harness.Read(t, filepath.Join(dir, api.AboutFile))
 	other, err := api.ReadAbout(dir)
 	check(t, err)
 	other.Version = "9.9.9"
@@ -189,16 +181,15 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	useBuild(t, n, 1)
 
 	same(t, "state", p.status(id).State, running)
-	_, err = p.tryExec(id, 10, "true")
-	wantCode(t, err, codes.FailedPrecondition)
+	wantCode(t, p.execErr(id, "true"), codes.FailedPrecondition)
 	wantCode(t, p.stopPod(), codes.FailedPrecondition)
 	wantCode(t, p.removePod(), codes.FailedPrecondition)
 	check(t, unix.Kill(pid, 0))
 	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 	checked, _ := n.RunCommand("check") // fails, because of this
 	for what, said := range map[string]string{"Status": fmt.Sprint(answer.Status.Conditions), "info": answer.Info["olderSupervisors"], "check": checked} {
-		if !strings.Contains(said, "9.9.9") || !strings.Contains(said, filepath.Base(dir)) {
-			t.Errorf("%s does not say which build can serve the pod: %s", what, said)
+		for _, word := range []string{"9.9.9", filepath.Base(dir)} {
+			expect(t, strings.Contains(said, word), "%s does not say which build can serve the pod, %s: %s", what, word, said)
 		}
 	}
 	check(t, os.WriteFile(filepath.Join(dir, api.AboutFile), known, 0o600))

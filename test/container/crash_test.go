@@ -43,8 +43,7 @@ var crashRows = []crashRow{
 	{"undo", points("remove"), func(c *trial) { c.also = []string{"container/recheck before error"} }, callCreate, []string{fails, killed}},
 }
 
-// points are those that an operation passes, in order: around each step, and
-// where a record gets its name.
+// points are those that an operation passes, in order: around each step, and where a record gets its name.
 func points(operation string) (all []string) {
 	rename := map[step.Name]string{
 		"container/record": "rename containers", "container/create": "rename container-facts", "container/start": "rename container-facts",
@@ -161,9 +160,8 @@ func (c *trial) removeListed() {
 		}
 		inside := c.inCgroup(c.info(listed.Id).CgroupsPath)
 		same(c.t, fmt.Sprintf("%v, with the processes %v", listed.State, inside), listed.State != exited, len(inside) > 0)
-		if err := errors.Join(c.stop(listed.Id, 0), c.remove(listed.Id)); err != nil {
-			c.t.Errorf("stop and remove what is listed: %v", err)
-		}
+		err := errors.Join(c.stop(listed.Id, 0), c.remove(listed.Id))
+		expect(c.t, err == nil, "stop and remove what is listed: %v", err)
 	}
 }
 

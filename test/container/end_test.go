@@ -19,9 +19,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// What a container has started ends with it, also where its pid namespace goes
-// on: the pod's, the node's, that of another container. It would keep ports and
-// locks from the container that comes next.
+// What a container has started ends with it, also where its pid namespace goes on: the pod's, the node's, that of
+// another container. It would keep ports and locks from the container that comes next.
 func TestNothingOutlivesTheContainer(t *testing.T) {
 	n := newNode(t)
 	for mode, of := range map[runtimeapi.NamespaceMode]runtimeapi.NamespaceMode{ // of the container, and of its pod
@@ -89,9 +88,7 @@ func TestEndOnALogDiskThatHangs(t *testing.T) {
 	same(t, "left", p.inCgroup(cgroup), nil)
 	same(t, "a container of another pod", other.exec(witness, "echo here"), "here")
 	thaw()
-	eventually(t, "the last words are in the log", func() bool {
-		return strings.HasSuffix(p.stdout(ends), "last words\n")
-	})
+	eventually(t, "the last words are in the log", func() bool { return strings.HasSuffix(p.stdout(ends), "last words\n") })
 	for _, id := range []string{ends, stops} {
 		check(t, p.remove(id))
 	}
@@ -181,9 +178,8 @@ func TestPodStopsItsContainers(t *testing.T) {
 	ids := []string{p.run("deaf", deaf), p.run("app", forever), p.create(shell("waits", "true")), p.run("ended", "true")}
 	check(t, p.inTime(20*time.Second, p.stopPod))
 	for _, id := range ids {
-		if s := p.status(id); s.State != exited || s.FinishedAt == 0 {
-			t.Errorf("in a pod that was stopped: %v", s)
-		}
+		s := p.status(id)
+		expect(t, s.State == exited && s.FinishedAt != 0, "in a pod that was stopped: %v", s)
 		same(t, "left", p.inCgroup(p.info(id).CgroupsPath), nil)
 	}
 	check(t, p.removePod())
@@ -216,9 +212,8 @@ func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 	}
 }
 
-// cri: Container.id ContainerFilter.state ContainerStateValue.state CreateContainerRequest.config
-// cri: CreateContainerRequest.pod_sandbox_id CreateContainerRequest.sandbox_config
-// cri: CreateContainerResponse.container_id
+// cri: Container.id ContainerFilter.state ContainerStateValue.state CreateContainerRequest.config CreateContainerRequest.pod_sandbox_id
+// cri: CreateContainerRequest.sandbox_config CreateContainerResponse.container_id
 func TestP61_ClientThatGoesAway(t *testing.T) {
 	p := newPod(t)
 	other := p.run("other", quiet)
@@ -244,9 +239,8 @@ func TestP61_ClientThatGoesAway(t *testing.T) {
 	same(t, "differences", p.Differences(before), nil)
 }
 
-// A daemon that is stopped does not wait for what its clients can ask of the
-// next one: the grace of a container that ignores its signal, a command that
-// runs on. The calls are answered, and nothing happens to the container.
+// A daemon that is stopped does not wait for what its clients can ask of the next one: the grace of a container
+// that ignores its signal, a command that runs on. The calls are answered, and nothing happens to the container.
 //
 // cri: ExecSyncResponse.exit_code
 func TestShutdownCancelsWaits(t *testing.T) {
@@ -256,22 +250,15 @@ func TestShutdownCancelsWaits(t *testing.T) {
 	p.awaitLine(id, "ready")
 	pid := p.info(id).PID
 	stopped := beside(func() error { return p.stop(id, 1000) })
-	ran := beside(func() error {
-		_, err := p.tryExec(id, 0, "/bin/sh", "-c", "echo here > /began; exec tail -f /dev/null")
-		return err
-	})
-	eventually(t, "the command runs", func() bool {
-		answer, err := p.tryExec(id, 0, "/bin/cat", "/began")
-		return err == nil && answer.ExitCode == 0
-	})
+	ran := beside(func() error { return p.execErr(id, "tail", "-f", "/dev/null") })
+	eventually(t, "the command runs", func() bool { return slices.Contains(p.tree(id), "tail") })
 	// It takes some milliseconds; with its calls it would take the 50 seconds of its limit.
 	check(t, p.inTime(15*time.Second, func() error { n.Stop(); return nil }))
 	wantCode(t, <-stopped, codes.Unavailable)
 	wantCode(t, <-ran, codes.Unavailable)
 	n.Start()
-	if now := p.status(id); now.State != running || p.info(id).PID != pid {
-		t.Errorf("the container is %v", now)
-	}
+	now := p.status(id)
+	expect(t, now.State == running && p.info(id).PID == pid, "the container is %v", now)
 	eventually(t, "nothing is left of the command", func() bool { return !slices.Contains(p.tree(id), "tail") })
 	check(t, p.stop(id, 0))
 	p.wantExit(id, 137, "Error")
@@ -285,7 +272,7 @@ func TestShutdownDuringCreate(t *testing.T) {
 	p := newPod(t)
 	out := t.TempDir()
 	config := shell("app", forever, hooked(t, harness.Hook{Kind: "createRuntime", Script: "touch " + out + "/began; exec sleep 1000"}))
-	answer := beside(func() error { _, err := p.tryCreate(config); return err })
+	answer := beside(func() error { return p.createErr(config) })
 	eventually(t, "the hook runs", func() bool { _, err := os.Stat(filepath.Join(out, "began")); return err == nil })
 	p.Stop()
 	err := <-answer
@@ -295,9 +282,8 @@ func TestShutdownDuringCreate(t *testing.T) {
 	same(t, "left", p.list(nil), nil)
 }
 
-// After a reboot containers are listed as they ended, with code, reason, times and
-// log, over any number of starts of the daemon, until they are removed; those that
-// ran have ended with the machine.
+// After a reboot containers are listed as they ended, with code, reason, times and log, over any number of starts
+// of the daemon, until they are removed; those that ran have ended with the machine.
 func TestContainersAfterAReboot(t *testing.T) {
 	p := newPod(t)
 	ended := p.run("ended", "echo said; exit 3")
@@ -310,12 +296,10 @@ func TestContainersAfterAReboot(t *testing.T) {
 		p.Start()
 		same(t, "status of the container that had ended", p.status(ended), was)
 		now := p.status(lives)
-		if now.State != exited || now.CreatedAt != created || now.FinishedAt < now.StartedAt || now.Reason == "" {
-			t.Errorf("the container that ran is %v", now)
-		}
-		for id, line := range map[string]string{ended: "said\n", lives: "began\nready\n"} {
-			same(t, "log", p.stdout(id), line)
-		}
+		expect(t, now.State == exited && now.FinishedAt >= now.StartedAt && now.Reason != "", "the container that ran is %v", now)
+		same(t, "when it was created", now.CreatedAt, created)
+		same(t, "log of the container that had ended", p.stdout(ended), "said\n")
+		same(t, "log of the container that ran", p.stdout(lives), "began\nready\n")
 		same(t, "containers listed", len(p.list(nil)), 2)
 		p.Kill()
 	}
@@ -340,8 +324,7 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	p.Start()
 	eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
 	same(t, "snapshots without a container", harness.Info[[]string](t, p.Node, "orphanSnapshots"), nil)
-	if output, err := p.RunCommand("check"); err != nil || strings.Contains(output, "snapshot") {
-		t.Errorf("check: %v\n%s", err, output)
-	}
+	output, err := p.RunCommand("check")
+	expect(t, err == nil && !strings.Contains(output, "snapshot"), "check: %v\n%s", err, output)
 	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")
 }

@@ -17,14 +17,13 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// runc is Debian's, which hack/unpack has unpacked for the tests.
+// runc is Debian's, which hack/unpack has unpacked for the tests (make peers-test).
 func runc(t *testing.T) string {
 	t.Helper()
 	path, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
 	check(t, err)
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("run 'make peers-test' first: %v", err)
-	}
+	_, err = os.Stat(path)
+	check(t, err)
 	return path
 }
 
@@ -49,9 +48,8 @@ func TestHandlerOfTypeOCI(t *testing.T) {
 	p.wantExit(absent, 128, "StartError")
 }
 
-// A pod that names no handler keeps the one that was the default when it was made: a
-// container that is made after a reload or a restart with another one has the runtime of
-// its siblings, and listings still say that none was named.
+// A pod that names no handler keeps the one that was the default when it was made: a container that is made after a
+// reload or a restart with another one has the runtime of its siblings, and listings still say that none was named.
 func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	n := newNode(t, harness.Runtime("runc", runc(t)))
 	wantRunc := func(p *pod, name string, want int) {
@@ -70,9 +68,8 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	n.Crash()
 	wantRunc(byRunc, "restarted", 1)
 	wantRunc(builtin, "restarted", 0)
-	list := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
-	for _, item := range list.Items {
-		expect(t, item.RuntimeHandler == "", "pod %s is listed with handler %q, it named none", item.Metadata.Name, item.RuntimeHandler)
+	for _, item := range harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).Items {
+		same(t, "handler of pod "+item.Metadata.Name+", which named none", item.RuntimeHandler, "")
 	}
 }
 
@@ -81,14 +78,13 @@ func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(n.State, "shims", "*", below, id))
 	check(t, err)
-	expect(t, len(found) == want, "%d states of the container in %s, want %d", len(found), below, want)
+	same(t, "states of the container in "+below, len(found), want)
 }
 
 // condition is what Status says of a handler of this name.
 func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.RuntimeCondition {
 	t.Helper()
-	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
-	all := answer.Status.Conditions
+	all := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions
 	expect(t, all[0].Status, "the node is not ready: %v", all)
 	return all[slices.IndexFunc(all, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == "RuntimeHandlerReady/"+handler })]
 }
@@ -102,10 +98,10 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 	wantError(t, err, "/no/such/runtime")
 	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
-	said, handlers := condition(t, n, "gone"), harness.Info[any](t, n, "handlers")
-	if said.Status || !strings.HasSuffix(said.Message, "no such file or directory") || !strings.Contains(said.Message, "gone") || !strings.Contains(fmt.Sprint(handlers), "/no/such/runtime") {
-		t.Errorf("Status says %v and %v", said, handlers)
-	}
+	said, handlers := condition(t, n, "gone"), fmt.Sprint(harness.Info[any](t, n, "handlers"))
+	expect(t, !said.Status && strings.Contains(said.Message, "gone"), "Status says %v", said)
+	expect(t, strings.HasSuffix(said.Message, "no such file or directory"), "Status says %v", said)
+	expect(t, strings.Contains(handlers, "/no/such/runtime"), "the handlers are %s", handlers)
 	runBuiltin(t, n, "other")
 }
 
@@ -121,11 +117,9 @@ func TestRuntimeThatCannot(t *testing.T) {
 		"/deep read-only (recursive_read_only)": shell("deep", forever, mounted(t.TempDir(), "/deep", readonlyBelow)),
 		"network devices (linux.netDevices)":    shell("moves", forever),
 	} {
-		_, err := p.tryCreate(config)
-		wantCode(t, err, codes.InvalidArgument)
-		if err == nil || !strings.Contains(err.Error(), `handler "old"`) || !strings.Contains(err.Error(), says) {
-			t.Errorf("want an error with %q: %v", says, err)
-		}
+		err := p.createErr(config)
+		wantRefused(t, err, says)
+		wantError(t, err, `handler "old"`)
 	}
 	same(t, "left", p.list(nil), nil)
 	same(t, "exec in another", p.exec(p.run("app", forever), "echo hi"), "hi")
@@ -161,9 +155,8 @@ func hostile(t *testing.T, real, verb, script string) string {
 	return path
 }
 
-// A runtime that lies, dies, floods or hangs fails its own container, with an
-// error that says what it did; nothing else is touched, and nothing is left: a
-// process of another owner above all, whose pid it reports.
+// A runtime that lies, dies, floods or hangs fails its own container, with an error that says what it did; nothing
+// else is touched, and nothing is left: a process of another owner above all, whose pid it reports.
 func TestHostileOCIRuntimes(t *testing.T) {
 	const hangs = "sleep 86395 & sleep 86395; exit 1"
 	for name, c := range map[string]struct{ verb, script, says string }{
@@ -185,16 +178,9 @@ func TestHostileOCIRuntimes(t *testing.T) {
 			}
 			n := newNode(t, harness.Runtime("hostile", hostile(t, runc(t), c.verb, c.script)), harness.Config(limit))
 			p, other := runPod(t, n, "web"), runBuiltin(t, n, "other")
-			err := p.inTime(time.Minute, func() error {
-				id, err := p.tryCreate(shell("app", forever))
-				if err == nil {
-					err = p.start(id)
-				}
-				return err
-			})
-			if err == nil || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 5000 {
-				t.Errorf("got %.2000v, want an error that says %q", err, c.says)
-			}
+			err := p.inTime(time.Minute, func() error { return p.runErr(shell("app", forever)) })
+			wantError(t, err, c.says)
+			expect(t, len(fmt.Sprint(err)) <= 5000, "an error of %d bytes", len(fmt.Sprint(err)))
 			other.exec(other.run("app", forever), "true")
 			n.RemovePod(p.id)
 			eventually(t, "what it has started has ended", func() bool { return len(processesWithArgument(t, "86395")) == 0 })
@@ -205,10 +191,19 @@ func TestHostileOCIRuntimes(t *testing.T) {
 // runBuiltin runs a pod that names no handler.
 func runBuiltin(t *testing.T, n *harness.Node, name string) *pod {
 	t.Helper()
-	p := &pod{Node: n, t: t, config: n.PodConfig(name)}
-	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: p.config})
-	p.id = answer.PodSandboxId
-	return p
+	config := n.PodConfig(name)
+	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config})
+	return &pod{Node: n, t: t, id: answer.PodSandboxId, config: config}
+}
+
+// runErr makes and starts a container, of which nothing stays where that fails.
+func (p *pod) runErr(config *runtimeapi.ContainerConfig) error {
+	id, err := p.tryCreate(config)
+	if err == nil {
+		err = p.start(id)
+		check(p.t, p.remove(id))
+	}
+	return err
 }
 
 func processesWithArgument(t *testing.T, argument string) (pids []string) {
@@ -232,9 +227,8 @@ func hooked(t *testing.T, hooks ...harness.Hook) option {
 
 var hookKinds = []string{"createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 
-// Hooks of a CDI file run at their times, each given its own container and
-// where its bundle is; also those that come after the daemon and the shim that
-// made the container have died.
+// Hooks of a CDI file run at their times, each given its own container and where its bundle is; also those that
+// come after the daemon and the shim that made the container have died.
 //
 // cri: CDIDevice.name ContainerConfig.CDI_devices
 func TestHooks(t *testing.T) {
@@ -294,26 +288,15 @@ func TestHookThatHangs(t *testing.T) {
 		for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
 			before := p.Look()
 			config := shell("app", "true", noLog, hooked(t, harness.Hook{Kind: kind, Script: script, Seconds: 1}))
-			err := p.inTime(30*time.Second, func() error {
-				id, err := p.tryCreate(config)
-				if err == nil {
-					err = p.start(id)
-					check(t, p.remove(id))
-				}
-				return err
-			})
-			wantError(t, err, says)
-			same(t, "the supervisors", fmt.Sprint(shims(n)), fmt.Sprint(pids))
+			wantError(t, p.inTime(30*time.Second, func() error { return p.runErr(config) }), says)
+			same(t, "the supervisors", shims(n), pids)
 			p.exec(witness, "true")
-			for _, left := range p.Differences(before) {
-				t.Errorf("%s, %q: %s", kind, script, left)
-			}
+			same(t, fmt.Sprintf("%s, %q: differences", kind, script), p.Differences(before), nil)
 		}
 	}
 }
 
-// Stop and removal of a pod beside a creation whose hook hangs end it, and never
-// the shim.
+// Stop and removal of a pod beside a creation whose hook hangs end it, and never the shim.
 //
 // attack: what a container can stop: by hooks of the node (CDI) that hang, in its creation or start
 // held: that container; its pod is removed, the supervisor and other pods go on
@@ -327,7 +310,7 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			pids := shims(n)
 			began := filepath.Join(t.TempDir(), "began")
 			config := shell("app", "true", hooked(t, harness.Hook{Kind: kind, Script: "touch " + began + "; sleep 7775 & sleep 7775"}))
-			made := beside(func() error { _, err := p.tryCreate(config); return err })
+			made := beside(func() error { return p.createErr(config) })
 			eventually(t, "the hook runs", func() bool { _, err := os.Stat(began); return err == nil })
 			check(t, p.inTime(20*time.Second, p.stopPod))
 			wantError(t, <-made)

@@ -18,10 +18,9 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// cri: ContainerConfig.annotations ContainerStatus ContainerStatus.annotations ContainerStatus.image
-// cri: ContainerConfig.envs ContainerStatus.finished_at KeyValue.key KeyValue.value
-// cri: ContainerStatus.image_id ContainerStatus.image_ref ContainerStatus.labels ContainerStatus.started_at
-// cri: ContainerStatusRequest.container_id CreateContainer RemoveContainer StartContainer
+// cri: ContainerConfig.annotations ContainerStatus ContainerStatus.annotations ContainerStatus.image ContainerConfig.envs
+// cri: ContainerStatus.finished_at KeyValue.key KeyValue.value ContainerStatus.image_id ContainerStatus.image_ref ContainerStatus.labels
+// cri: ContainerStatus.started_at ContainerStatusRequest.container_id CreateContainer RemoveContainer StartContainer
 func TestLife(t *testing.T) {
 	p := newPod(t)
 	config := shell("app", "echo hello; until test -e /enough; do sleep 0.02; done; exit 3", env("SECRET", "x"))
@@ -29,43 +28,34 @@ func TestLife(t *testing.T) {
 	id := p.create(config)
 	s := p.status(id)
 	expect(t, s.State == created && s.CreatedAt != 0 && s.StartedAt == 0 && s.FinishedAt == 0 && s.Reason == "", "created: %v", s)
-	if s.Image.Image != harness.BusyboxImage || !strings.HasPrefix(s.ImageId, "sha256:") || s.ImageRef == "" || s.Labels["a"] != "b" || s.Annotations["c"] != "d" {
-		t.Errorf("what it was made from: %v", s)
-	}
+	same(t, "image, label, annotation", []string{s.Image.Image, s.Labels["a"], s.Annotations["c"]}, []string{harness.BusyboxImage, "b", "d"})
+	expect(t, strings.HasPrefix(s.ImageId, "sha256:") && s.ImageRef != "", "what it was made from: %v", s)
 	same(t, "log path", s.LogPath, p.config.LogDirectory+"/app.log")
-	check(t, p.execErr(id)) // also before the start
-	_, err := p.tryCreate(config)
-	wantCode(t, err, codes.AlreadyExists)
+	check(t, p.execErr(id, "true")) // also before the start
+	wantCode(t, p.createErr(config), codes.AlreadyExists)
 	check(t, p.stop(p.create(shell("app", "true", attempt(1))), 10)) // another of the name
 	check(t, p.start(id))
 	i := p.info(id)
-	if i.SandboxID != p.id || i.Snapshot == "" || i.RuntimeSpec.Process.Args[0] != "/bin/sh" || len(i.RuntimeSpec.Process.Env) != 0 {
-		t.Errorf("verbose: %+v", i)
-	}
+	ran := i.RuntimeSpec.Process
+	expect(t, i.SandboxID == p.id && i.Snapshot != "" && ran.Args[0] == "/bin/sh" && len(ran.Env) == 0, "verbose: %+v", i)
 	p.awaitLine(id, "hello")
-	if len(p.inCgroup(i.CgroupsPath)) == 0 || harness.ProcStatus(t, i.PID, "Name") != "sh" {
-		t.Errorf("the program does not run, or not in %s", i.CgroupsPath)
-	}
+	expect(t, len(p.inCgroup(i.CgroupsPath)) > 0, "the program does not run in %s", i.CgroupsPath)
+	same(t, "the program", harness.ProcStatus(t, i.PID, "Name"), "sh")
 	_, _ = p.tryExec(id, 0, "touch", "/enough") // the end may take it along
 	p.wantExit(id, 3, "Error")
 	wantCode(t, p.start(id), codes.FailedPrecondition)
-	wantCode(t, p.execErr(id), codes.FailedPrecondition)
+	wantCode(t, p.execErr(id, "true"), codes.FailedPrecondition)
 	same(t, "log", p.stdout(id), "hello\n")
 	check(t, p.stop(id, 10))
 	check(t, p.remove(id))
 	check(t, p.remove(id))
 	check(t, p.stop(id, 0))
-	_, err = p.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
+	_, err := p.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	wantCode(t, err, codes.NotFound)
 	stopped := p.list(nil) // before its start
 	expect(t, len(stopped) == 1 && stopped[0].State == exited && p.status(stopped[0].Id).FinishedAt != 0, "listed: %v", stopped)
 	check(t, p.remove(stopped[0].Id))
 	p.create(config) // the name is free
-}
-
-func (p *pod) execErr(id string) error {
-	_, err := p.tryExec(id, 0, "true")
-	return err
 }
 
 func TestExits(t *testing.T) {
@@ -105,15 +95,13 @@ func TestStartError(t *testing.T) {
 		"no-directory":       {"/etc/passwd", func(c *runtimeapi.ContainerConfig) { c.WorkingDir = "/etc/passwd" }},
 	} {
 		id := p.create(shell(name, "true", c.change))
-		if s := p.status(id); s.State != created || s.Reason != "" || s.ExitCode != 0 {
-			t.Errorf("%s: before its start: %v", name, s)
-		}
+		s := p.status(id)
+		expect(t, s.State == created && s.Reason == "" && s.ExitCode == 0, "%s: before its start: %v", name, s)
 		wantError(t, p.start(id), c.says)
 		p.wantExit(id, 128, "StartError")
 		// The code and the reason say of what kind it is.
-		if message := p.status(id).Message; !strings.Contains(message, c.says) || strings.Contains(message, "precondition") {
-			t.Errorf("%s: message %q", name, message)
-		}
+		message := p.status(id).Message
+		expect(t, strings.Contains(message, c.says) && !strings.Contains(message, "precondition"), "%s: message %q", name, message)
 		check(t, p.remove(id))
 	}
 	// It survives the daemon and the shim until someone starts the container, or stops it.
@@ -144,77 +132,61 @@ func all(options ...option) option {
 	}
 }
 
-// cri: Container.created_at Container.image_id Container.labels Container.pod_sandbox_id
-// cri: ContainerConfig.labels ContainerFilter.label_selector ListContainers StreamContainers
-// cri: StreamContainersResponse.containers
+// cri: Container.created_at Container.image_id Container.labels Container.pod_sandbox_id ContainerConfig.labels
+// cri: ContainerFilter.label_selector ListContainers StreamContainers StreamContainersResponse.containers
 func TestListFilters(t *testing.T) {
 	n := newNode(t)
 	a, b := runPod(t, n, "a"), runPod(t, n, "b")
 	label := func(c *runtimeapi.ContainerConfig) { c.Labels = map[string]string{"tier": "web", "x": "y"} }
 	first, second, third := a.run("one", forever, label), a.create(shell("two", "true")), b.run("one", "true", label)
 	a.awaitExit(third)
-	inState := func(s runtimeapi.ContainerState) *runtimeapi.ContainerFilter {
-		return &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: s}}
-	}
-	for name, c := range map[string]struct {
-		filter *runtimeapi.ContainerFilter
-		want   []string
-	}{
-		"all":        {nil, []string{third, second, first}},
-		"empty":      {&runtimeapi.ContainerFilter{}, []string{third, second, first}},
-		"id":         {&runtimeapi.ContainerFilter{Id: second}, []string{second}},
-		"short id":   {&runtimeapi.ContainerFilter{Id: second[:12]}, []string{second}},
-		"pod":        {&runtimeapi.ContainerFilter{PodSandboxId: a.id}, []string{second, first}},
-		"state":      {inState(exited), []string{third}},
-		"created":    {inState(created), []string{second}},
-		"label":      {&runtimeapi.ContainerFilter{LabelSelector: map[string]string{"tier": "web"}}, []string{third, first}},
-		"two":        {&runtimeapi.ContainerFilter{PodSandboxId: b.id, LabelSelector: map[string]string{"tier": "web", "x": "y"}}, []string{third}},
-		"no such":    {&runtimeapi.ContainerFilter{Id: "nosuch"}, nil},
-		"contradict": {&runtimeapi.ContainerFilter{Id: first, PodSandboxId: b.id}, nil},
-	} {
+	wantList := func(filter *runtimeapi.ContainerFilter, want ...string) {
+		t.Helper()
 		var got []string
-		for _, listed := range a.list(c.filter) {
+		for _, listed := range a.list(filter) {
 			got = append(got, listed.Id)
 		}
-		same(t, name, strings.Join(got, " "), strings.Join(c.want, " "))
+		same(t, filter.String(), got, want)
 	}
-	listed := a.list(&runtimeapi.ContainerFilter{Id: first})[0]
-	if listed.State != running || listed.PodSandboxId != a.id || listed.Labels["tier"] != "web" || listed.ImageId == "" || listed.CreatedAt == 0 {
-		t.Errorf("listed: %v", listed)
-	}
+	wantList(nil, third, second, first)
+	wantList(&runtimeapi.ContainerFilter{}, third, second, first)
+	wantList(&runtimeapi.ContainerFilter{Id: second}, second)
+	wantList(&runtimeapi.ContainerFilter{Id: second[:12]}, second)
+	wantList(&runtimeapi.ContainerFilter{PodSandboxId: a.id}, second, first)
+	wantList(&runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: exited}}, third)
+	wantList(&runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: created}}, second)
+	wantList(&runtimeapi.ContainerFilter{LabelSelector: map[string]string{"tier": "web"}}, third, first)
+	wantList(&runtimeapi.ContainerFilter{PodSandboxId: b.id, LabelSelector: map[string]string{"tier": "web", "x": "y"}}, third)
+	wantList(&runtimeapi.ContainerFilter{Id: "nosuch"})
+	wantList(&runtimeapi.ContainerFilter{Id: first, PodSandboxId: b.id})
+	l := a.list(&runtimeapi.ContainerFilter{Id: first})[0]
+	expect(t, l.State == running && l.PodSandboxId == a.id && l.Labels["tier"] == "web" && l.ImageId != "" && l.CreatedAt != 0, "listed: %v", l)
 	stream := harness.Call(t, n.Runtime.StreamContainers, &runtimeapi.StreamContainersRequest{})
 	answer, err := stream.Recv()
 	check(t, err)
 	expect(t, len(answer.Containers) == 3, "streamed: %v", answer)
 }
 
-// cri: ReopenContainerLog ReopenContainerLogRequest.container_id UpdateContainerResources
-// cri: UpdateContainerResourcesRequest.container_id
+// cri: ReopenContainerLog ReopenContainerLogRequest.container_id UpdateContainerResources UpdateContainerResourcesRequest.container_id
 func TestCodes(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
 	create := func(p *pod, name string, changes ...option) error {
-		_, err := p.tryCreate(shell(name, "true", changes...))
-		return err
+		return p.createErr(shell(name, "true", changes...))
 	}
-	exec := func(id string, command ...string) error {
-		_, err := p.tryExec(id, 0, command...)
-		return err
-	}
-	_, nothing := p.tryCreate(nil)
 	for _, c := range []struct {
 		err  error
 		want codes.Code
 	}{
-		{nothing, codes.InvalidArgument},
+		{p.createErr(nil), codes.InvalidArgument},
 		{create(p, ""), codes.InvalidArgument},
 		{create(p, "image", func(c *runtimeapi.ContainerConfig) { c.Image.Image = "no.such/image:1" }), codes.NotFound},
 		{create(p, "privileged", privileged), codes.InvalidArgument},
 		{create(&pod{Node: p.Node, t: t, id: "nosuch"}, "app"), codes.NotFound},
 		{p.start("nosuch"), codes.NotFound},
 		{p.start(""), codes.InvalidArgument},
-		{exec("nosuch", "true"), codes.NotFound},
-		{exec(id), codes.InvalidArgument},
+		{p.execErr("nosuch", "true"), codes.NotFound},
+		{p.execErr(id), codes.InvalidArgument},
 		{p.reopen("nosuch"), codes.NotFound},
 		{p.update("nosuch", nil), codes.NotFound},
 		{p.stop("nosuch", 1), codes.OK},
@@ -229,13 +201,9 @@ func TestCodes(t *testing.T) {
 // cri: ContainerConfig.stop_signal ContainerStatus.stop_signal
 func TestStopSignal(t *testing.T) {
 	p := newPod(t)
-	// That of the image, or what the request says.
+	asked := map[int32]runtimeapi.Signal{15: runtimeapi.Signal_SIGNAL_SIGTERM} // else it is that of the image
 	for signal, code := range map[runtimeapi.Signal]int32{runtimeapi.Signal_SIGNAL_SIGUSR1: 10, runtimeapi.Signal_SIGNAL_SIGTERM: 15} {
-		id := p.run(fmt.Sprint("exits-", code), forever, func(c *runtimeapi.ContainerConfig) {
-			if code == 15 {
-				c.StopSignal = signal
-			}
-		})
+		id := p.run(fmt.Sprint("exits-", code), forever, func(c *runtimeapi.ContainerConfig) { c.StopSignal = asked[code] })
 		p.awaitLine(id, "ready")
 		same(t, "stop signal", p.status(id).StopSignal.String(), signal.String())
 		check(t, p.stop(id, 10))
@@ -257,9 +225,8 @@ func TestStopKillsAfterTheGrace(t *testing.T) {
 		p.awaitLine(id, "ready")
 		began := time.Now()
 		check(t, p.stop(id, int64(seconds)))
-		if took := time.Since(began); took < time.Duration(seconds)*time.Second || took > time.Duration(seconds)*time.Second+15*time.Second {
-			t.Errorf("%s: stopped after %v", name, took)
-		}
+		took, grace := time.Since(began), time.Duration(seconds)*time.Second
+		expect(t, took >= grace && took <= grace+15*time.Second, "%s: stopped after %v", name, took)
 		p.wantExit(id, 137, "Error")
 		eventually(t, "no process is left", func() bool { return len(p.inCgroup(p.info(id).CgroupsPath)) == 0 })
 	}
@@ -307,9 +274,8 @@ func (p *pod) listen() eventStream {
 	}
 }
 
-// events reads the events of the containers with these names, or of pods, up to
-// the one that is last, each as "name what: state of the pod, states of its
-// containers".
+// events reads the events of the containers with these names, or of pods, up to the one that is last, each as "name
+// what: state of the pod, states of its containers".
 func (p *pod) events(stream eventStream, last string) (all []string) {
 	p.t.Helper()
 	names, latest := map[string]string{p.id: "pod"}, int64(0)
@@ -362,13 +328,11 @@ three DELETED: NOTREADY `+`
 pod DELETED: NOTREADY `)
 }
 
-// A consumer that does not read holds up neither containers nor other
-// consumers. It gets all of it later, in the same order; or, when it is too far
-// behind, what was kept for it and an error that says so (package event).
+// A consumer that does not read holds up neither containers nor other consumers. It gets all of it later, in the
+// same order; or, when it is too far behind, what was kept for it and an error that says so (package event).
 //
-// cri: ContainerEventResponse.container_event_type ContainerEventResponse.container_id
-// cri: ContainerEventResponse.containers_statuses ContainerEventResponse.created_at
-// cri: ContainerEventResponse.pod_sandbox_status ContainerMetadata.attempt ContainerStatus.id
+// cri: ContainerEventResponse.container_event_type ContainerEventResponse.container_id ContainerEventResponse.containers_statuses
+// cri: ContainerEventResponse.created_at ContainerEventResponse.pod_sandbox_status ContainerMetadata.attempt ContainerStatus.id
 // cri: ContainerStatus.metadata GetContainerEvents
 func TestP32_ConsumerThatDoesNotRead(t *testing.T) {
 	p := newPod(t)
@@ -380,13 +344,10 @@ func TestP32_ConsumerThatDoesNotRead(t *testing.T) {
 	last := p.run("last", "true")
 	p.wantExit(last, 0, "Completed")
 	read := p.events(busy, "last STOPPED")
-	if got := len(read); got < 3*rounds {
-		t.Errorf("%d events of %d rounds: %v", got, rounds, read)
-	}
+	expect(t, len(read) >= 3*rounds, "%d events of %d rounds: %v", len(read), rounds, read)
 	same(t, "what the lazy one reads", strings.Join(p.events(lazy, "last STOPPED"), "\n"), strings.Join(read, "\n"))
 	p.Stop()
-	if _, err := busy.Recv(); err == nil || err == io.EOF {
-		t.Errorf("the stream of a daemon that has ended gave %v", err)
-	}
+	_, err := busy.Recv()
+	expect(t, err != nil && err != io.EOF, "the stream of a daemon that has ended gave %v", err)
 	p.Start()
 }

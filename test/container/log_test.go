@@ -17,6 +17,10 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
+func logPath(path string) option {
+	return func(c *runtimeapi.ContainerConfig) { c.LogPath = path }
+}
+
 func (p *pod) reopen(id string) error {
 	_, err := p.Runtime.ReopenContainerLog(limited(p.t), &runtimeapi.ReopenContainerLogRequest{ContainerId: id})
 	return err
@@ -30,27 +34,21 @@ func TestLogFormat(t *testing.T) {
 	stdout, stderr := p.logs(id)
 	same(t, "stdout", stdout, "out\n"+strings.Repeat("x", long)+"\nno end") // nothing is added to it
 	same(t, "stderr", stderr, "err\n")
-	data, err := os.ReadFile(p.status(id).LogPath)
-	check(t, err)
-	if parts := strings.Count(string(data), " stdout P "); parts != 3 { // 2 of the long line, and the last
-		t.Errorf("%d partial lines", parts)
-	}
+	data := harness.Read(t, p.status(id).LogPath)
+	same(t, "partial lines: 2 of the long one, and the last", strings.Count(string(data), " stdout P "), 3)
 	for line := range strings.Lines(string(data)) {
-		if _, err := time.Parse(time.RFC3339Nano, strings.Fields(line)[0]); err != nil || len(line) > 16<<10+100 {
-			t.Errorf("a line of %d bytes, time: %v", len(line), err)
-		}
+		_, err := time.Parse(time.RFC3339Nano, strings.Fields(line)[0])
+		expect(t, err == nil && len(line) <= 16<<10+100, "a line of %d bytes, time: %v", len(line), err)
 	}
 	id = p.run("none", "echo x", noLog)
 	p.wantExit(id, 0, "Completed")
-	if path := p.status(id).LogPath; path == "" {
-		t.Error("an empty log path: the kubelet would remove whatever begins with it")
-	} else if _, err := os.Stat(path); err == nil {
-		t.Errorf("%s exists", path)
-	}
+	path := p.status(id).LogPath
+	expect(t, path != "", "an empty log path: the kubelet would remove whatever begins with it")
+	_, err := os.Stat(path)
+	expect(t, os.IsNotExist(err), "there is %s: %v", path, err)
 }
 
-// numbered makes a file of numbered lines, each longest of them so long, and
-// returns its content.
+// numbered makes a file of numbered lines, each longest of them so long, and returns its content.
 func numbered(t *testing.T, file string, size, longest int) string {
 	t.Helper()
 	filler := strings.Repeat("x", longest)
@@ -66,9 +64,8 @@ func numbered(t *testing.T, file string, size, longest int) string {
 	return text.String()
 }
 
-// The container writes as fast as it can, which is more than 100 MiB/s on a
-// machine that does little else, while the log is renamed and reopened. Some
-// lines are longer than an entry of the log.
+// The container writes as fast as it can, which is more than 100 MiB/s on a machine that does little else, while
+// the log is renamed and reopened. Some lines are longer than an entry of the log.
 func TestP39_RotationLosesNothing(t *testing.T) {
 	p := newPod(t)
 	exchange := t.TempDir()
@@ -90,9 +87,8 @@ func TestP39_RotationLosesNothing(t *testing.T) {
 		got.WriteString(stdout)
 	}
 	times := got.Len() / len(want)
-	if all := strings.Repeat(want, times); times == 0 || got.String() != all {
-		t.Errorf("%d bytes in %d files, want %d", got.Len(), len(files)+1, len(all))
-	}
+	all := strings.Repeat(want, times)
+	expect(t, times != 0 && got.String() == all, "%d bytes in %d files, want %d", got.Len(), len(files)+1, len(all))
 }
 
 // A log that the disk has no room for: the container continues, what is in the log
@@ -106,10 +102,8 @@ func TestP39_FullDisk(t *testing.T) {
 	want := numbered(t, filepath.Join(exchange, "lines"), size, 250)
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = filepath.Join(small, "logs") })
 	id := p.run("app", "cat /x/lines; touch /x/written; until test -e /x/room; do sleep 0.02; done; echo after; exit 7", mounted(exchange, "/x"))
-	eventually(t, "the container has written everything", func() bool {
-		_, err := os.Stat(filepath.Join(exchange, "written"))
-		return err == nil
-	})
+	written := filepath.Join(exchange, "written")
+	eventually(t, "the container has written everything", func() bool { _, err := os.Stat(written); return err == nil })
 	same(t, "state on a full disk", p.status(id).State, running)
 	same(t, "exec", p.exec(id, "echo here"), "here")
 	check(t, unix.Mount("small", small, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d", 2*size)))
@@ -145,23 +139,21 @@ func lostLines(t *testing.T, stderr string) (sum int) {
 	t.Helper()
 	for line := range strings.Lines(stderr) {
 		var lines, size int
-		if _, err := fmt.Sscanf(line, "minicri: %d log lines (%d bytes) were lost:", &lines, &size); err != nil || !strings.Contains(line, unix.ENOSPC.Error()) {
-			t.Errorf("%q: %v", line, err)
-		}
+		_, err := fmt.Sscanf(line, "minicri: %d log lines (%d bytes) were lost:", &lines, &size)
+		expect(t, err == nil && strings.Contains(line, unix.ENOSPC.Error()), "%q: %v", line, err)
 		sum += lines
 	}
 	return sum
 }
 
-// Who can write to the directory of logs, as log agents can, leads the node to no
-// other file by a link, and holds up no one by a fifo: neither when a container
-// is made nor when its log is reopened.
+// Who can write to the directory of logs, as log agents can, leads the node to no other file by a link, and holds
+// up no one by a fifo: neither when a container is made nor when its log is reopened.
 func TestLogsAreFiles(t *testing.T) {
 	p := newPod(t)
 	target := filepath.Join(t.TempDir(), "target")
 	check(t, os.WriteFile(target, []byte("precious"), 0o600))
 	check(t, os.MkdirAll(p.config.LogDirectory, 0o755))
-	id := p.run("app", "echo first; until test -e /enough; do sleep 0.02; done; echo last", func(c *runtimeapi.ContainerConfig) { c.LogPath = "real.log" })
+	id := p.run("app", "echo first; until test -e /enough; do sleep 0.02; done; echo last", logPath("real.log"))
 	p.awaitLine(id, "first")
 	path := p.status(id).LogPath
 	for kind, put := range map[string]func(string) error{
@@ -170,12 +162,8 @@ func TestLogsAreFiles(t *testing.T) {
 	} {
 		place := filepath.Join(p.config.LogDirectory, kind)
 		check(t, put(place))
-		err := p.inTime(30*time.Second, func() error {
-			_, err := p.tryCreate(shell("app", "echo evil", attempt(1), func(c *runtimeapi.ContainerConfig) { c.LogPath = kind }))
-			return err
-		})
-		wantError(t, err, place)
-		wantCode(t, err, codes.InvalidArgument)
+		evil := shell("app", "echo evil", attempt(1), logPath(kind))
+		wantRefused(t, p.inTime(30*time.Second, func() error { return p.createErr(evil) }), place)
 		check(t, os.Rename(path, path+"."+kind))
 		check(t, put(path))
 		wantCode(t, p.inTime(30*time.Second, func() error { return p.reopen(id) }), codes.InvalidArgument)
@@ -187,8 +175,7 @@ func TestLogsAreFiles(t *testing.T) {
 	p.wantExit(id, 0, "Completed")
 	stdout, _ := p.logs(id)
 	same(t, "the log that continues", stdout, "first\nlast\n")
-	content, err := os.ReadFile(target)
-	check(t, err)
+	content := harness.Read(t, target)
 	same(t, "the target of the link", string(content), "precious")
 }
 
@@ -197,26 +184,21 @@ func TestLogsAreFiles(t *testing.T) {
 func (p *pod) linksOfTheLogDirectory(id, elsewhere string) {
 	p.t.Helper()
 	check(p.t, os.Symlink(elsewhere, filepath.Join(p.config.LogDirectory, "sub")))
-	below := func(c *runtimeapi.ContainerConfig) { c.LogPath = "sub/app.log" }
-	if _, err := p.tryCreate(shell("sub", "echo evil", below)); err == nil {
-		p.t.Error("a log was made behind a link in the pod's directory")
-	}
+	wantError(p.t, p.createErr(shell("sub", "echo evil", logPath("sub/app.log"))))
 	away := p.config.LogDirectory + ".away"
 	check(p.t, os.Rename(p.config.LogDirectory, away))
 	check(p.t, os.Symlink(elsewhere, p.config.LogDirectory))
 	wantError(p.t, p.reopen(id), "symbolic link")
-	_, err := p.tryCreate(shell("pod", "echo evil"))
-	wantError(p.t, err, "symbolic link")
+	wantError(p.t, p.createErr(shell("pod", "echo evil")), "symbolic link")
 	check(p.t, os.Remove(p.config.LogDirectory))
 	check(p.t, os.Rename(away, p.config.LogDirectory))
 	entries, err := os.ReadDir(elsewhere)
 	check(p.t, err)
-	expect(p.t, len(entries) == 1, "behind the links there is %v", entries)
+	same(p.t, "files behind the links", len(entries), 1)
 }
 
-// What a process has written is not there for it to read, and its streams can be opened
-// by their names, as an image does that logs to a link to /dev/stdout: a container's and
-// a command's, as every user, also in a user namespace.
+// What a process has written is not there for it to read, and its streams can be opened by their names, as an image
+// does that logs to a link to /dev/stdout: a container's and a command's, as every user, also in a user namespace.
 func TestStreamsOfEveryUser(t *testing.T) {
 	n := newNode(t)
 	// Descriptors 5 and 6 are as 1 and 2, which head writes to.
@@ -227,17 +209,14 @@ func TestStreamsOfEveryUser(t *testing.T) {
 		p := runPod(t, n, name, users...)
 		for _, uid := range []int64{0, 1000} {
 			id := p.run(fmt.Sprint("app-", uid), script+"; echo done; exec sleep 1000000", asUser(uid))
-			eventually(t, "it has tried", func() bool {
-				return strings.HasSuffix(p.stdout(id), "done\n")
-			})
+			eventually(t, "it has tried", func() bool { return strings.HasSuffix(p.stdout(id), "done\n") })
 			stdout, stderr := p.logs(id)
-			if stdout != want+"done\n" || !strings.HasPrefix(stderr, "err\n") {
-				t.Errorf("user namespace %s, user %d: %q, %q", name, uid, stdout, stderr)
-			}
 			answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
 			check(t, err)
-			if string(answer.Stdout) != want || !strings.HasPrefix(string(answer.Stderr), "err\n") {
-				t.Errorf("user namespace %s, user %d, a command: %v", name, uid, answer)
+			who := fmt.Sprintf("user namespace %s, user %d: ", name, uid)
+			same(t, who+"outputs", []string{stdout, string(answer.Stdout)}, []string{want + "done\n", want})
+			for _, got := range []string{stderr, string(answer.Stderr)} {
+				expect(t, strings.HasPrefix(got, "err\n"), "%serror output %q", who, got)
 			}
 		}
 		n.RemovePod(p.id)
@@ -251,9 +230,8 @@ func fileSize(t *testing.T, path string) int64 {
 	return info.Size()
 }
 
-// A container writes on while its supervisor does not live, however short, and then, when
-// the next one reads, while the daemon does not, and nothing of it is lost, nor the last
-// words of one that ends meanwhile.
+// A container writes on while its supervisor does not live, however short, and then, when the next one reads, while
+// the daemon does not, and nothing of it is lost, nor the last words of one that ends meanwhile.
 func TestWritersOutliveTheirSupervisor(t *testing.T) {
 	p := newPod(t)
 	const writes = "i=0; until test -e /enough; do echo out $i; echo err $i >&2; i=$((i+1)); usleep 2000; done; echo end"

@@ -1,10 +1,10 @@
 package container
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -23,8 +23,7 @@ func (n *nriNode) isOn() bool {
 	return harness.Info[any](n.t, n.Node, "nriPlugins") != nil
 }
 
-// withoutPlugins switches NRI off and on, and leaves it without those that the daemon
-// starts.
+// withoutPlugins switches NRI off and on, and leaves it without those that the daemon starts.
 func (n *nriNode) withoutPlugins(names ...string) {
 	n.t.Helper()
 	n.reload("enabled = false\n")
@@ -41,17 +40,14 @@ func TestNRIIsSwitchedByAReload(t *testing.T) {
 	n.install("05", "logger")
 	pid := n.PID()
 	n.reload("enabled = false\n")
-	if _, err := os.Stat(filepath.Join(n.dir, "nri.sock")); err == nil || n.isOn() {
-		t.Errorf("NRI is on, or its socket is there: %v", err)
-	}
+	_, err := os.Stat(filepath.Join(n.dir, "nri.sock"))
+	expect(t, os.IsNotExist(err) && !n.isOn(), "NRI is on, or its socket is there: %v", err)
 	before := runPod(t, n.Node, "before")
 	before.run("app", forever)
 
 	n.reload("enabled = true\n")
 	n.awaitPlugin("05-logger", true)
-	if one := n.find("Synchronize", "", ""); !slices.Equal(one.Pods, []string{"before"}) || !slices.Equal(one.Containers, []string{"app CONTAINER_RUNNING"}) {
-		t.Errorf("the plugin was synchronized with %+v", one)
-	}
+	n.wantSynchronized("before")
 	during := runPod(t, n.Node, "during")
 	during.run("app", forever)
 	n.RemovePod(before.id)
@@ -65,24 +61,19 @@ func TestNRIIsSwitchedByAReload(t *testing.T) {
 	listener, err := net.Listen("unix", other)
 	check(t, err)
 	n.reload("socket = '" + other + "'\n")
-	if !strings.Contains(n.Log(), "NRI cannot be reloaded") || !slices.Contains(n.plugins(), "05-logger") {
-		t.Errorf("the socket of another runtime was taken, or the plugin is gone: %v", n.plugins())
-	}
+	expect(t, strings.Contains(n.Log(), "NRI cannot be reloaded"), "the socket of another runtime was taken")
+	same(t, "plugins", n.plugins(), []string{"05-logger"})
 	check(t, listener.Close())
 	n.reload("socket = '" + other + "'\nrequest_timeout = '3s'\n")
 	check(t, os.Rename(other, filepath.Join(n.dir, "nri.sock"))) // where connect looks
 	n.connect("20", "adjuster")
-	if got := n.plugins(); !slices.Equal(got, []string{"05-logger", "20-adjuster"}) {
-		t.Errorf("plugins on the other socket: %v", got)
-	}
+	same(t, "plugins on the other socket", n.plugins(), []string{"05-logger", "20-adjuster"})
 
 	n.reload("enabled = false\n")
 	heard := len(n.seen())
 	runPod(t, n.Node, "after").run("app", forever)
 	n.RemovePod(during.id)
-	if got := len(n.seen()); got != heard || n.isOn() {
-		t.Errorf("plugins that are gone were asked %d times", got-heard)
-	}
+	same(t, "requests that plugins have heard, and whether NRI is on", fmt.Sprint(len(n.seen()), n.isOn()), fmt.Sprint(heard, false))
 	n.withoutPlugins("05-logger")
 	expect(t, n.PID() == pid && !strings.Contains(n.Log(), "need a restart"), "the daemon was restarted, or wants to be")
 }

@@ -62,7 +62,8 @@ func (n *nriNode) writePlugin(file string) {
 // connect connects a plugin by itself, until the test ends.
 func (n *nriNode) connect(index, name string) stub.Stub {
 	n.t.Helper()
-	s, err := newPlugin(name, n.log(), stub.WithSocketPath(filepath.Join(n.dir, "nri.sock")), stub.WithPluginName(name), stub.WithPluginIdx(index), stub.WithOnClose(func() {}))
+	socket, goesOn := stub.WithSocketPath(filepath.Join(n.dir, "nri.sock")), stub.WithOnClose(func() {})
+	s, err := newPlugin(name, n.log(), socket, stub.WithPluginName(name), stub.WithPluginIdx(index), goesOn)
 	check(n.t, err)
 	check(n.t, s.Start(context.Background()))
 	n.t.Cleanup(s.Stop)
@@ -91,8 +92,7 @@ func (n *nriNode) log() string { return filepath.Join(n.dir, "log") }
 
 func (n *nriNode) seen() (all []seen) {
 	n.t.Helper()
-	data, err := os.ReadFile(n.log())
-	check(n.t, err)
+	data := harness.Read(n.t, n.log())
 	for line := range bytes.Lines(data) {
 		var one seen
 		check(n.t, json.Unmarshal(line, &one))
@@ -101,8 +101,7 @@ func (n *nriNode) seen() (all []seen) {
 	return all
 }
 
-// events are those about a pod, without those of containers, or about one of its
-// containers.
+// events are those about a pod, without those of containers, or about one of its containers.
 func (n *nriNode) events(pod, container string) (events []string) {
 	n.t.Helper()
 	for _, one := range n.seen() {
@@ -138,20 +137,14 @@ func TestNRIEvents(t *testing.T) {
 	p := runPod(t, n.Node, "web")
 	id := p.run("app", forever, memory(64<<20))
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 512}))
-	_, err := n.Runtime.UpdatePodSandboxResources(limited(t), &runtimeapi.UpdatePodSandboxResourcesRequest{
+	harness.Call(t, n.Runtime.UpdatePodSandboxResources, &runtimeapi.UpdatePodSandboxResourcesRequest{
 		PodSandboxId: p.id, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2048},
 	})
-	check(t, err)
-
 	n.Kill()
 	check(t, os.Remove(filepath.Join(n.dir, "plugins", "05-logger")))
 	n.Start()
 	n.connect("10", "logger")
-	all := n.seen()
-	last := all[len(all)-1]
-	if last.Event != "Synchronize" || !slices.Equal(last.Pods, []string{"web"}) || !slices.Equal(last.Containers, []string{"app CONTAINER_RUNNING"}) {
-		t.Errorf("the plugin was synchronized with %+v", last)
-	}
+	n.wantSynchronized("web")
 	ended := p.run("ended", "exit 3")
 	p.wantExit(ended, 3, "Error")
 	eventually(t, "the plugin is notified of an end that nothing asked for", func() bool {
@@ -168,9 +161,8 @@ func TestNRIEvents(t *testing.T) {
 			t.Errorf("%s: the namespace is there: %t, want %t: %+v", event, one.NetnsThere, there, one)
 		}
 	}
-	if one := n.find("PostUpdateContainer", "web", "app"); one.Memory != 64<<20 || one.Shares != 512 {
-		t.Errorf("resources after the update: %+v", one)
-	}
+	updated := n.find("PostUpdateContainer", "web", "app")
+	expect(t, updated.Memory == 64<<20 && updated.Shares == 512, "resources after the update: %+v", updated)
 }
 
 // A file in the plugins' directory that cannot be started is skipped, and named by the
@@ -186,11 +178,10 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	n.Restart()
 	n.awaitPlugin("05-logger", true)
 	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
-	output, err := n.RunCommand("check")
-	wantError(t, err)
 	for _, name := range []string{"logger", "5-logger", "README", "06-adjuster"} {
 		says := "NRI plugin " + filepath.Join(n.dir, "plugins", name) + " is not started"
-		for what, text := range map[string]string{"the log": n.Log(), "Status": answer.Info["nriProblems"], "check": output} {
+		wantFound(t, n.Node, says)
+		for what, text := range map[string]string{"the log": n.Log(), "Status": answer.Info["nriProblems"]} {
 			expect(t, strings.Contains(text, says), "%s does not say %q: %s", what, says, text)
 		}
 	}
@@ -203,7 +194,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	}
 	n.reload("enabled = true\n")
 	n.awaitPlugin("06-adjuster", true)
-	same(t, "problems", strings.Join(harness.Info[[]string](t, n.Node, "nriProblems"), "\n"), "")
+	same(t, "problems", harness.Info[[]string](t, n.Node, "nriProblems"), nil)
 	n.withoutPlugins("05-logger", "06-adjuster") // the oracle knows one plugin's descriptors
 }
 
@@ -228,9 +219,7 @@ func TestNRIAdjustments(t *testing.T) {
 			"resources": {"memory": {"limit": {"value": "50331648"}}, "cpu": {"shares": {"value": "333"}, "cpus": "0"}, "pids": {"limit": "77"}}
 		}}`, source, device, n.dir, asked)
 	p := runPod(t, n.Node, "web", annotated("adjuster.nri.test/app", adjustment))
-	id := p.run("app", "exit 1", memory(64<<20), func(c *runtimeapi.ContainerConfig) {
-		c.Envs = []*runtimeapi.KeyValue{{Key: "GONE", Value: []byte("1")}, {Key: "KEPT", Value: []byte("1")}}
-	})
+	id := p.run("app", "exit 1", memory(64<<20), env("GONE", "1"), env("KEPT", "1"))
 	for what, want := range map[string][2]string{
 		"env":      {"echo $FROM$GONE$KEPT", "nri1"},
 		"mount":    {"grep -c ' /from-nri ' /proc/mounts; touch /from-nri/x 2>&1 | grep -c Read-only", "1\n1"},
@@ -246,29 +235,28 @@ func TestNRIAdjustments(t *testing.T) {
 	}
 	spec := p.spec(id)
 	same(t, "annotations", spec.Annotations["from"], "nri")
-	if twice := spec.Process.Rlimits; len(twice) != 15 { // one of each kind (runtime-spec, process.rlimits)
-		t.Errorf("rlimits: %v", twice)
-	}
-	for limit, want := range map[string]string{"memory": "50331648", "shares": "333", "pids": "77", "cpus": "0"} {
-		if got := p.limit(id, limit); got != want && limit != "shares" {
-			t.Errorf("limit %s: %s, want %s", limit, got, want)
-		}
+	same(t, "rlimits, one of each kind (runtime-spec, process.rlimits)", len(spec.Process.Rlimits), 15)
+	for limit, want := range map[string]string{"memory": "50331648", "pids": "77", "cpus": "0"} {
+		same(t, limit, p.limit(id, limit), want)
 	}
 	for _, file := range []string{"cdi", "hook"} {
-		if _, err := os.Stat(filepath.Join(n.dir, file)); err != nil {
-			t.Errorf("%s: %v", file, err)
-		}
+		_, err := os.Stat(filepath.Join(n.dir, file))
+		expect(t, err == nil, "%s: %v", file, err)
 	}
 	same(t, "cgroup", p.info(id).CgroupsPath, cgroup.Path(asked))
 	resources := p.status(id).Resources.Linux
-	if resources.MemoryLimitInBytes != 48<<20 || resources.CpuShares != 333 || resources.OomScoreAdj != 700 {
-		t.Errorf("the status does not show what was adjusted: %v", resources)
-	}
+	same(t, "status", []int64{resources.MemoryLimitInBytes, resources.CpuShares, resources.OomScoreAdj}, []int64{48 << 20, 333, 700})
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 444}))
-	if resources := p.status(id).Resources.Linux; resources.MemoryLimitInBytes != 48<<20 || resources.CpuShares != 444 {
-		t.Errorf("after an update: %v", resources)
-	}
+	resources = p.status(id).Resources.Linux
+	same(t, "status after an update", []int64{resources.MemoryLimitInBytes, resources.CpuShares}, []int64{48 << 20, 444})
 	same(t, "memory after an update", p.limit(id, "memory"), "50331648")
+}
+
+// wantSynchronized fails the test unless the last that a plugin has seen is this pod, with one container that runs.
+func (n *nriNode) wantSynchronized(pod string) {
+	n.t.Helper()
+	all := n.seen()
+	same(n.t, "last event", all[len(all)-1], seen{Event: "Synchronize", Pods: []string{pod}, Containers: []string{"app CONTAINER_RUNNING"}})
 }
 
 // cgroupsPath is how the node's driver is asked for a cgroup (runtime-spec).
@@ -301,8 +289,7 @@ func TestNRIRefusesNonsense(t *testing.T) {
 		"annotation": {`no JSON`, "10-adjuster"},
 	} {
 		p := runPod(t, n.Node, name, annotated("adjuster.nri.test/app", row.adjustment))
-		_, err := p.tryCreate(shell("app", forever))
-		wantError(t, err, row.says)
+		wantError(t, p.createErr(shell("app", forever)), row.says)
 		same(t, fmt.Sprintf("%s: left", name), p.list(nil), nil)
 		n.RemovePod(p.id)
 	}
@@ -335,31 +322,26 @@ func TestNRIPluginHangs(t *testing.T) {
 	other := runPod(t, n.Node, "other")
 	hung := runPod(t, n.Node, "hung", annotated("hang.nri.test", "CreateContainer"))
 	began := time.Now()
-	done := beside(func() error { _, err := hung.tryCreate(shell("app", forever)); return err })
+	done := beside(func() error { return hung.createErr(shell("app", forever)) })
 	eventually(t, "the plugin hangs", func() bool { return slices.Contains(n.events("hung", "app"), "CreateContainer") })
-	waits := beside(func() error { _, err := other.tryCreate(shell("waits", forever)); return err })
+	waits := beside(func() error { return other.createErr(shell("waits", forever)) })
 	n.RemovePod(hung.id) // abandons the container that is being made
 	wantError(t, <-done)
-	if err := <-waits; err != nil {
-		t.Errorf("a container that waited for the plugin: %v", err)
-	}
+	check(t, <-waits)
 	check(t, other.stop(other.run("app", forever), 0))
 	n.RemovePod(runPod(t, n.Node, "third").id)
-	if took := time.Since(began); took > 50*time.Second {
-		t.Errorf("others waited %v for a plugin that hangs", took)
-	}
+	took := time.Since(began)
+	expect(t, took <= 50*time.Second, "others waited %v for a plugin that hangs", took)
 
 	n.reload("request_timeout = '10s'\n")
 	second := runPod(t, n.Node, "second", annotated("hang.nri.test", "StartContainer"))
 	began = time.Now()
 	second.run("app", forever) // without the plugin
-	if took := time.Since(began); took < 10*time.Second {
-		t.Errorf("the plugin had %v", took)
-	}
+	took = time.Since(began)
+	expect(t, took >= 10*time.Second, "the plugin had %v", took)
 	n.awaitPlugin("10-logger", false)
-	if log := n.Log(); !strings.Contains(log, "closing plugin 10-logger, failed to handle StartContainer") {
-		t.Error("the log does not name the plugin and the request")
-	}
+	const says = "closing plugin 10-logger, failed to handle StartContainer"
+	expect(t, strings.Contains(n.Log(), says), "the log does not name the plugin and the request")
 }
 
 // A plugin that dies in the middle of a request costs the pod nothing; one that
@@ -368,9 +350,7 @@ func TestNRIPluginDiesOrRefuses(t *testing.T) {
 	n := newNRINode(t, "")
 	n.connect("10", "logger")
 	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("refused", annotated("fail.nri.test", "RunPodSandbox"))})
-	if err == nil || !strings.Contains(err.Error(), "10-logger") || !strings.Contains(err.Error(), "refused is not wanted") {
-		t.Errorf("a plugin refuses a pod: %v", err)
-	}
+	wantError(t, err, "10-logger", "refused is not wanted")
 	n.wantEvents("refused", "", "RunPodSandbox", "StopPodSandbox", "RemovePodSandbox")
 	died := runPod(t, n.Node, "died", annotated("die.nri.test", "CreateContainer"))
 	died.run("app", forever)
@@ -380,23 +360,19 @@ func TestNRIPluginDiesOrRefuses(t *testing.T) {
 	n.wantEvents("died", "", "RunPodSandbox", "StopPodSandbox", "RemovePodSandbox")
 }
 
-// A required plugin that is absent fails pods and containers, by name, but those
-// that say they do without.
+// A required plugin that is absent fails pods and containers, by name, but those that say they do without.
 func TestNRIRequiredPlugin(t *testing.T) {
 	n := newNRINode(t, "required_plugins = ['logger']\ntolerate_missing_annotation = 'tolerate.nri.test'")
 	request := &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")}
 	_, err := n.Runtime.RunPodSandbox(limited(t), request)
 	wantError(t, err, "required NRI plugin logger")
-	if output, err := n.RunCommand("check"); err == nil || !strings.Contains(output, "required NRI plugin logger is not connected") {
-		t.Errorf("check does not say which plugin is missing: %v: %s", err, output)
-	}
+	wantFound(t, n.Node, "required NRI plugin logger is not connected")
 	runPod(t, n.Node, "tolerant", annotated("tolerate.nri.test", "true")).run("app", forever)
 	logger := n.connect("10", "logger")
 	p := runPod(t, n.Node, "web")
 	logger.Stop()
 	n.awaitPlugin("10-logger", false)
-	_, err = p.tryCreate(shell("app", forever))
-	wantError(t, err, "required NRI plugin logger")
+	wantError(t, p.createErr(shell("app", forever)), "required NRI plugin logger")
 	n.RemovePod(p.id)
 }
 
@@ -410,9 +386,8 @@ func TestNRIUpdates(t *testing.T) {
 	p := runPod(t, n.Node, "web", annotated("update.nri.test", `{"linux": {"resources": {"cpu": {"shares": {"value": "777"}}}}}`))
 	id := p.run("app", forever, memory(64<<20))
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 512, MemoryLimitInBytes: 48 << 20}))
-	if resources := p.status(id).Resources.Linux; resources.CpuShares != 777 || resources.MemoryLimitInBytes != 48<<20 {
-		t.Errorf("after an update that the plugin changed: %v", resources)
-	}
+	now := p.status(id).Resources.Linux
+	expect(t, now.CpuShares == 777 && now.MemoryLimitInBytes == 48<<20, "after an update that the plugin changed: %v", now)
 	send := func(id, resources string) error {
 		asked, err := updates(fmt.Sprintf(`{"containerId": %q, "linux": {"resources": %s}}`, id, resources))
 		check(t, err)
@@ -430,8 +405,7 @@ func TestNRIUpdates(t *testing.T) {
 		id := p.run("app", forever, memory(64<<20))
 		check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 48 << 20}))
 		same(t, "memory", p.limit(id, "memory"), fmt.Sprint(48<<20))
-		if !regexp.MustCompile(`level=WARN.*10-logger.*` + other).MatchString(n.Log()) {
-			t.Errorf("%s: no warning names the plugin and the container", name)
-		}
+		warning := regexp.MustCompile(`level=WARN.*10-logger.*` + other)
+		expect(t, warning.MatchString(n.Log()), "%s: no warning names the plugin and the container", name)
 	}
 }

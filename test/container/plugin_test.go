@@ -182,8 +182,7 @@ func updates(text string) ([]*api.ContainerUpdate, error) {
 	return []*api.ContainerUpdate{one}, err
 }
 
-// adjuster adjusts the containers whose pod has the annotation NAME.nri.test/CONTAINER,
-// which is the adjustment.
+// adjuster adjusts the containers whose pod has the annotation NAME.nri.test/CONTAINER, which is the adjustment.
 type adjuster struct{ name string }
 
 func (a adjuster) CreateContainer(_ ctx, p *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {

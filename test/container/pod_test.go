@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -98,13 +99,17 @@ func command(words ...string) option {
 	return func(c *runtimeapi.ContainerConfig) { c.Command = words }
 }
 
-// forever is a script that says when it is ready, and ends at SIGTERM and
-// SIGUSR1 with these codes.
+// forever is a script that says when it is ready, and ends at SIGTERM and SIGUSR1 with these codes.
 const forever = "trap 'exit 15' TERM; trap 'exit 10' USR1; echo ready; while true; do sleep 0.02; done"
 
 func (p *pod) tryCreate(config *runtimeapi.ContainerConfig) (string, error) {
 	answer, err := p.Runtime.CreateContainer(limited(p.t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
 	return answer.GetContainerId(), err
+}
+
+func (p *pod) createErr(config *runtimeapi.ContainerConfig) error {
+	_, err := p.tryCreate(config)
+	return err
 }
 
 func (p *pod) create(config *runtimeapi.ContainerConfig) string {
@@ -126,8 +131,7 @@ func (p *pod) run(name, script string, opts ...option) string {
 	return id
 }
 
-// output runs a script to its end and returns what it wrote; it fails the test
-// unless the script succeeds.
+// output runs a script to its end and returns what it wrote; it fails the test unless the script succeeds.
 func (p *pod) output(name, script string, opts ...option) string {
 	p.t.Helper()
 	id := p.run(name, script, opts...)
@@ -149,14 +153,12 @@ func (p *pod) remove(id string) error {
 
 func (p *pod) list(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
 	p.t.Helper()
-	answer := harness.Call(p.t, p.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter})
-	return answer.Containers
+	return harness.Call(p.t, p.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter}).Containers
 }
 
 func (p *pod) status(id string) *runtimeapi.ContainerStatus {
 	p.t.Helper()
-	answer := harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
-	return answer.Status
+	return harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}).Status
 }
 
 // info is what the verbose status shows, as far as tests use it.
@@ -194,17 +196,20 @@ func (p *pod) wantExit(id string, code int32, reason string) {
 	p.t.Helper()
 	end := p.awaitExit(id)
 	expect(p.t, end.ExitCode == code && end.Reason == reason, "want exit code %d, reason %s; got %v", code, reason, end)
-	if end.CreatedAt == 0 || end.StartedAt < end.CreatedAt || end.FinishedAt < end.StartedAt || end.FinishedAt > time.Now().UnixNano() {
-		p.t.Errorf("want created <= started <= finished <= now, got %d, %d, %d", end.CreatedAt, end.StartedAt, end.FinishedAt)
-	}
+	times := []int64{1, end.CreatedAt, end.StartedAt, end.FinishedAt, time.Now().UnixNano()}
+	expect(p.t, slices.IsSorted(times), "want created <= started <= finished <= now, got %d", times[1:])
 }
 
 func (p *pod) tryExec(id string, seconds int64, command ...string) (*runtimeapi.ExecSyncResponse, error) {
 	return p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: seconds}, grpc.MaxCallRecvMsgSize(16<<20))
 }
 
-// exec runs a script in a container and returns its output; it fails the test
-// unless the script succeeds.
+func (p *pod) execErr(id string, command ...string) error {
+	_, err := p.tryExec(id, 0, command...)
+	return err
+}
+
+// exec runs a script in a container and returns its output; it fails the test unless the script succeeds.
 func (p *pod) exec(id, script string) string {
 	p.t.Helper()
 	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
@@ -233,10 +238,7 @@ func (p *pod) readLog(path string) (stdout, stderr string) {
 
 func (p *pod) awaitLine(id, line string) {
 	p.t.Helper()
-	eventually(p.t, fmt.Sprintf("%q is in the log", line), func() bool {
-		stdout, _ := p.logs(id)
-		return strings.Contains(stdout, line+"\n")
-	})
+	eventually(p.t, fmt.Sprintf("%q is in the log", line), func() bool { return strings.Contains(p.stdout(id), line+"\n") })
 }
 
 func (p *pod) awaitExecs(id string) {
@@ -260,8 +262,7 @@ func (p *pod) removePod() error {
 
 func (p *pod) address() string {
 	p.t.Helper()
-	answer := harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
-	return answer.Status.Network.GetIp()
+	return harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}).Status.Network.GetIp()
 }
 
 func shims(n *harness.Node) []int { return n.Supervisors() }
@@ -371,8 +372,16 @@ func wantRefused(t testing.TB, err error, field string) {
 // expect fails the test with this text unless it holds.
 func expect(t testing.TB, holds bool, text string, values ...any) {
 	t.Helper()
-	if !holds {
-		t.Errorf(text, values...)
+	harness.Want(t, holds, text, values...)
+}
+
+// wantFound fails the test unless minicri check finds something, and says all this of it.
+func wantFound(t testing.TB, n *harness.Node, says ...string) {
+	t.Helper()
+	output, err := n.RunCommand("check")
+	wantError(t, err)
+	for _, text := range says {
+		expect(t, strings.Contains(output, text), "check does not say %q:\n%s", text, output)
 	}
 }
 

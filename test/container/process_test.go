@@ -34,8 +34,7 @@ func TestEnvironmentAndDirectory(t *testing.T) {
 	check(t, err)
 	same(t, "of an exec", string(answer.Stdout), odd)
 	for impossible, named := range map[string]string{"a\x00b": "config.envs[0].value", "latin \xe4": "ODD"} {
-		_, err = p.tryCreate(shell("impossible", "true", env("ODD", impossible)))
-		wantRefused(t, err, named)
+		wantRefused(t, p.createErr(shell("impossible", "true", env("ODD", impossible))), named)
 	}
 }
 
@@ -51,9 +50,7 @@ func environmentOf(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	var data []byte
 	eventually(t, "the process has an environment", func() bool {
-		var err error
-		data, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		check(t, err)
+		data = harness.Read(t, fmt.Sprintf("/proc/%d/environ", pid))
 		return len(data) > 0
 	})
 	values := make(map[string]string)
@@ -69,25 +66,25 @@ func environmentOf(t *testing.T, pid int) map[string]string {
 // cri: LinuxContainerUser.supplemental_groups LinuxContainerUser.uid
 func TestUsers(t *testing.T) {
 	p := newPod(t)
-	byName := secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.RunAsUsername = "web" })
+	named := func(name string) option {
+		return secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.RunAsUsername = name })
+	}
 	for want, change := range map[string]option{
 		"0 0 0": func(*runtimeapi.ContainerConfig) {},
 		"4321 765 765 888": all(asUser(4321), secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
 			s.RunAsGroup, s.SupplementalGroups = &runtimeapi.Int64Value{Value: 765}, []int64{888}
 		})),
-		"1000 1000 1000 2000": byName,
-		"1000 1000 1000": all(byName, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
+		"1000 1000 1000 2000": named("web"),
+		"1000 1000 1000": all(named("web"), secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
 			s.SupplementalGroupsPolicy = runtimeapi.SupplementalGroupsPolicy_Strict
 		})),
 	} {
 		same(t, "ids", p.output("user-"+strings.ReplaceAll(want, " ", "-"), "echo $(id -u; id -g; id -G)", change), want)
 	}
-	id := p.create(shell("status", "true", byName))
-	if u := p.status(id).User.GetLinux(); u.GetUid() != 1000 || u.GetGid() != 1000 || len(u.GetSupplementalGroups()) == 0 {
-		t.Errorf("status: %v", u)
-	}
-	_, err := p.tryCreate(shell("unknown", "true", secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.RunAsUsername = "nobody-knows" })))
-	wantCode(t, err, codes.InvalidArgument)
+	id := p.create(shell("status", "true", named("web")))
+	u := p.status(id).User.GetLinux()
+	expect(t, u.GetUid() == 1000 && u.GetGid() == 1000 && len(u.GetSupplementalGroups()) != 0, "status: %v", u)
+	wantCode(t, p.createErr(shell("unknown", "true", named("nobody-knows"))), codes.InvalidArgument)
 }
 
 func mounted(host, container string, change ...func(*runtimeapi.Mount)) option {
@@ -117,8 +114,7 @@ func TestMounts(t *testing.T) {
 	same(t, "file", p.exec(id, "cat /rw/file /ro/file /etc/one /etc/two"), strings.TrimSpace(strings.Repeat("of the node\n", 4)))
 	p.exec(id, "echo written > /rw/new; echo written > /absent/new; ! touch /ro/new 2>/dev/null")
 	for _, file := range []string{filepath.Join(dir, "new"), filepath.Join(absent, "new")} {
-		data, err := os.ReadFile(file)
-		check(t, err)
+		data := harness.Read(t, file)
 		same(t, file, string(data), "written\n")
 	}
 	same(t, "mounts in the status", len(p.status(id).Mounts), 6)
@@ -150,9 +146,7 @@ func TestMountPropagation(t *testing.T) {
 		check(t, p.remove(id))
 	}
 	for _, mounted := range []string{filepath.Join(dir, "in"), filepath.Join(dir, "out"), dir} {
-		if err := unix.Unmount(mounted, 0); err != nil {
-			t.Errorf("%s is not mounted on the node: %v", mounted, err)
-		}
+		check(t, unix.Unmount(mounted, 0)) // on the node
 	}
 }
 
@@ -190,8 +184,7 @@ func TestPrivileged(t *testing.T) {
 	same(t, "seccomp", harness.ProcStatus(t, p.info(id).PID, "Seccomp"), "0")
 }
 
-// cri: LinuxContainerSecurityContext.no_new_privs LinuxContainerSecurityContext.seccomp
-// cri: LinuxContainerSecurityContext.seccomp_profile_path
+// cri: LinuxContainerSecurityContext.no_new_privs LinuxContainerSecurityContext.seccomp LinuxContainerSecurityContext.seccomp_profile_path
 func TestSeccompAndNoNewPrivs(t *testing.T) {
 	p := newPod(t)
 	profile := filepath.Join(t.TempDir(), "profile.json")
@@ -248,14 +241,16 @@ func podPID(mode runtimeapi.NamespaceMode) func(*runtimeapi.PodSandboxConfig) {
 	return func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.Pid = mode }
 }
 
-// wantNamespaces fails the test unless two processes share the namespaces, or
-// do not.
+func nodeIPC(c *runtimeapi.PodSandboxConfig) {
+	c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
+}
+
+// wantNamespaces fails the test unless two processes share the namespaces, or do not.
 func wantNamespaces(t *testing.T, one, other int, shared bool, kinds ...string) {
 	t.Helper()
 	for _, kind := range kinds {
-		if (namespace(t, one, kind) == namespace(t, other, kind)) != shared {
-			t.Errorf("processes %d and %d: want %s namespace shared: %v", one, other, kind, shared)
-		}
+		what := fmt.Sprintf("processes %d and %d share the %s namespace", one, other, kind)
+		same(t, what, namespace(t, one, kind) == namespace(t, other, kind), shared)
 	}
 }
 
@@ -267,8 +262,7 @@ func TestPIDModes(t *testing.T) {
 	same(t, "CONTAINER: process 1", apart.exec(first, "readlink /proc/1/exe"), "/bin/busybox")
 	target := apart.run("target", forever, pidMode(runtimeapi.NamespaceMode_TARGET, first))
 	wantNamespaces(t, apart.info(first).PID, apart.info(target).PID, true, "pid", "net")
-	_, err := apart.tryCreate(shell("lost", "true", pidMode(runtimeapi.NamespaceMode_TARGET, "nosuch")))
-	wantCode(t, err, codes.NotFound)
+	wantCode(t, apart.createErr(shell("lost", "true", pidMode(runtimeapi.NamespaceMode_TARGET, "nosuch"))), codes.NotFound)
 	pod := together.run("pod", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
 	second := together.run("second", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
 	wantNamespaces(t, together.info(pod).PID, together.info(second).PID, true, "pid")

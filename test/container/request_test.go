@@ -29,18 +29,18 @@ import (
 func TestConfigOfAnotherPod(t *testing.T) {
 	p := newPod(t)
 	config := shell("app", forever)
-	create := func(change func(*runtimeapi.PodSandboxConfig)) (string, error) {
-		asked := proto.CloneOf(p.config)
-		change(asked)
-		answer, err := p.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: asked})
-		return answer.GetContainerId(), err
+	create := func(change harness.PodOption) (string, error) {
+		asked := *p
+		asked.config = proto.CloneOf(p.config)
+		change(asked.config)
+		return asked.tryCreate(config)
 	}
-	for field, change := range map[string]func(*runtimeapi.PodSandboxMetadata){
-		"uid":       func(m *runtimeapi.PodSandboxMetadata) { m.Uid = "another" },
-		"name":      func(m *runtimeapi.PodSandboxMetadata) { m.Name = "another" },
-		"namespace": func(m *runtimeapi.PodSandboxMetadata) { m.Namespace = "another" },
+	for field, change := range map[string]harness.PodOption{
+		"uid":       func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Uid = "another" },
+		"name":      func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Name = "another" },
+		"namespace": func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "another" },
 	} {
-		_, err := create(func(c *runtimeapi.PodSandboxConfig) { change(c.Metadata) })
+		_, err := create(change)
 		wantRefused(t, err, "sandbox_config.metadata."+field+":")
 	}
 	same(t, "left", p.list(nil), nil)
@@ -51,8 +51,7 @@ func TestConfigOfAnotherPod(t *testing.T) {
 	check(t, p.remove(id))
 }
 
-// The time-outs of the CRI are any int64: more seconds than a Duration holds
-// are a long time, and no short one.
+// The time-outs of the CRI are any int64: more seconds than a Duration holds are a long time, and no short one.
 //
 // cri: ExecSyncResponse.stdout
 func TestTimeoutsBeyondADuration(t *testing.T) {
@@ -83,15 +82,12 @@ func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
 	p.Kill()
 	ahead := time.Now().Add(24 * time.Hour).UnixNano()
 	record := filepath.Join(p.Root, "containers", old+".json")
-	data, err := os.ReadFile(record)
-	check(t, err)
+	data := harness.Read(t, record)
 	later := regexp.MustCompile(`"created_at": ?\d+`).ReplaceAll(data, fmt.Appendf(nil, `"created_at": %d`, ahead))
 	check(t, os.WriteFile(record, later, 0o600))
 	p.Start()
 	last := p.status(old).CreatedAt
-	if last != ahead {
-		t.Fatalf("created at %d, the record says %d", last, ahead)
-	}
+	same(t, "when it was created", last, ahead)
 	for i := range 3 {
 		id := p.create(shell("app", "true", attempt(uint32(i+1))))
 		now := p.status(id).CreatedAt
@@ -106,27 +102,26 @@ func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
 func TestFieldsOfWindows(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever, memory(64<<20))
-	sandbox := proto.CloneOf(p.config)
-	sandbox.Windows = &runtimeapi.WindowsPodSandboxConfig{}
+	other := *p
+	other.config = proto.CloneOf(p.config)
+	other.config.Windows = &runtimeapi.WindowsPodSandboxConfig{}
 	_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
 		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}, Windows: &runtimeapi.WindowsContainerResources{},
 	})
 	wantRefused(t, err, "windows")
 	same(t, "memory after a refused update", p.status(id).Resources.GetLinux().GetMemoryLimitInBytes(), 64<<20)
-	_, err = p.Runtime.CreateContainer(limited(t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("windows", forever), SandboxConfig: sandbox})
-	wantRefused(t, err, "sandbox_config.windows")
-	_, err = p.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: sandbox})
+	wantRefused(t, other.createErr(shell("windows", forever)), "sandbox_config.windows")
+	_, err = p.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: other.config})
 	wantRefused(t, err, "sandbox_config.windows:")
-	_, err = p.tryCreate(shell("windows", forever, func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }))
-	wantRefused(t, err, "config.windows")
-	_, err = p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: sandbox})
+	own := func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }
+	wantRefused(t, p.createErr(shell("windows", forever, own)), "config.windows")
+	_, err = p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: other.config})
 	wantRefused(t, err, "config.windows:")
 }
 
-// What can be seen to be wrong before anything is made is refused by its name: an
-// image for a runtime handler that there is not, a limit of memory and swap
-// together without one of memory, a word that no program can get, an environment
-// that no program can be executed with. The largest one that is none is passed on.
+// What can be seen to be wrong before anything is made is refused by its name: an image for a runtime handler that
+// there is not, a limit of memory and swap together without one of memory, a word that no program can get, an
+// environment that no program can be executed with. The largest one that is none is passed on.
 //
 // cri: ImageSpec.runtime_handler LinuxContainerResources.memory_swap_limit_in_bytes ExecSyncRequest.cmd
 func TestRefusedBeforeAnythingIsMade(t *testing.T) {
@@ -160,36 +155,31 @@ func TestRefusedBeforeAnythingIsMade(t *testing.T) {
 	id := p.run("app", "echo ${#LARGE}; "+forever, many(10, 100<<10), env("LARGE", strings.Repeat("x", 128<<10-100)))
 	p.awaitLine(id, "130972")
 	same(t, "arguments in the verbose status", len(p.info(id).RuntimeSpec.Process.Args), 3)
-	_, err := p.tryExec(id, 0, "echo", "a\x00b")
-	wantCode(t, err, codes.InvalidArgument)
-	_, err = p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"echo", "a\x00b"}, Stdout: true})
+	wantCode(t, p.execErr(id, "echo", "a\x00b"), codes.InvalidArgument)
+	_, err := p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"echo", "a\x00b"}, Stdout: true})
 	wantCode(t, err, codes.InvalidArgument)
 }
 
-// What the kubelet takes for granted of every status, in every state and over a
-// restart: the path of the log is absolute and never empty, the network mode is the
-// one that was asked for, and addresses can be parsed; there are some where the pod
-// is Ready in a network of its own, and none else.
+// What the kubelet takes for granted of every status, in every state and over a restart: the path of the log is
+// absolute and never empty, the network mode is the one that was asked for, and addresses can be parsed; there are
+// some where the pod is Ready in a network of its own, and none else.
 func TestProperty31_FormOfEveryStatus(t *testing.T) {
 	n := newNode(t, harness.DualStack())
 	noLogs := func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "" }
 	pods := []*pod{runPod(t, n, "own"), runPod(t, n, "host", harness.HostNetwork()), runPod(t, n, "no-logs", noLogs)}
 	var containers []string
 	for _, p := range pods {
-		deep := func(c *runtimeapi.ContainerConfig) { c.LogPath = "deep/app.log" }
-		containers = append(containers, p.run("lives", forever), p.run("ended", "exit 1"), p.create(shell("waits", "true")), p.create(shell("none", "true", noLog)), p.create(shell("deep", "true", deep)))
+		containers = append(containers, p.run("lives", forever), p.run("ended", "exit 1"), p.create(shell("waits", "true")), p.create(shell("none", "true", noLog)), p.create(shell("deep", "true", logPath("deep/app.log"))))
 		p.awaitExit(containers[len(containers)-4])
 	}
 	look := func() {
 		t.Helper()
 		for _, id := range containers {
-			if path := pods[0].status(id).LogPath; !filepath.IsAbs(path) {
-				t.Errorf("the log of %v is at %q", pods[0].status(id).Metadata, path)
-			}
+			path := pods[0].status(id).LogPath
+			expect(t, filepath.IsAbs(path), "the log of %v is at %q", pods[0].status(id).Metadata, path)
 		}
 		for _, p := range pods {
-			answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
-			s := answer.Status
+			s := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}).Status
 			mode := p.config.Linux.SecurityContext.NamespaceOptions.Network
 			same(t, "network mode of "+s.Metadata.Name, s.GetLinux().GetNamespaces().GetOptions().GetNetwork(), mode)
 			all := []string{s.GetNetwork().GetIp()}
@@ -197,14 +187,13 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 				all = append(all, ip.Ip)
 			}
 			if mode == runtimeapi.NamespaceMode_NODE || s.State != runtimeapi.PodSandboxState_SANDBOX_READY {
-				expect(t, len(all) == 1 && all[0] == "", "pod %s has the addresses %q", s.Metadata.Name, all)
+				same(t, "addresses of "+s.Metadata.Name, all, []string{""})
 				continue
 			}
-			expect(t, len(all) == 2, "pod %s has the addresses %q, want two", s.Metadata.Name, all)
+			same(t, "number of addresses of "+s.Metadata.Name, len(all), 2)
 			for _, ip := range all {
-				if _, err := netip.ParseAddr(ip); err != nil {
-					t.Errorf("pod %s: %v", s.Metadata.Name, err)
-				}
+				_, err := netip.ParseAddr(ip)
+				check(t, err)
 			}
 		}
 	}
@@ -243,8 +232,7 @@ func TestLimitsOfProcesses(t *testing.T) {
 		check(t, unix.Prlimit(p.PID(), resource, &limit, nil))
 	}
 	id := p.run("app", forever)
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", p.info(id).PID))
-	check(t, err)
+	text := harness.Read(t, fmt.Sprintf("/proc/%d/limits", p.info(id).PID))
 	same(t, "limits of a command", p.exec(id, "cat /proc/self/limits"), strings.TrimSpace(string(text)))
 	limits := limitsOf(t, string(text))
 	var own unix.Rlimit
@@ -294,12 +282,13 @@ base_spec = %q
 		c.Linux.SecurityContext.RunAsGroup = &runtimeapi.Int64Value{Value: 567}
 	})
 	same(t, "variables", p.exec(id, "echo $BASE, $WHOSE, $GIVEN, $WON, $CDI"), "of the base, node, by the node, container, of the vendor")
-	same(t, "capabilities and filter", p.exec(id, "grep -E '^(CapBnd|Seccomp):' /proc/1/status | tr -s '\t\n' ' '"), "CapBnd: 0000000000000021 Seccomp: 2")
-	unconfined := p.run("unconfined", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Linux.SecurityContext.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_TIME"}, DropCapabilities: []string{"KILL"}}
-		c.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
-	})
-	same(t, "those of one that says otherwise", p.exec(unconfined, "grep -E '^(CapBnd|Seccomp):' /proc/1/status | tr -s '\t\n' ' '"), "CapBnd: 0000000002000001 Seccomp: 0")
+	const confinement = "grep -E '^(CapBnd|Seccomp):' /proc/1/status | tr -s '\t\n' ' '"
+	same(t, "capabilities and filter", p.exec(id, confinement), "CapBnd: 0000000000000021 Seccomp: 2")
+	unconfined := p.run("unconfined", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
+		s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_TIME"}, DropCapabilities: []string{"KILL"}}
+		s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
+	}))
+	same(t, "those of one that says otherwise", p.exec(unconfined, confinement), "CapBnd: 0000000002000001 Seccomp: 0")
 	limits := limitsOf(t, p.exec(id, "cat /proc/self/limits"))
 	same(t, "open files", limits["Max open files"], "2048:4096")
 	same(t, "core", limits["Max core file size"], "0:0")
@@ -311,29 +300,20 @@ base_spec = %q
 	same(t, "memory", p.limit(id, "memory"), "67108864")
 	same(t, "quota", p.limit(id, "quota"), "55000")
 	same(t, "memory of a container that has a limit of its own", p.limit(p.run("own", forever, memory(96<<20)), "memory"), "100663296")
-	annotations := p.spec(id).Annotations
-	if annotations["hooks.example/pod"] != "p" || annotations["hooks.example/container"] != "c" || annotations["other.example/pod"] != "" {
-		t.Errorf("annotations of the spec: %v", annotations)
-	}
+	of := p.spec(id).Annotations
+	same(t, "annotations of the spec", of["hooks.example/pod"]+of["hooks.example/container"]+of["other.example/pod"], "pc")
 	free := runPod(t, n, "privileged", privilegedPod)
-	id = free.run("app", forever, privileged)
-	same(t, "sysfs of a privileged container", free.exec(id, "grep -c '^sysfs /sys sysfs rw' /proc/mounts"), "1")
+	same(t, "sysfs of a privileged container", free.output("app", "grep -c '^sysfs /sys sysfs rw' /proc/mounts", privileged), "1")
 	// A pod in the namespaces of the node leaves them as they are.
-	before, err := os.ReadFile("/proc/sys/kernel/msgmax")
-	check(t, err)
-	host := runPod(t, n, "host", harness.HostNetwork(), func(c *runtimeapi.PodSandboxConfig) {
-		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
-	})
-	host.run("app", forever)
-	after, err := os.ReadFile("/proc/sys/kernel/msgmax")
-	check(t, err)
+	before := harness.Read(t, "/proc/sys/kernel/msgmax")
+	runPod(t, n, "host", harness.HostNetwork(), nodeIPC).run("app", forever)
+	after := harness.Read(t, "/proc/sys/kernel/msgmax")
 	same(t, "kernel.msgmax of the node", string(after), string(before))
 }
 
 func (p *pod) spec(id string) (spec specs.Spec) {
 	p.t.Helper()
-	data, err := os.ReadFile(filepath.Join(p.State, "containers", id, "config.json"))
-	check(p.t, err)
+	data := harness.Read(p.t, filepath.Join(p.State, "containers", id, "config.json"))
 	check(p.t, json.Unmarshal(data, &spec))
 	return spec
 }

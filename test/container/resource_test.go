@@ -71,8 +71,7 @@ func TestP42_Resources(t *testing.T) {
 	shares := "512"
 	if cgroup.Unified() {
 		shares = strconv.FormatUint(cgroups.ConvertCPUSharesToCgroupV2Value(512), 10)
-		// Other runtimes may have the older conversion, as runc 1.1: 2 to 262144 are
-		// 1 to 10000.
+		// Other runtimes may have the older conversion, as runc 1.1: 2 to 262144 are 1 to 10000.
 		if older := strconv.Itoa(1 + (512-2)*9999/262142); os.Getenv("MINICRI_TEST_RUNTIME") != "" && p.limit(id, "shares") == older {
 			shares = older
 		}
@@ -93,9 +92,8 @@ func TestP42_Resources(t *testing.T) {
 	kept("memory", "100663296")
 	kept("shares", shares)
 	kept("cpus", "0")
-	if now := p.status(id).Resources.Linux; now.CpuShares != 512 || now.MemoryLimitInBytes != 96<<20 {
-		t.Errorf("status after a refused update: %v", now)
-	}
+	now := p.status(id).Resources.Linux
+	expect(t, now.CpuShares == 512 && now.MemoryLimitInBytes == 96<<20, "status after a refused update: %v", now)
 	p.Crash()
 	same(t, "status after a restart", p.status(id).Resources.Linux.MemoryLimitInBytes, 96<<20)
 	check(t, p.stop(id, 0))
@@ -106,18 +104,13 @@ func TestP42_Resources(t *testing.T) {
 	id = p.run("mems", forever, mems("0"))
 	same(t, "memory nodes of the process", harness.ProcStatus(t, p.info(id).PID, "Mems_allowed_list"), "0")
 	same(t, "memory nodes by the status", p.status(id).Resources.GetLinux().GetCpusetMems(), "0")
-	none, err := p.tryCreate(shell("none", forever, mems("1000")))
-	if err == nil {
-		err = p.start(none)
-	}
-	wantError(t, err)
+	wantError(t, p.runErr(shell("none", forever, mems("1000"))))
 }
 
 // A refused update leaves nothing in force, also of what had no value before,
 // and says which field is wrong before the kernel is asked.
 //
-// cri: LinuxContainerResources.cpu_quota LinuxContainerResources.cpuset_cpus
-// cri: LinuxContainerResources.memory_swap_limit_in_bytes
+// cri: LinuxContainerResources.cpu_quota LinuxContainerResources.cpuset_cpus LinuxContainerResources.memory_swap_limit_in_bytes
 func TestRefusedUpdateChangesNothing(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
@@ -156,13 +149,14 @@ func TestRefusedUpdateChangesNothing(t *testing.T) {
 		if strings.HasPrefix(field, "linux.") {
 			wantCode(t, err, codes.InvalidArgument)
 		}
-		if err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("want an error that names %q, got: %v", field, err)
-		} else if strings.Count(err.Error(), "update container") != 1 {
-			t.Errorf("the error repeats itself: %v", err)
-		}
+		wantError(t, err, field)
+		expect(t, strings.Count(fmt.Sprint(err), "update container") == 1, "the error repeats itself: %v", err)
 		same(t, "after a refused update of "+field, look(), before)
 	}
+}
+
+func huge(limit uint64) []*runtimeapi.HugepageLimit {
+	return []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: limit}}
 }
 
 // onlyTheKernelRefuses are resources that nothing but the kernel knows to be wrong, and
@@ -182,20 +176,18 @@ func (p *pod) onlyTheKernelRefuses(id string) *runtimeapi.LinuxContainerResource
 	return r
 }
 
-// What an update gives a value is in force for all processes, those of later
-// commands too, and the status shows it, once, and before the start; what this machine has
-// no controller for is not shown as if it were in force. An update of annotations alone
-// changes nothing, and is no error: they are for plugins.
+// What an update gives a value is in force for all processes, those of later commands too, and the status shows it,
+// once, and before the start; what this machine has no controller for is not shown as if it were in force. An
+// update of annotations alone changes nothing, and is no error: they are for plugins.
 //
 // cri: ContainerResources.linux ContainerResources.windows ContainerStatus.resources HugepageLimit.limit HugepageLimit.page_size
-// cri: LinuxContainerConfig.resources LinuxContainerResources.hugepage_limits
-// cri: LinuxContainerResources.oom_score_adj LinuxContainerResources.memory_limit_in_bytes
-// cri: UpdateContainerResourcesRequest.linux UpdateContainerResourcesRequest.annotations
+// cri: LinuxContainerConfig.resources LinuxContainerResources.hugepage_limits LinuxContainerResources.oom_score_adj
+// cri: LinuxContainerResources.memory_limit_in_bytes UpdateContainerResourcesRequest.linux UpdateContainerResourcesRequest.annotations
 func TestStatusIsWhatIsInForce(t *testing.T) {
 	p := newPod(t)
 	id := p.create(shell("app", "sleep 1000000 & "+forever, func(c *runtimeapi.ContainerConfig) {
 		c.Linux.Resources.OomScoreAdj = 300
-		c.Linux.Resources.HugepageLimits = []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 4 << 20}}
+		c.Linux.Resources.HugepageLimits = huge(4 << 20)
 	}))
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 32 << 20}))
 	same(t, "memory", p.limit(id, "memory"), "33554432")
@@ -203,33 +195,25 @@ func TestStatusIsWhatIsInForce(t *testing.T) {
 	same(t, "memory", p.limit(id, "memory"), "33554432")
 	p.awaitLine(id, "ready")
 	for range 3 {
-		check(t, p.update(id, &runtimeapi.LinuxContainerResources{
-			OomScoreAdj: 600, MemoryLimitInBytes: 96 << 20,
-			HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 8 << 20}},
-		}))
+		check(t, p.update(id, &runtimeapi.LinuxContainerResources{OomScoreAdj: 600, MemoryLimitInBytes: 96 << 20, HugepageLimits: huge(8 << 20)}))
 	}
 	same(t, "oom_score_adj of all", p.exec(id, "cat /proc/[0-9]*/oom_score_adj | sort -u"), "600")
-	if other := p.status(id).Resources.Windows; other != nil {
-		t.Errorf("resources of Windows: %v", other)
-	}
+	expect(t, p.status(id).Resources.Windows == nil, "resources of Windows: %v", p.status(id))
 	now := p.status(id).Resources.Linux
 	expect(t, now.OomScoreAdj == 600 && now.MemoryLimitInBytes == 96<<20, "status: %v", now)
 	kernel := p.limit(id, "huge")
-	switch {
-	case kernel == "" && len(now.HugepageLimits) > 0:
-		t.Errorf("this machine has no hugetlb controller, and the status shows %v", now.HugepageLimits)
-	case kernel != "" && (len(now.HugepageLimits) != 1 || now.HugepageLimits[0].Limit != 8<<20 || kernel != "8388608"):
-		t.Errorf("the kernel has %s, the status %v", kernel, now.HugepageLimits)
+	if kernel == "" {
+		same(t, "limits of huge pages, for which this machine has no controller", len(now.HugepageLimits), 0)
+	} else {
+		same(t, "limits of huge pages, and that of the kernel", fmt.Sprint(now.HugepageLimits, kernel), fmt.Sprint(huge(8<<20), "8388608"))
 	}
 	before := p.status(id)
-	_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
+	harness.Call(t, p.Runtime.UpdateContainerResources, &runtimeapi.UpdateContainerResourcesRequest{
 		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{}, Annotations: map[string]string{"of.a/plugin": "x"},
 	})
-	check(t, err)
 	same(t, "status after an update of annotations", p.status(id).String(), before.String())
-	if unlimited := p.status(p.create(shell("other", forever))).Resources.Linux; unlimited.MemoryLimitInBytes != 0 || len(unlimited.HugepageLimits) > 0 {
-		t.Errorf("status of a container without limits: %v", unlimited)
-	}
+	free := p.status(p.create(shell("other", forever))).Resources.Linux
+	expect(t, free.MemoryLimitInBytes == 0 && len(free.HugepageLimits) == 0, "status of a container without limits: %v", free)
 }
 
 // kernelNumbers are where the kernel has the numbers of a container: files of version 1,
@@ -253,13 +237,13 @@ func (p *pod) kernels(path string) map[string]uint64 {
 			file, key, _ = strings.Cut(of[0], " ")
 			file = filepath.Join("/sys/fs/cgroup", filepath.Dir(file), path, filepath.Base(file))
 		}
-		data, err := os.ReadFile(file)
-		check(p.t, err)
+		data := harness.Read(p.t, file)
 		for line := range strings.Lines(string(data)) {
 			words := strings.Fields(line)
 			if key == "" || words[0] == key {
-				numbers[name], err = strconv.ParseUint(words[len(words)-1], 10, 64)
+				number, err := strconv.ParseUint(words[len(words)-1], 10, 64)
 				check(p.t, err)
+				numbers[name] = number
 			}
 		}
 	}
@@ -269,18 +253,15 @@ func (p *pod) kernels(path string) map[string]uint64 {
 	return numbers
 }
 
-// within fails unless a number is between what the kernel said before and after,
-// give or take.
+// within fails unless a number is between what the kernel said before and after, give or take.
 func within(t *testing.T, what string, before, got, after, slack uint64) {
 	t.Helper()
-	if got+slack < min(before, after) || got > max(before, after)+slack {
-		t.Errorf("%s: %d, the kernel says %d before and %d after", what, got, before, after)
-	}
+	holds := got+slack >= min(before, after) && got <= max(before, after)+slack
+	expect(t, holds, "%s: %d, the kernel says %d before and %d after", what, got, before, after)
 }
 
-// The numbers of a container are those of its cgroup at that moment; pressure and
-// swap are there exactly where the kernel counts them. A page that has to come from the
-// disk is a major fault.
+// The numbers of a container are those of its cgroup at that moment; pressure and swap are there exactly where the
+// kernel counts them. A page that has to come from the disk is a major fault.
 //
 // cri: ContainerStats.cpu ContainerStats.io ContainerStats.memory ContainerStats.swap CpuUsage.psi CpuUsage.timestamp
 // cri: CpuUsage.usage_core_nano_seconds CpuUsage.usage_nano_cores IoUsage.psi IoUsage.timestamp MemoryUsage.available_bytes
@@ -310,12 +291,10 @@ func TestStatsAreTheKernels(t *testing.T) {
 	within(t, "rss", before["anon"], s.Memory.GetRssBytes().GetValue(), after["anon"], slack)
 	within(t, "page faults", before["faults"], s.Memory.GetPageFaults().GetValue(), after["faults"], 2000)
 	within(t, "major faults", before["major"], s.Memory.GetMajorPageFaults().GetValue(), after["major"], 0)
-	if after["anon"] < 8_000_000 || before["major"] == start["major"] {
-		t.Errorf("the container holds %d bytes; it had %d major faults", after["anon"], before["major"]-start["major"])
-	}
-	if cores := s.Cpu.GetUsageNanoCores().GetValue(); cores == 0 || cores > 4e9 {
-		t.Errorf("a rate of %d nanocores", cores)
-	}
+	expect(t, after["anon"] >= 8_000_000, "the container holds %d bytes", after["anon"])
+	expect(t, before["major"] > start["major"], "it had no major fault")
+	cores := s.Cpu.GetUsageNanoCores().GetValue()
+	expect(t, cores != 0 && cores <= 4e9, "a rate of %d nanocores", cores)
 	same(t, "available", fmt.Sprint(s.Memory.GetAvailableBytes().GetValue()), fmt.Sprint(limit-s.Memory.GetWorkingSetBytes().GetValue()))
 	now := time.Now().UnixNano()
 	for what, at := range map[string]int64{"cpu": s.Cpu.GetTimestamp(), "memory": s.Memory.GetTimestamp()} {
@@ -329,8 +308,7 @@ func TestStatsAreTheKernels(t *testing.T) {
 
 func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
 	p.t.Helper()
-	answer := harness.Call(p.t, p.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
-	return answer.GetStats()
+	return harness.Call(p.t, p.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id}).Stats
 }
 
 // pressure compares with the file of version 2, if it can be read: a kernel may
@@ -348,9 +326,8 @@ func (p *pod) pressure(path, of string, got *runtimeapi.PsiStats) {
 		_, total, _ := strings.Cut(rest, "total=")
 		after, err := strconv.ParseUint(strings.TrimSpace(total), 10, 64)
 		check(p.t, err)
-		if one == nil || one.Total > after*1000 || one.Total%1000 != 0 || one.Avg10 > 100 || one.Avg60 > 100 || one.Avg300 > 100 {
-			p.t.Errorf("pressure of %s: %v, the kernel says %s", of, one, line)
-		}
+		holds := one != nil && one.Total <= after*1000 && one.Total%1000 == 0 && max(one.Avg10, one.Avg60, one.Avg300) <= 100
+		expect(p.t, holds, "pressure of %s: %v, the kernel says %s", of, one, line)
 	}
 }
 
@@ -366,12 +343,10 @@ func (p *pod) swap(path string, s *runtimeapi.ContainerStats) {
 	if s.Swap == nil {
 		return
 	}
-	if s.Swap.GetTimestamp() == 0 || s.Swap.GetSwapUsageBytes() == nil || s.Swap.GetSwapUsageBytes().GetValue() > 256<<20 {
-		p.t.Errorf("swap is %v", s.Swap)
-	}
-	if left := s.Swap.GetSwapAvailableBytes(); left != nil && left.GetValue() > 1<<40 {
-		p.t.Errorf("%d bytes of swap are available", left.GetValue())
-	}
+	usage := s.Swap.GetSwapUsageBytes()
+	expect(p.t, s.Swap.GetTimestamp() != 0 && usage != nil && usage.GetValue() <= 256<<20, "swap is %v", s.Swap)
+	left := s.Swap.GetSwapAvailableBytes()
+	expect(p.t, left == nil || left.GetValue() <= 1<<40, "%d bytes of swap are available", left.GetValue())
 }
 
 // The numbers of a pod are those of its interfaces and processes.
@@ -381,8 +356,7 @@ func (p *pod) swap(path string, s *runtimeapi.ContainerStats) {
 // cri: NetworkUsage.default_interface NetworkUsage.interfaces NetworkUsage.timestamp ProcessUsage.process_count ProcessUsage.timestamp
 func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	n := newNode(t)
-	// A cgroup of its own, as the kubelet's pods have: in the node's there are the runs
-	// of CNI plugins, too.
+	// A cgroup of its own, as the kubelet's pods have: in the node's there are the runs of CNI plugins, too.
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = n.MakeCgroup("pod1") })
 	id := p.run("app", "httpd -f -p 80")
 	// A second interface, as a chain of plugins makes it.
@@ -430,7 +404,6 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	for of, got := range map[string]*runtimeapi.PsiStats{"cpu": s.GetCpu().GetPsi(), "memory": s.GetMemory().GetPsi(), "io": s.GetIo().GetPsi()} {
 		p.pressure(slice, of, got)
 	}
-	if count := s.GetProcess().GetProcessCount().GetValue(); count != 2 || s.GetProcess().GetTimestamp() == 0 {
-		t.Errorf("%d processes, want pause and httpd", count)
-	}
+	count := s.GetProcess().GetProcessCount().GetValue()
+	expect(t, count == 2 && s.GetProcess().GetTimestamp() != 0, "%d processes, want pause and httpd", count)
 }

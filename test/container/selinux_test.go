@@ -15,9 +15,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// These tests need SELinux that enforces a policy which knows containers: make
-// test-um-selinux. They ask the kernel, by the labels of processes and files and
-// by what it denies.
+// These tests need SELinux that enforces a policy which knows containers: make test-um-selinux. They ask the
+// kernel, by the labels of processes and files and by what it denies.
 
 func domain(t *testing.T, pid int) selinux.Context {
 	t.Helper()
@@ -42,9 +41,8 @@ func enforcing(t *testing.T) {
 	}
 }
 
-// The containers of a pod have its level, other pods have others, and what a
-// container has open and mounted has its label: the program reads and writes all
-// of it.
+// The containers of a pod have its level, other pods have others, and what a container has open and mounted has its
+// label: the program reads and writes all of it.
 //
 // cri: LinuxContainerSecurityContext.selinux_options LinuxSandboxSecurityContext.selinux_options
 func TestSELinuxOfAPod(t *testing.T) {
@@ -107,12 +105,10 @@ func TestSELinuxKeepsPodsApart(t *testing.T) {
 	check(t, err)
 	expect(t, answer.ExitCode != 0, "another pod reads %q", answer.Stdout)
 	same(t, "label", fileLabel(t, filepath.Join(dir, "secret")), "system_u:object_r:container_file_t:"+domain(t, p.pausePID())["level"])
-	_, err = p.tryCreate(shell("etc", forever, mounted("/etc", "/data", relabel)))
-	wantError(t, err, "/etc")
+	wantError(t, p.createErr(shell("etc", forever, mounted("/etc", "/data", relabel))), "/etc")
 }
 
-// A node directory that was not given to containers is closed to them, and open
-// to privileged ones.
+// A node directory that was not given to containers is closed to them, and open to privileged ones.
 func TestSELinuxOfPrivileged(t *testing.T) {
 	enforcing(t)
 	p := newPod(t, privilegedPod)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -34,16 +33,13 @@ func TestHungSupervisor(t *testing.T) {
 		t.Helper()
 		eventually(t, "it is adopted", func() bool { return p.status(id).State == running })
 		same(t, "exec", p.exec(id, "echo hi"), "hi")
-		if now := shims(p.Node); len(now) != 1 || now[0] == hung {
-			t.Errorf("supervisors: %v, the one that hung is %d", now, hung)
-		}
+		same(t, "supervisors", len(shims(p.Node)), 1)
+		expect(t, shims(p.Node)[0] != hung, "the one that hung, %d, is still there", hung)
 	}
 	pid := hang()
-	if err := p.inTime(30*time.Second, func() error { _, err := p.tryExec(id, 1, "true"); return err }); err == nil {
-		t.Error("an exec by a supervisor that hangs succeeded")
-	}
+	wantError(t, p.inTime(30*time.Second, func() error { _, err := p.tryExec(id, 1, "true"); return err }))
 	check(t, p.stop(other, 1))
-	same(t, "state after the stop", p.status(other).State.String(), exited.String())
+	same(t, "state after the stop", p.status(other).State, exited)
 	wantReplaced(pid)
 
 	pid = hang()
@@ -53,9 +49,7 @@ func TestHungSupervisor(t *testing.T) {
 	p.Kill()
 	pid = hang()
 	p.Start()
-	if now := shims(p.Node); len(now) != 1 || now[0] != pid {
-		t.Errorf("the daemon waited until the supervisor that hangs was replaced: %v", now)
-	}
+	same(t, "supervisor, for which the daemon does not wait", shims(p.Node), []int{pid})
 	wantReplaced(pid)
 
 	hang()
@@ -67,8 +61,7 @@ func TestHungSupervisor(t *testing.T) {
 	check(t, p.remove(id))
 }
 
-// What an exec has started goes when its supervisor dies: no one holds its
-// streams any more.
+// What an exec has started goes when its supervisor dies: no one holds its streams any more.
 func TestExecsOfAKilledSupervisor(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
@@ -80,9 +73,8 @@ func TestExecsOfAKilledSupervisor(t *testing.T) {
 	eventually(t, "the exec is ended", func() bool { return !has() })
 }
 
-// A supervisor that cannot be started for longer than any limit, for want of space
-// or memory for example, serves when it can, without any call: what ended
-// meanwhile is told.
+// A supervisor that cannot be started for longer than any limit, for want of space or memory for example, serves
+// when it can, without any call: what ended meanwhile is told.
 func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	const limit = 5 * time.Second
 	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '5s'")), "web")
@@ -94,15 +86,14 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	p.killShim()
 	eventually(t, "it is seen that no supervisor serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
 	release(t, pid)
-	eventually(t, "it has ended and its parent has seen it", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	awaitGone(t, pid)
 	over := time.Now()
 	time.Sleep(limit + time.Second)
 	check(t, os.Remove(lock))
 	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
 	p.wantExit(dies, 7, "Error")
-	if at := time.Unix(0, p.status(dies).FinishedAt); at.After(over.Add(limit)) {
-		t.Errorf("it has ended %v after its process", at.Sub(over))
-	}
+	at := time.Unix(0, p.status(dies).FinishedAt)
+	expect(t, !at.After(over.Add(limit)), "it has ended %v after its process", at.Sub(over))
 	check(t, os.Remove(lock+".old"))
 }
 
@@ -113,8 +104,7 @@ func supervisorDirs(t *testing.T, n *harness.Node) []string {
 	return dirs
 }
 
-// whole reports whether a long test runs as a whole, which make test-supervisor
-// asks for.
+// whole reports whether a long test runs as a whole, which make test-supervisor asks for.
 func whole() bool { return os.Getenv("MINICRI_TEST_WHOLE") != "" }
 
 type runs struct {
@@ -151,10 +141,7 @@ func (r runs) wantUndisturbed(t *testing.T, i int) {
 	for i := range lines {
 		fmt.Fprintf(&want, "line %d\n", i)
 	}
-	eventually(t, "all lines are in the log", func() bool {
-		stdout, _ := r.logs(r.writes)
-		return len(stdout) >= want.Len()
-	})
+	eventually(t, "all lines are in the log", func() bool { return len(r.stdout(r.writes)) >= want.Len() })
 	same(t, "log", r.stdout(r.writes), want.String())
 }
 
@@ -190,6 +177,11 @@ func release(t *testing.T, pid int) {
 	check(t, os.WriteFile(fmt.Sprintf("/proc/%d/root/go", pid), nil, 0o600))
 }
 
+func awaitGone(t *testing.T, pid int) {
+	t.Helper()
+	eventually(t, "the process has ended and is reaped", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+}
+
 func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 	p := newPod(t)
 	lives := p.run("lives", forever)
@@ -204,20 +196,17 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 	killed := time.Now()
 	for _, pid := range ending {
 		release(t, pid)
-	}
-	for _, pid := range ending {
-		eventually(t, "two containers end while no daemon runs", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+		awaitGone(t, pid)
 	}
 	p.Start()
 	started := time.Now()
 	for id, state := range map[string]runtimeapi.ContainerState{lives: running, waits: created, dies: exited, oom: exited, ended: exited} {
-		same(t, "state at once", p.status(id).State.String(), state.String())
+		same(t, "state at once", p.status(id).State, state)
 	}
 	p.wantExit(dies, 33, "Error")
 	p.wantExit(oom, 137, "OOMKilled")
-	if at := time.Unix(0, p.status(dies).FinishedAt); at.Before(killed) || at.After(started) {
-		t.Errorf("finished at %v, the daemon was gone from %v to %v", at, killed, started)
-	}
+	at := time.Unix(0, p.status(dies).FinishedAt)
+	expect(t, !at.Before(killed) && !at.After(started), "finished at %v, the daemon was gone from %v to %v", at, killed, started)
 	same(t, "status of the one that had ended", p.status(ended), before)
 	expect(t, p.info(lives).PID == pid && p.exec(lives, "echo hi") == "hi", "process %d, was %d", p.info(lives).PID, pid)
 	check(t, p.start(waits))
@@ -282,17 +271,16 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 	check(t, os.Truncate(filepath.Join(dir, "records", stopped+".json"), 1))
 	p.Start()
 	eventually(t, "the other one is adopted", func() bool { return p.status(known).State == running })
-	if state := p.status(stopped).State; state != runtimeapi.ContainerState_CONTAINER_UNKNOWN || unix.Kill(pid, 0) != nil {
-		t.Errorf("it is %v, and its process: %v", state, unix.Kill(pid, 0))
-	}
+	same(t, "its state", p.status(stopped).State, runtimeapi.ContainerState_CONTAINER_UNKNOWN)
+	check(t, unix.Kill(pid, 0))
 	check(t, p.stop(stopped, 1))
-	same(t, "state when it is stopped", p.status(stopped).State.String(), exited.String())
-	eventually(t, "its process is gone", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	same(t, "state when it is stopped", p.status(stopped).State, exited)
+	awaitGone(t, pid)
 	check(t, p.remove(stopped))
 	same(t, "exec in the other one", p.exec(known, "echo hi"), "hi")
 	now, err := os.Stat(facts) // are written when they change, and at no other time
 	check(t, err)
-	same(t, "when its facts were written", now.ModTime().String(), written.ModTime().String())
+	same(t, "when its facts were written", now.ModTime(), written.ModTime())
 }
 
 // A container whose record or facts cannot be read runs on, and is what it was when
@@ -313,19 +301,15 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 	check(t, os.Remove(files["gone"]))
 	check(t, os.WriteFile(files["null"], []byte(`{"version": 1, "record": null}`), 0o600))
 	p.Start()
-	for name, pid := range pids {
-		if err := unix.Kill(pid, 0); err != nil {
-			t.Errorf("%s: it was ended: %v", name, err)
-		}
+	for _, pid := range pids {
+		check(t, unix.Kill(pid, 0))
 	}
 	for _, name := range []string{"facts", "gone", "null"} {
 		eventually(t, name+" is listed", func() bool { return p.status(ids[name]).State == running })
-		same(t, name, strconv.Itoa(p.info(ids[name]).PID), strconv.Itoa(pids[name]))
+		same(t, name, p.info(ids[name]).PID, pids[name])
 		same(t, "exec in "+name, p.exec(ids[name], "echo hi"), "hi")
 	}
-	if output, err := p.RunCommand("check"); err == nil || !strings.Contains(output, files["record"]) || !strings.Contains(output, "quarantine") {
-		t.Errorf("check says nothing of them: %v\n%s", err, output)
-	}
+	wantFound(t, p.Node, files["record"], "quarantine")
 	p.Kill()
 	for _, name := range []string{"record", "facts"} {
 		check(t, os.RemoveAll(files[name]))
@@ -334,7 +318,7 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 	p.Start()
 	for name, id := range ids {
 		eventually(t, name+" is listed again", func() bool { return p.status(id).State == running })
-		same(t, name, strconv.Itoa(p.info(id).PID), strconv.Itoa(pids[name]))
+		same(t, name, p.info(id).PID, pids[name])
 	}
 	_, err := p.RunCommand("check", "--fix", "--force") // what is in quarantine
 	check(t, err)
@@ -352,13 +336,10 @@ func TestExitWhileNoSupervisorLives(t *testing.T) {
 	t.Cleanup(goOn)
 	p.killShim()
 	release(t, pid)
-	eventually(t, "it has ended and is reaped", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	awaitGone(t, pid)
 	goOn()
 	if end := p.awaitExit(id); harness.KernelTellsExits() || end.ExitCode != 255 {
 		p.wantExit(id, 7, "Error")
 	}
-	eventually(t, "its last words are in the log", func() bool {
-		stdout, _ := p.logs(id)
-		return stdout == "last words\n"
-	})
+	eventually(t, "its last words are in the log", func() bool { return p.stdout(id) == "last words\n" })
 }

@@ -5,7 +5,6 @@ package container
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,6 +12,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // These tests need a machine that systemd runs, with cgroup v2 alone, and the
@@ -28,17 +29,14 @@ func newSlicedPod(t *testing.T) (p *pod, slice string) {
 
 func file(t *testing.T, path, name string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", path, name))
-	check(t, err)
+	data := harness.Read(t, filepath.Join("/sys/fs/cgroup", path, name))
 	return strings.TrimSpace(string(data))
 }
 
 // property asks systemd for what it thinks of a unit.
 func property(t *testing.T, unit, name string) string {
 	t.Helper()
-	value, err := exec.Command("systemctl", "show", "--value", "--property", name, unit).Output()
-	check(t, err)
-	return strings.TrimSpace(string(value))
+	return program(t, "systemctl", "show", "--value", "--property", name, unit)
 }
 
 func TestContainersAreScopesOfThePodsSlice(t *testing.T) {
@@ -50,9 +48,8 @@ func TestContainersAreScopesOfThePodsSlice(t *testing.T) {
 	same(t, "slice by systemd", property(t, filepath.Base(path), "Slice"), filepath.Base(slice))
 	same(t, "delegation", property(t, filepath.Base(path), "Delegate"), "yes")
 	pid := strconv.Itoa(p.info(id).PID)
-	if data, _ := os.ReadFile("/proc/" + pid + "/cgroup"); strings.TrimSpace(string(data)) != "0::"+path {
-		t.Errorf("the container is in %s, not in %s", data, path)
-	}
+	data, _ := os.ReadFile("/proc/" + pid + "/cgroup")
+	expect(t, strings.TrimSpace(string(data)) == "0::"+path, "the container is in %s, not in %s", data, path)
 	scopes, err := filepath.Glob("/sys/fs/cgroup" + slice + "/*.scope")
 	expect(t, err == nil && len(scopes) == 2, "want a scope for pause and one for the container, got %v, %v", scopes, err)
 	same(t, "exec", p.exec(id, "echo hi"), "hi")
@@ -69,26 +66,22 @@ func TestLimitsStayWhenSystemdIsReloaded(t *testing.T) {
 		r.CpuShares, r.CpuQuota, r.CpuPeriod, r.CpusetCpus = 512, 50000, 100000, "0"
 	})
 	path := p.info(id).CgroupsPath
-	limits := func(when string, want map[string]string) {
-		t.Helper()
-		for name, value := range want {
-			same(t, when+": "+name, file(t, path, name), value)
-		}
+	limits := func() []string {
+		return []string{file(t, path, "memory.max"), file(t, path, "cpu.max"), file(t, path, "cpuset.cpus")}
 	}
-	limits("created", map[string]string{"memory.max": "67108864", "cpu.max": "50000 100000", "cpuset.cpus": "0"})
-	weight := file(t, path, "cpu.weight")
+	same(t, "created", limits(), []string{"67108864", "50000 100000", "0"})
+	before := file(t, path, "cpu.weight")
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20, CpuQuota: 80000, CpuShares: 2048}))
-	updated := map[string]string{"memory.max": "100663296", "cpu.max": "80000 100000", "cpuset.cpus": "0", "cpu.weight": file(t, path, "cpu.weight")}
-	expect(t, updated["cpu.weight"] != weight, "the weight is still %s", weight)
-	limits("updated", updated)
-	check(t, exec.Command("systemctl", "daemon-reload").Run())
-	limits("reloaded", updated)
+	updated, weight := []string{"100663296", "80000 100000", "0"}, file(t, path, "cpu.weight")
+	expect(t, weight != before, "the weight is still %s", weight)
+	same(t, "updated", limits(), updated)
+	program(t, "systemctl", "daemon-reload")
+	same(t, "reloaded", append(limits(), file(t, path, "cpu.weight")), append(updated, weight))
 	// The device rules are systemd's too.
 	p.exec(id, ": > /dev/null; mknod /tmp/loop c 10 237 && ! (: > /tmp/loop)")
 }
 
-// systemd removes the cgroup of a scope as soon as that is empty: the counter
-// of the kernel's kills goes with it.
+// systemd removes the cgroup of a scope as soon as that is empty: the counter of the kernel's kills goes with it.
 func TestOOMKillsAreSeen(t *testing.T) {
 	p, _ := newSlicedPod(t)
 	for i := range 10 {
@@ -102,8 +95,7 @@ func TestOOMKillsAreSeen(t *testing.T) {
 	p.wantExit(killed, 137, "Error")
 }
 
-// A container may divide its own cgroup, as a nested init does: then no process
-// can be in the cgroup itself.
+// A container may divide its own cgroup, as a nested init does: then no process can be in the cgroup itself.
 func TestCgroupsInsideOfAScope(t *testing.T) {
 	p, _ := newSlicedPod(t)
 	id := p.run("app", "exec sleep 1000000")
@@ -124,9 +116,8 @@ func TestContainerThatLeavesItsScope(t *testing.T) {
 	outside := "/sys/fs/cgroup/outside-" + p.id[:8]
 	id := p.run("app", "mkdir "+outside+" && echo $$ > "+outside+"/cgroup.procs && "+forever, privileged)
 	p.awaitLine(id, "ready")
-	if processes, err := os.ReadFile(outside + "/cgroup.procs"); err != nil || len(processes) == 0 {
-		t.Fatalf("it has not left: %v", err)
-	}
+	processes, err := os.ReadFile(outside + "/cgroup.procs")
+	expect(t, err == nil && len(processes) > 0, "it has not left: %v", err)
 	check(t, p.stop(id, 0))
 	p.wantExit(id, 137, "Error")
 	check(t, p.remove(id))
@@ -148,9 +139,8 @@ func TestUnified(t *testing.T) {
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{Unified: map[string]string{"memory.high": "33554432"}}))
 	same(t, "memory.high after the update", file(t, path, "memory.high"), "33554432")
 	same(t, "pids.max after the update", file(t, path, "pids.max"), "50")
-	if unified := p.status(id).Resources.GetLinux().GetUnified(); unified["memory.high"] != "33554432" || unified["pids.max"] != "50" {
-		t.Errorf("the status says %v", unified)
-	}
+	unified := p.status(id).Resources.GetLinux().GetUnified()
+	expect(t, unified["memory.high"] == "33554432" && unified["pids.max"] == "50", "the status says %v", unified)
 }
 
 func appArmor(kind runtimeapi.SecurityProfile_ProfileType, name string) option {
@@ -161,8 +151,7 @@ func appArmor(kind runtimeapi.SecurityProfile_ProfileType, name string) option {
 
 func confinement(t *testing.T, pid int) string {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/attr/apparmor/current", pid))
-	check(t, err)
+	data := harness.Read(t, fmt.Sprintf("/proc/%d/attr/apparmor/current", pid))
 	return strings.TrimRight(string(data), "\n\x00")
 }
 
@@ -189,8 +178,7 @@ func TestAppArmor(t *testing.T) {
 		same(t, "an exec in "+name, p.exec(id, "cat /proc/self/attr/apparmor/current"), c.want)
 		check(t, p.stop(id, 10))
 	}
-	_, err := p.tryCreate(shell("unknown", "true", appArmor(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
-	wantCode(t, err, codes.InvalidArgument)
+	wantCode(t, p.createErr(shell("unknown", "true", appArmor(runtimeapi.SecurityProfile_Localhost, "no-such-profile"))), codes.InvalidArgument)
 	// The profile forbids what the capabilities would allow.
 	admin := secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
 		s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN"}}
@@ -205,11 +193,6 @@ func loadTestProfile(t *testing.T) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "profile")
 	check(t, os.WriteFile(path, []byte("profile "+testProfile+" flags=(attach_disconnected) {\n  file,\n  capability,\n  network,\n  signal,\n  ptrace,\n}\n"), 0o600))
-	parse := func(action string) {
-		if output, err := exec.Command("apparmor_parser", action, path).CombinedOutput(); err != nil {
-			t.Errorf("apparmor_parser %s: %v: %s", action, err, output)
-		}
-	}
-	parse("-Kr")
-	t.Cleanup(func() { parse("-KR") })
+	program(t, "apparmor_parser", "-Kr", path)
+	t.Cleanup(func() { program(t, "apparmor_parser", "-KR", path) })
 }

@@ -31,39 +31,37 @@ func systemctl(t *testing.T, arguments ...string) string {
 	return strings.TrimSpace(string(output))
 }
 
-func runProgram(t *testing.T, name string, arguments ...string) {
+// program runs one of the node, which has to succeed, and returns what it says.
+func program(t testing.TB, name string, arguments ...string) string {
 	t.Helper()
-	if output, err := exec.Command(name, arguments...).CombinedOutput(); err != nil {
-		t.Errorf("%s %s: %v: %s", name, strings.Join(arguments, " "), err, output)
+	output, err := exec.Command(name, arguments...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q: %v: %s", name, arguments, err, output)
 	}
+	return strings.TrimSpace(string(output))
 }
 
-// TestUnit is a node's life as its owner sees it, by the commands of docs/node.md,
-// with what make install has installed: the unit, the configuration, the binaries
-// and the plugins.
+// TestUnit is a node's life as its owner sees it, by the commands of docs/node.md, with what make install has
+// installed: the unit, the configuration, the binaries and the plugins.
 func TestUnit(t *testing.T) {
 	configure(t, "[runtimes.runc]\ntype = \"builtin\"\n[nri]\nenabled = true\n")
-	importImage(t) // also before the daemon runs: docs/kind.md
+	importBusybox(t) // also before the daemon runs: docs/kind.md
 	systemctl(t, "daemon-reload")
 	systemctl(t, "enable", "--now", "minicri") // returns when the daemon says READY=1
 	same(t, "state", property(t, unit, "ActiveState"), "active")
-	runProgram(t, "minicri", "check")
+	program(t, "minicri", "check")
 	p := unitPod(t, "runc")
 	id := p.run("app", forever)
 	path := p.info(id).CgroupsPath
 	same(t, "slice", filepath.Dir(path), "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice")
 	stays := func(when string, do func()) {
 		t.Helper()
-		pause, pid, old := p.pausePID(), p.info(id).PID, property(t, unit, "MainPID")
+		pod, old := p.kept(id), property(t, unit, "MainPID")
 		do()
 		p.connect()
-		if property(t, unit, "MainPID") == old || property(t, unit, "ActiveState") != "active" {
-			t.Errorf("%s: it is still process %s, %s", when, old, property(t, unit, "ActiveState"))
-		}
-		if p.pausePID() != pause || p.info(id).PID != pid || p.status(id).State != running {
-			t.Errorf("%s: pause was %d, is %d; the container was %d, is %d", when, pause, p.pausePID(), pid, p.info(id).PID)
-		}
-		same(t, when+": exec", p.exec(id, "echo hi"), "hi")
+		expect(t, property(t, unit, "MainPID") != old, "%s: it is still process %s", when, old)
+		same(t, when, property(t, unit, "ActiveState"), "active")
+		p.wantKept(id, pod)
 	}
 	stays("restart", func() { systemctl(t, "restart", unit) })
 	stays("kill", func() {
@@ -76,36 +74,29 @@ func TestUnit(t *testing.T) {
 		systemctl(t, "stop", unit)
 		systemctl(t, "start", unit)
 	})
-	runProgram(t, "minicri", "check")
-	runProgram(t, "../../bin/crictl", "rmp", "-fa")
+	program(t, "minicri", "check")
+	program(t, "../../bin/crictl", "rmp", "-fa")
 	systemctl(t, "disable", "--now", "minicri")
 	same(t, "state", property(t, unit, "ActiveState"), "inactive")
-	runProgram(t, "minicri", "check", "--fix")
+	program(t, "minicri", "check", "--fix")
 	eventually(t, "systemd has forgotten all scopes", func() bool {
 		return systemctl(t, "list-units", "--all", "--plain", "--no-legend", "minicri-*.scope") == ""
 	})
 	left, err := filepath.Glob("/sys/fs/cgroup/kubepods.slice/*/*/*.scope")
 	expect(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)
-	if procs, err := os.ReadFile("/sys/fs/cgroup/system.slice/" + unit + "/cgroup.procs"); err == nil && len(procs) > 0 {
-		t.Errorf("processes of the unit are left behind: %s", procs)
-	}
+	procs, _ := os.ReadFile("/sys/fs/cgroup/system.slice/" + unit + "/cgroup.procs") // it is gone
+	same(t, "processes of the unit that are left behind", string(procs), "")
 	systemctl(t, "stop", "kubepods.slice")
-	runProgram(t, "make", "-s", "-C", "../..", "uninstall")
-	t.Cleanup(func() { runProgram(t, "cp", "-a", "../../bin/test/installed/.", "/") })
+	program(t, "make", "-s", "-C", "../..", "uninstall")
+	t.Cleanup(func() { program(t, "cp", "-a", "../../bin/test/installed/.", "/") })
 	for path, stays := range map[string]bool{
 		"/usr/local/bin/minicri": false, "/usr/local/bin/minicri-shim": false, "/usr/local/lib/systemd/system/" + unit: false,
 		"/usr/local/lib/minicri": false, "/etc/crictl.yaml": false, "/etc/minicri/config.toml": false,
 		"/etc/minicri/config.toml.d/10-test.toml": true,
 	} {
-		if _, err := os.Stat(path); (err == nil) != stays {
-			t.Errorf("make uninstall: %s: %v", path, err)
-		}
+		_, err := os.Stat(path)
+		same(t, "make uninstall: there is "+path, err == nil, stays)
 	}
-}
-
-func importImage(t *testing.T) {
-	t.Helper()
-	runProgram(t, "minicri", "image", "import", busyboxArchive(t))
 }
 
 func unitPod(t *testing.T, handler string) *pod {
@@ -124,8 +115,7 @@ func unitPod(t *testing.T, handler string) *pod {
 	return p
 }
 
-// connect makes clients of the unit's daemon: one that lost it waits before it
-// tries again.
+// connect makes clients of the unit's daemon: one that lost it waits before it tries again.
 func (p *pod) connect() {
 	p.t.Helper()
 	conn, err := grpc.NewClient("unix:///run/minicri/minicri.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -141,20 +131,17 @@ func (p *pod) removeAll() {
 	check(p.t, p.removePod())
 }
 
-// busyboxArchive makes the image of all containers, as docker save writes it.
-func busyboxArchive(t *testing.T) string {
+// importBusybox imports the image of all containers, as docker save writes it.
+func importBusybox(t *testing.T) {
 	t.Helper()
-	const script = `mkdir -p root/bin root/tmp && cp /bin/busybox root/bin && for name in sh sleep echo; do ln -s busybox root/bin/$name; done
+	const script = `cd "$2" && mkdir -p root/bin root/tmp && cp /bin/busybox root/bin && for name in sh sleep echo; do ln -s busybox root/bin/$name; done
 		tar -C root -cf layer.tar . && sum=$(sha256sum layer.tar)
 		printf '{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' "${sum%% *}" >config.json
 		printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$1" >manifest.json
 		tar -cf image.tar manifest.json config.json layer.tar`
-	command := exec.Command("sh", "-euc", script, "sh", shell("", "").Image.Image)
-	command.Dir = t.TempDir()
-	if output, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, output)
-	}
-	return filepath.Join(command.Dir, "image.tar")
+	dir := t.TempDir()
+	program(t, "sh", "-euc", script, "sh", shell("", "").Image.Image, dir)
+	program(t, "minicri", "image", "import", filepath.Join(dir, "image.tar"))
 }
 
 // pausePID is the process id of the pod's pause; tests of the unit and of AppArmor ask for it.
@@ -168,8 +155,7 @@ func (p *pod) pausePID() int {
 	return info.PID
 }
 
-// configure writes the drop-in of the installed configuration: a network, and what
-// the test wants before that.
+// configure writes the drop-in of the installed configuration: a network, and what the test wants before that.
 func configure(t *testing.T, keys string) {
 	t.Helper()
 	const dir = "/etc/minicri/config.toml.d"
@@ -180,16 +166,20 @@ func configure(t *testing.T, keys string) {
 
 func logged(t *testing.T) string {
 	t.Helper()
-	output, err := exec.Command("journalctl", "--no-pager", "--output", "cat", "_PID="+property(t, unit, "MainPID")).Output()
-	check(t, err)
-	return string(output)
+	return program(t, "journalctl", "--no-pager", "--output", "cat", "_PID="+property(t, unit, "MainPID"))
 }
 
-// processes are those of the daemon and of a pod's pause and container, which stay
-// what they are.
-func (p *pod) processes(t *testing.T, id string) string {
-	t.Helper()
-	return fmt.Sprintf("daemon %s, pause %d, container %d", property(t, unit, "MainPID"), p.pausePID(), p.info(id).PID)
+// kept are the processes of a pod's pause and container, which stay what they are.
+func (p *pod) kept(id string) string {
+	p.t.Helper()
+	return fmt.Sprintf("pause %d, container %d", p.pausePID(), p.info(id).PID)
+}
+
+func (p *pod) wantKept(id, before string) {
+	p.t.Helper()
+	same(p.t, "processes of the pod", p.kept(id), before)
+	same(p.t, "state", p.status(id).State, running)
+	same(p.t, "exec", p.exec(id, "echo hi"), "hi")
 }
 
 func startUnit(t *testing.T) (p *pod, id string) {
@@ -197,7 +187,7 @@ func startUnit(t *testing.T) (p *pod, id string) {
 	configure(t, "")
 	systemctl(t, "daemon-reload")
 	systemctl(t, "start", unit)
-	importImage(t)
+	importBusybox(t)
 	p = unitPod(t, "")
 	return p, p.run("app", forever)
 }
@@ -206,7 +196,7 @@ func startUnit(t *testing.T) (p *pod, id string) {
 // The daemon says to systemd when it begins and when it is done (sd_notify(3)).
 func TestUnitReload(t *testing.T) {
 	p, id := startUnit(t)
-	before := p.processes(t, id)
+	before, daemon := p.kept(id), property(t, unit, "MainPID")
 	const call = "level=DEBUG msg=call method=ContainerStatus"
 	expect(t, !strings.Contains(logged(t), call), "calls are in the log already")
 	configure(t, "log_level = \"debug\"\n")
@@ -227,8 +217,8 @@ func TestUnitReload(t *testing.T) {
 	systemctl(t, "reload", unit)
 	eventually(t, "the error is logged", func() bool { return strings.Contains(logged(t), "it stays as it was") })
 	eventually(t, "the unit is active", func() bool { return property(t, unit, "ActiveState") == "active" })
-	same(t, "processes after all", p.processes(t, id), before)
-	same(t, "exec", p.exec(id, "echo hi"), "hi")
+	p.wantKept(id, before)
+	same(t, "daemon after all", property(t, unit, "MainPID"), daemon)
 	configure(t, "")
 	p.removeAll()
 	systemctl(t, "stop", unit)
@@ -238,18 +228,18 @@ func TestUnitReload(t *testing.T) {
 // the daemon again, and no pod notices.
 func TestUnitWatchdog(t *testing.T) {
 	const points = "/run/minicri-failpoints"
-	program, err := filepath.Abs("../../bin/failpoints/minicri")
+	daemon, err := filepath.Abs("../../bin/failpoints/minicri")
 	check(t, err)
 	const dropIn = "/run/systemd/system/" + unit + ".d/10-test.conf"
 	check(t, os.MkdirAll(filepath.Dir(dropIn), 0o755))
-	content := "[Service]\nExecStart=\nExecStart=" + program + "\nEnvironment=MINICRI_FAILPOINTS=" + points + "\nWatchdogSec=20\n"
+	content := "[Service]\nExecStart=\nExecStart=" + daemon + "\nEnvironment=MINICRI_FAILPOINTS=" + points + "\nWatchdogSec=20\n"
 	check(t, os.WriteFile(dropIn, []byte(content), 0o600))
 	t.Cleanup(func() {
 		check(t, os.RemoveAll(filepath.Dir(dropIn)))
 		systemctl(t, "daemon-reload")
 	})
 	p, id := startUnit(t)
-	pause, pid, restarts := p.pausePID(), p.info(id).PID, property(t, unit, "NRestarts")
+	before, restarts := p.kept(id), property(t, unit, "NRestarts")
 
 	check(t, os.WriteFile(points, []byte("lock pod sandbox\thang\n"), 0o600))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -261,16 +251,12 @@ func TestUnitWatchdog(t *testing.T) {
 		return property(t, unit, "NRestarts") != restarts && property(t, unit, "ActiveState") == "active"
 	})
 	check(t, os.Remove(points))
-	said, err := exec.Command("journalctl", "--no-pager", "--output", "cat", "--unit", unit).Output()
-	check(t, err)
+	said := program(t, "journalctl", "--no-pager", "--output", "cat", "--unit", unit)
 	for _, words := range []string{"Watchdog timeout", "probe=pods"} {
-		expect(t, strings.Contains(string(said), words), "the journal does not say %q:\n%s", words, said)
+		expect(t, strings.Contains(said, words), "the journal does not say %q:\n%s", words, said)
 	}
 	p.connect()
-	if p.pausePID() != pause || p.info(id).PID != pid || p.status(id).State != running {
-		t.Errorf("pause was %d, is %d; the container was %d, is %d", pause, p.pausePID(), pid, p.info(id).PID)
-	}
-	same(t, "exec", p.exec(id, "echo hi"), "hi")
+	p.wantKept(id, before)
 	answer := harness.Call(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: other})
 	p.removeAll()
 	p.id = answer.PodSandboxId

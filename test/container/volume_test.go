@@ -50,13 +50,12 @@ func TestImageAsAVolume(t *testing.T) {
 	p := runPod(t, n, "web")
 	before := p.Look()
 	for _, path := range []string{"no/such", "readme/below", "outside"} {
-		_, err := p.tryCreate(shell("app", "true", imageMount("/data", subPath(path)), noLog))
-		wantImageVolumeError(t, err, path)
+		wantImageVolumeError(t, p.createErr(shell("app", "true", imageMount("/data", subPath(path)), noLog)), path)
 	}
 	same(t, "differences", p.Differences(before), nil)
 	id := p.run("app", forever, imageMount("/data"), imageMount("/models", subPath("models")), imageMount("/latest", subPath("latest")), imageMount("/file", subPath("models/small")))
 	same(t, "content", p.exec(id, "cat /data/readme /models/small /models/large /latest/large /file"), "read me\nsmall\nlarge\nlarge\nsmall")
-	same(t, "owners", strings.Join(strings.Fields(p.exec(id, "stat -c %u:%a /models /models/small /models/large")), " "), "1000:755 1000:640 0:644")
+	same(t, "owners", p.exec(id, "stat -c %u:%a /models /models/small /models/large"), "1000:755\n1000:640\n0:644")
 	p.exec(id, "for f in /data/new /models/new /models/small; do (echo x >> $f) 2>/dev/null && exit 1; done; true")
 	mounts := p.status(id).Mounts
 	expect(t, len(mounts) == 4 && mounts[0].HostPath == "" && mounts[1].ImageSubPath == "models", "mounts in the status: %v", mounts)
@@ -69,8 +68,7 @@ func TestImageAsAVolume(t *testing.T) {
 		harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}})
 	}
 	remove(dataImage)
-	_, err := p.tryCreate(shell("late", "true", imageMount("/data")))
-	wantImageVolumeError(t, err, dataImage)
+	wantImageVolumeError(t, p.createErr(shell("late", "true", imageMount("/data"))), dataImage)
 	remove(harness.BusyboxImage)
 	n.Crash()
 	same(t, "content of images that are gone", p.exec(id, "cat /data/models/large; head -n 1 /etc/passwd"), "large\nroot:x:0:0::/root:/bin/sh")
@@ -79,14 +77,13 @@ func TestImageAsAVolume(t *testing.T) {
 	check(t, p.remove(id))
 }
 
-// wantImageVolumeError: the kubelet looks for the reason at the beginning of the
-// message, in errors of this code.
+// wantImageVolumeError: the kubelet looks for the reason at the beginning of the message, in errors of this code.
 func wantImageVolumeError(t *testing.T, err error, says string) {
 	t.Helper()
 	wantCode(t, err, codes.Unknown)
-	if message := status.Convert(err).Message(); !strings.HasPrefix(message, crierrors.ErrImageVolumeMountFailed.Error()+": ") || !strings.Contains(message, says) {
-		t.Errorf("the message is %q", message)
-	}
+	wantError(t, err, says)
+	message := status.Convert(err).Message()
+	expect(t, strings.HasPrefix(message, crierrors.ErrImageVolumeMountFailed.Error()+": "), "the message is %q", message)
 }
 
 // cri: ContainerConfig.image ImageSpec.image
@@ -117,12 +114,11 @@ func TestVolumesOfTheImage(t *testing.T) {
 	other := p.run("app", forever, withVolumes, attempt(1), mounted(own, "/mounted"))
 	same(t, "volumes of another container", words(p.exec(other, look)), want)
 	same(t, "after a write", p.exec(id, "cat /data/sub/file /absent/here/new"), "changed\nnew")
-	for _, one := range []string{id, other} {
-		check(t, p.remove(one))
-	}
+	check(t, p.remove(id))
+	check(t, p.remove(other))
 	left, err := filepath.Glob(filepath.Join(n.Root, "container-volumes", "*"))
 	check(t, err)
-	expect(t, len(left) == 0, "left: %v", left)
+	same(t, "left", left, nil)
 }
 
 // A source that the kubelet made and that has gone, a link to nothing, or a place of the kernel's is an error with its
@@ -133,16 +129,13 @@ func TestMissingSources(t *testing.T) {
 	check(t, os.Symlink(filepath.Join(p.Dir, "nowhere"), link))
 	volume := filepath.Join(p.Dir, "kubelet", "pods", p.config.Metadata.Uid, "volumes", "kubernetes.io~csi", "data", "mount")
 	for _, path := range []string{link, volume, "/dev/minicri-is-missing", "/sys/minicri-is-missing"} {
-		_, err := p.tryCreate(shell("app", "true", mounted(path, "/v")))
+		err := p.createErr(shell("app", "true", mounted(path, "/v")))
 		wantCode(t, err, codes.FailedPrecondition)
-		if message := status.Convert(err).Message(); !strings.Contains(message, path) || !strings.Contains(message, "/v") {
-			t.Errorf("%s: %s", path, message)
-		}
+		wantError(t, err, path, "/v")
 	}
 	for _, path := range []string{filepath.Join(p.Dir, "nowhere"), filepath.Join(p.Dir, "kubelet"), "/dev/minicri-is-missing"} {
-		if _, err := os.Lstat(path); err == nil {
-			t.Errorf("%s has been made", path)
-		}
+		_, err := os.Lstat(path)
+		expect(t, os.IsNotExist(err), "%s has been made: %v", path, err)
 	}
 }
 
@@ -185,9 +178,7 @@ func TestMountOptions(t *testing.T) {
 	p.exec(id, "cp /bin/busybox /v/sub/sh && ! /v/sub/sh true 2>/dev/null; cp /bin/busybox /dev/shm/sh && ! /dev/shm/sh true 2>/dev/null")
 	p.exec(id, "! touch /plain/x 2>/dev/null && touch /plain/sub/x")
 	p.exec(id, "! touch /deep/x 2>/dev/null && ! touch /deep/sub/y 2>/dev/null && test -e /deep/sub/x")
-	host := runPod(t, p.Node, "host", func(c *runtimeapi.PodSandboxConfig) {
-		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
-	})
+	host := runPod(t, p.Node, "host", nodeIPC)
 	wantOptions(t, "/dev/shm of the node", host.mountOptions(host.run("app", forever), "/dev/shm"), "nosuid", "nodev", "noexec")
 }
 
@@ -200,17 +191,14 @@ func TestMaskedByDefault(t *testing.T) {
 	wantOptions(t, "/sys/fs/cgroup", p.mountOptions(id, "/sys/fs/cgroup"), "ro", "nosuid", "nodev", "noexec")
 	// procMount: Unmasked comes as two empty lists, and needs a user namespace.
 	unmasked := runPod(t, p.Node, "unmasked", harness.UserNamespace)
-	id = unmasked.run("app", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_CONTAINER
-	})
-	same(t, "masks", unmasked.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
+	id = unmasked.run("app", forever, pidMode(runtimeapi.NamespaceMode_CONTAINER, ""))
+	const masks = "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"
+	same(t, "masks", unmasked.exec(id, masks), "0")
 	free := runPod(t, p.Node, "privileged", privilegedPod)
-	id = free.run("app", forever, privileged)
-	same(t, "masks of a privileged container", free.exec(id, "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"), "0")
+	same(t, "masks of a privileged container", free.exec(free.run("app", forever, privileged), masks), "0")
 }
 
-// All mappings of a pod hold for the root of its containers, for volumes and for
-// images that are mounted.
+// All mappings of a pod hold for the root of its containers, for volumes and for images that are mounted.
 //
 // cri: IDMapping.container_id IDMapping.length LinuxContainerSecurityContext.namespace_options
 // cri: Mount.gidMappings Mount.uidMappings UserNamespace.gids UserNamespace.mode
@@ -233,13 +221,11 @@ func TestSeveralMappings(t *testing.T) {
 	})
 	wantNamespaces(t, p.info(id).PID, os.Getpid(), false, "user")
 	same(t, "who it is", p.exec(id, "id -u; echo x > /bin/new; stat -c %u /bin/new"), "0\n0")
-	owners := func(paths string) string {
-		return strings.Join(strings.Fields(p.exec(id, "stat -c %u:%g "+paths)), " ")
-	}
-	same(t, "root", owners("/bin/busybox /home"), "0:0 1000:1000")
-	same(t, "the pod's files", owners("/etc/resolv.conf /etc/hosts /etc/hostname"), "0:0 0:0 0:0")
-	same(t, "volume", owners("/v/file"), "1000:60001")
-	same(t, "image", owners("/data/readme /data/models"), "0:0 1000:1000")
+	const owners = "stat -c %u:%g "
+	same(t, "root", p.exec(id, owners+"/bin/busybox /home"), "0:0\n1000:1000")
+	same(t, "the pod's files", p.exec(id, owners+"/etc/resolv.conf /etc/hosts /etc/hostname"), "0:0\n0:0\n0:0")
+	same(t, "volume", p.exec(id, owners+"/v/file"), "1000:60001")
+	same(t, "image", p.exec(id, owners+"/data/readme /data/models"), "0:0\n1000:1000")
 	p.exec(id, "touch /v/new && chown 60005:1500 /v/new")
 	info, err := os.Stat(filepath.Join(volume, "new"))
 	check(t, err)
@@ -270,14 +256,13 @@ func TestVolumesThatTheImageLacks(t *testing.T) {
 	}
 }
 
-// A pod can have users of its own and the network of the node: /sys is then the
-// node's, read-only.
+// A pod can have users of its own and the network of the node: /sys is then the node's, read-only.
 //
 // cri: RuntimeFeatures.user_namespaces_host_network
 func TestUserNamespaceInTheNetworkOfTheNode(t *testing.T) {
 	n := newNode(t)
-	features := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
-	expect(t, features.Features.UserNamespacesHostNetwork, "the feature is not reported")
+	features := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Features
+	expect(t, features.UserNamespacesHostNetwork, "the feature is not reported")
 	p := runPod(t, n, "web", harness.HostNetwork(), harness.UserNamespace)
 	id := p.run("app", forever)
 	pid := p.info(id).PID
