@@ -128,7 +128,7 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	n := newNode(t)
 	mended, givenUp := n.RunPod(n.PodConfig("mended")), n.RunPod(n.PodConfig("given-up"))
 	pid, dir := pausePID(t, n, mended), filepath.Join(n.Root, "sandboxes")
-	whole := readFile(t, dir, mended+".json")
+	whole := harness.Read(t, filepath.Join(dir, mended+".json"))
 	n.Kill()
 	for _, id := range []string{mended, givenUp} {
 		check(t, os.WriteFile(filepath.Join(dir, id+".json"), []byte("nonsense"), 0o600))
@@ -155,9 +155,8 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	away := filepath.Join(dir, "quarantine")
 	check(t, os.Rename(away, away+".away"))
 	check(t, os.Symlink("quarantine", away)) // ELOOP
-	if err := n.TryStart(); err == nil || !strings.Contains(n.Log(), "quarantine") {
-		t.Errorf("the daemon started: %v", err)
-	}
+	harness.WantError(t, n.TryStart())
+	harness.Want(t, strings.Contains(n.Log(), "quarantine"), "the daemon does not say why it ends")
 	says(true, "quarantine", 1, "--fix")
 	if !alive(pid) || len(addresses(t, n)) != 2 {
 		t.Errorf("pause lives: %v, addresses %v", alive(pid), addresses(t, n))
@@ -168,13 +167,11 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 
 	for _, file := range quarantined(2) {
 		if strings.Contains(file, mended) {
-			check(t, os.WriteFile(file, []byte(whole), 0o600))
+			check(t, os.WriteFile(file, whole, 0o600))
 		}
 	}
 	says(true, "not fixed", 1, "--fix")
-	if files := quarantined(1); !strings.Contains(files[0], givenUp) {
-		t.Errorf("in quarantine after --fix: %v", files)
-	}
+	harness.Want(t, strings.Contains(quarantined(1)[0], givenUp), "the wrong one is in quarantine after --fix")
 	says(false, "", 0, "--fix", "--force")
 	n.Restart()
 	if wantPods(t, n, mended); !ready(t, n, mended) {

@@ -245,7 +245,7 @@ func becomesReady(t *testing.T, n *harness.Node, want bool) {
 func TestProperty20_HalfWrittenFileThatWasInUse(t *testing.T) {
 	n := newNode(t)
 	path := n.WriteNetwork()
-	whole := readFile(t, path)
+	whole := string(harness.Read(t, path))
 	other := strings.Replace(whole, `"name": "`+n.Network, `"name": "podman`, 1)
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "87-podman.conflist"), []byte(other), 0o644))
 	becomesNetwork(t, n, n.Network)
@@ -263,7 +263,7 @@ func TestProperty20_HalfWrittenFileThatWasInUse(t *testing.T) {
 func TestProperty20_SymlinkSwitched(t *testing.T) {
 	n := newNode(t)
 	path := n.WriteNetwork()
-	whole := readFile(t, path)
+	whole := string(harness.Read(t, path))
 	check(t, os.Remove(path))
 	for _, version := range []string{"..v1", "..v2"} {
 		check(t, os.Mkdir(filepath.Join(n.CNIConf, version), 0o755))
@@ -294,7 +294,7 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 	becomesReady(t, n, false)
 	path := n.WriteNetwork()
 	becomesReady(t, n, true)
-	whole := readFile(t, path)
+	whole := string(harness.Read(t, path))
 	check(t, os.Rename(path, path+".off"))
 	becomesReady(t, n, false)
 	check(t, os.WriteFile(path, []byte(whole[:len(whole)/2]), 0o644))

@@ -308,9 +308,8 @@ func TestStatusOfANode(t *testing.T) {
 		"the default handler is not listed: %v", answer.RuntimeHandlers)
 	for _, handler := range answer.RuntimeHandlers {
 		// Both came to Linux before 5.19, and this test runs on nothing older.
-		if f := handler.GetFeatures(); !f.GetRecursiveReadOnlyMounts() || !f.GetUserNamespaces() {
-			t.Errorf("handler %q has the features %v", handler.GetName(), f)
-		}
+		f := handler.GetFeatures()
+		harness.Want(t, f.GetRecursiveReadOnlyMounts() && f.GetUserNamespaces(), "handler %q has the features %v", handler.GetName(), f)
 	}
 	network, config := harness.Info[struct{ Name, File string }](t, n, "cniconfig"), harness.Info[map[string]any](t, n, "config")
 	harness.Want(t, network.Name == n.Network && network.File != "" && config["root"] == n.Root,

@@ -34,9 +34,7 @@ func pausePID(t testing.TB, n *harness.Node, id string) int {
 // procFile reads a file of /proc/PID.
 func procFile(t testing.TB, pid int, name string) string {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
-	check(t, err)
-	return strings.TrimSpace(string(data))
+	return strings.TrimSpace(string(harness.Read(t, fmt.Sprintf("/proc/%d/%s", pid, name))))
 }
 
 // namespace names a namespace of a process as the kernel does: "net:[4026531840]".

@@ -143,9 +143,7 @@ func TestProperty28_StopAndRemoveTwiceAndAtOnce(t *testing.T) {
 		if i%2 == 1 {
 			call = remove
 		}
-		if err := call(t, n, id); err != nil {
-			t.Error(err)
-		}
+		harness.Same(t, "the end of a pod", call(t, n, id), nil)
 	})
 	wantPods(t, n)
 }
@@ -188,13 +186,6 @@ func TestProperty30_CreatedAtGrows(t *testing.T) {
 	}
 }
 
-func readFile(t *testing.T, path ...string) string {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(path...))
-	check(t, err)
-	return string(data)
-}
-
 // What the containers of a pod share is as asked for, or the node's: the names of the host, DNS, hosts,
 // shared memory. What a pod that has ended keeps in memory is given back when it is stopped: the kubelet
 // keeps its sandbox for as long as the pod object lives. Its log directory, which has the kubelet's log of
@@ -215,14 +206,14 @@ func TestFilesOfAPod(t *testing.T) {
 			c.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::53"}, Searches: []string{"a.svc", "b.example"}, Options: []string{"ndots:5", "edns0"}}
 		}, "web-0.example", "search a.svc b.example\nnameserver 10.96.0.10\nnameserver fd00::53\noptions ndots:5 edns0\n"},
 		"empty": {func(c *runtimeapi.PodSandboxConfig) { c.DnsConfig = &runtimeapi.DNSConfig{} }, "empty", ""},
-		"host":  {harness.HostNetwork(), own, readFile(t, "/etc/resolv.conf")},
+		"host":  {harness.HostNetwork(), own, string(harness.Read(t, "/etc/resolv.conf"))},
 	} {
 		config := n.PodConfig(name, c.change)
 		config.LogDirectory = filepath.Join(n.Logs, name, "below")
 		id := n.RunPod(config)
 		dir := filepath.Join(n.State, "sandboxes", id)
-		for file, want := range map[string]string{"hostname": c.hostname + "\n", "resolv.conf": c.resolv, "hosts": readFile(t, "/etc/hosts")} {
-			harness.Same(t, name+": "+file, readFile(t, dir, file), want)
+		for file, want := range map[string]string{"hostname": c.hostname + "\n", "resolv.conf": c.resolv, "hosts": string(harness.Read(t, "/etc/hosts"))} {
+			harness.Same(t, name+": "+file, string(harness.Read(t, filepath.Join(dir, file))), want)
 		}
 		var uts unix.Utsname
 		inside(t, pausePID(t, n, id), "uts", func() error { return unix.Uname(&uts) })

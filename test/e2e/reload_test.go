@@ -64,12 +64,9 @@ func (s *systemd) count(text string) (times int, last time.Time) {
 func rewrite(t *testing.T, n *harness.Node, old, new string) {
 	t.Helper()
 	file := filepath.Join(n.Dir, "config.toml")
-	data, err := os.ReadFile(file)
-	check(t, err)
-	if !strings.Contains(string(data), old) {
-		t.Fatalf("the configuration has no %q", old)
-	}
-	check(t, os.WriteFile(file+".new", []byte(strings.Replace(string(data), old, new, 1)), 0o600))
+	data := string(harness.Read(t, file))
+	harness.Want(t, strings.Contains(data, old), "the configuration has no %q", old)
+	check(t, os.WriteFile(file+".new", []byte(strings.Replace(data, old, new, 1)), 0o600))
 	check(t, os.Rename(file+".new", file))
 }
 

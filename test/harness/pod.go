@@ -165,9 +165,7 @@ func CDIDevice(t testing.TB, hooks ...Hook) (name string) {
 // ProcStatus is a field of /proc/PID/status, with one blank between its words.
 func ProcStatus(t testing.TB, pid int, field string) string {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	Check(t, err)
-	for line := range strings.Lines(string(data)) {
+	for line := range strings.Lines(string(Read(t, fmt.Sprintf("/proc/%d/status", pid)))) {
 		if value, found := strings.CutPrefix(line, field+":"); found {
 			return strings.Join(strings.Fields(value), " ")
 		}

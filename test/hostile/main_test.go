@@ -71,8 +71,7 @@ func newAttackedNode(t testing.TB, options ...harness.Option) *harness.Node {
 	if out, err := exec.Command("gcc", "-static", "-O2", "-o", program, "testdata/attacker.c").CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v: %s", err, out)
 	}
-	content, err := os.ReadFile(program)
-	check(t, err)
+	content := harness.Read(t, program)
 	n := newNode(t, options...)
 	n.BuildImage(attackerImage, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox, func(l *harness.Layer) {
 		l.File("attacker", 0o755, 0, string(content))

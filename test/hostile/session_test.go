@@ -210,9 +210,8 @@ func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 		}()
 		harness.Eventually(t, "another connection is answered", patience, answered.Load)
 	}
-	if text := <-told; !strings.Contains(text, "the pod has taken nothing") {
-		t.Errorf("the reason is %q", text)
-	}
+	text := <-told
+	harness.Want(t, strings.Contains(text, "the pod has taken nothing"), "the reason is %q", text)
 	after := p.memory()
 	harness.Want(t, after-before <= 8<<20, "the daemon grew from %d to %d KiB", before>>10, after>>10)
 }

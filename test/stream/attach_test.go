@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -159,10 +158,8 @@ func (p *pod) logged() string {
 	if len(paths) != 1 {
 		p.t.Fatalf("logs: %q", paths)
 	}
-	data, err := os.ReadFile(paths[0])
-	check(p.t, err)
 	var text strings.Builder
-	for line := range strings.Lines(string(data)) {
+	for line := range strings.Lines(string(harness.Read(p.t, paths[0]))) {
 		if _, message, ok := strings.Cut(line, " F "); ok {
 			text.WriteString(message)
 		}

@@ -93,9 +93,8 @@ func exchange(t testing.TB, address string, data []byte) []byte {
 		_ = conn.(*net.TCPConn).CloseWrite()
 	}()
 	sum := sha256.New()
-	if _, err := io.Copy(sum, conn); err != nil {
-		t.Error(err)
-	}
+	_, err = io.Copy(sum, conn)
+	harness.Same(t, "the copy", err, nil)
 	return sum.Sum(nil)
 }
 
@@ -270,9 +269,7 @@ func TestPortForwardRefused(t *testing.T) {
 	}
 	harness.Call(t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 	_, errs := openPair(t, last, 7, 2)
-	if text := readAll(t, errs); !strings.Contains(text, "it is stopped") {
-		t.Errorf("a session whose pod is stopped: %q", text)
-	}
+	harness.Want(t, strings.Contains(readAll(t, errs), "it is stopped"), "a session whose pod is stopped is not told so")
 	_, err := p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{7}})
 	harness.WantCode(t, err, codes.FailedPrecondition)
 }
