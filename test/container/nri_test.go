@@ -38,8 +38,9 @@ func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
 	for _, sub := range []string{"plugins", "conf"} {
 		check(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
 	}
+	keys += "\nregistration_timeout = '1m'\n" // 5 s, and 2 s, are short on a machine that is emulated
 	if !strings.Contains(keys, "request_timeout") {
-		keys += "\nrequest_timeout = '1m'\n" // 2 s are short on a machine that is emulated
+		keys += "request_timeout = '1m'\n"
 	}
 	config := fmt.Sprintf("[nri]\nenabled = true\nsocket = '%[1]s/nri.sock'\nplugin_dir = '%[1]s/plugins'\nconfig_dir = '%[1]s/conf'\n%[2]s", dir, keys)
 	return &nriNode{Node: newNode(t, append(opts, harness.Config(config))...), t: t, dir: dir}
