@@ -195,6 +195,11 @@ func (k *kubelet) configure(gates harness.Object) {
 // removeCgroups removes the cgroups that a kubelet makes for classes of pods and
 // keeps. They have to be empty.
 func (k *kubelet) removeCgroups() {
+	if node, isSlice := strings.CutSuffix(filepath.Base(k.CgroupParent), ".slice"); isSlice {
+		output, err := exec.Command("systemctl", "stop", node+"-kubepods.slice").CombinedOutput()
+		harness.Want(k.t, err == nil, "stop the slices of classes: %v: %s", err, output)
+		return
+	}
 	hierarchies, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", k.CgroupParent))
 	harness.Check(k.t, err)
 	for _, hierarchy := range append(hierarchies, filepath.Join("/sys/fs/cgroup", k.CgroupParent)) {
