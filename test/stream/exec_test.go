@@ -194,7 +194,9 @@ grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp)' ../status; stat -c %d:%i ../r
 		check(t, p.session(client, p.execURL(shell(looks)), streams{Stdout: &out, Stderr: io.Discard}))
 		first, own, _ := strings.Cut(out.String(), "\n\n")
 		lines, want := strings.Split(strings.TrimSpace(own), "\n"), strings.Split(first, "\n")
-		below := func(i int) bool { return strings.Contains(want[i], ":/") && strings.HasPrefix(lines[i], want[i]+"/") } // a cgroup
+		below := func(i int) bool {
+			return strings.Contains(want[i], ":/") && strings.HasPrefix(lines[i], strings.TrimSuffix(want[i], "/")+"/")
+		} // a cgroup
 		for i, line := range lines {
 			if len(lines) != len(want) || len(lines) < 20 || line != want[i] && !below(i) {
 				t.Fatalf("%s: the exec has %q, the container %q; of all of it, %q and %q", name, line, want[min(i, len(want)-1)], lines, want)
