@@ -363,7 +363,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	namespace, err := netns.GetFromPid(p.info(id).PID)
 	check(t, err)
 	defer namespace.Close()
-	inside, err := netlink.NewHandleAt(namespace)
+	inside, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	check(t, err)
 	check(t, inside.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "second"}}))
 	address := net.JoinHostPort(p.address(), "80")
