@@ -7,8 +7,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/cgroup"
 )
 
 // laterDaemon builds the daemon of a later version: with a key that this one does not have,
@@ -92,16 +95,20 @@ func lastLine(text string) string {
 	return lines[len(lines)-1]
 }
 
+// podParent is the cgroup of a pod, as a kubelet has one.
+const podParent = "/minicri-release-test"
+
 func runPod(t *testing.T, name string) string {
 	t.Helper()
 	pod, err := connect(t).RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Uid: name, Namespace: "test"}, LogDirectory: t.TempDir(),
-		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/minicri-release-test"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: podParent},
 	}})
 	check(t, err)
 	return pod.PodSandboxId
 }
 
+// removePod also removes its parent cgroup, which is a kubelet's.
 func removePod(t *testing.T, id string) {
 	t.Helper()
 	client := connect(t)
@@ -109,4 +116,7 @@ func removePod(t *testing.T, id string) {
 	check(t, err)
 	_, err = client.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 	check(t, err)
+	hierarchies, err := cgroup.FindHierarchies()
+	check(t, err)
+	check(t, hierarchies.Remove(podParent, time.Minute))
 }

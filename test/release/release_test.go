@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -145,6 +146,11 @@ func TestPackage(t *testing.T) {
 	removePod(t, pod)
 	stop()
 	run(t, "dpkg", "--purge", "minicri")
+	hierarchies, err := cgroup.FindHierarchies()
+	check(t, err)
+	if hierarchies.Exists("/minicri") {
+		t.Error("dpkg --purge left the daemon's cgroup")
+	}
 }
 
 // TestPackageWithoutStart has a systemd that starts no daemon: dpkg goes on, whoever
