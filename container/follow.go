@@ -113,8 +113,8 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 	return err
 }
 
-// noteHeldExit passes on how an init ended that nothing reaped which is ours: no supervisor lived, and an
-// earlier daemon had started the last one.
+// noteHeldExit passes on how an init ended that neither a supervisor nor this daemon has reaped: no supervisor
+// lived, and an earlier daemon had started the last one.
 func (s *Store) noteHeldExit(c *Container) {
 	c.factsLock.Lock()
 	status, known := c.held.Exit()

@@ -314,7 +314,7 @@ func (s *Store) Collect(ctx context.Context) error {
 	if s.compared.Load() {
 		return nil
 	}
-	err := s.checkFree(64<<10, "") // more than it writes: files that it leaves stay until the next start
+	err := s.checkFree(64<<10, "") // more than compareDisk writes: what a failed one leaves stays until the next start
 	if err == nil {
 		err = s.compareDisk(ctx)
 	}

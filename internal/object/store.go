@@ -25,7 +25,7 @@ type Member interface {
 // Store holds the objects of one kind by id and by name, and the goroutines that work on them.
 type Store[T Member] struct {
 	Base                context.Context // ends when the daemon does
-	Waits               context.Context // ends before, at Cancel: of calls that the next daemon can repeat
+	Waits               context.Context // ends at Cancel, before Base: for calls that the next daemon can repeat
 	cancel, cancelWaits context.CancelCauseFunc
 	work                sync.WaitGroup
 	kind                string
@@ -48,7 +48,7 @@ func (s *Store[T]) Go(work func()) { s.work.Go(work) }
 
 var errShutdown = fmt.Errorf("minicri is shutting down: %w", errdefs.ErrUnavailable)
 
-// Cancel ends Waits. Until Close ends are still noted and announced, and dead supervisors replaced.
+// Cancel ends Waits alone: work under Base, which records how objects end, goes on until Close.
 func (s *Store[T]) Cancel() { s.cancelWaits(errShutdown) }
 
 // Close cancels work and waits for it up to the limit: it may be stuck in the kernel.

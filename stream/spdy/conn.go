@@ -27,7 +27,7 @@ const (
 	largestData = 64 << 10 // that is sent in one frame
 	maxControl  = 16 << 10
 	maxHeaders  = 8   // streams of exec and port-forward have three, of some ten bytes
-	maxField    = 128 // of a header, decompressed; each NUL in it begins another value
+	maxField    = 128 // of a header, decompressed; short, since each NUL in it makes one more string
 )
 
 // Sink takes what the client sends on a stream. Serve calls its methods, one at a time.
@@ -208,7 +208,7 @@ var ErrFinished = errors.New("the stream is closed")
 // Stream is one that the client has opened. Many goroutines may call its methods.
 type Stream struct {
 	ID       uint32      // higher than those of the streams before
-	Header   http.Header // for the accept of NewConn alone: a session has many streams
+	Header   http.Header // nil once accept has returned: a session has many streams
 	conn     *Conn
 	sink     Sink
 	received bool        // the client sends no more; of Serve alone

@@ -13,7 +13,8 @@ import (
 )
 
 // Held is what the daemon holds of a container, so that nothing is lost while its supervisor is dead: the
-// kernel drops what is in a fifo that nobody has open, and how a process ended of which nobody has a pidfd.
+// kernel drops the content of a fifo that nobody has open, and the exit status of a process that nobody has a
+// pidfd of.
 type Held struct {
 	fifos map[string]int   // by path; not in Go's poller, which each write would wake
 	init  *process.Process // nil if it had ended
@@ -40,8 +41,8 @@ func (h *Held) Exit() (status unix.WaitStatus, known bool) {
 	return h.init.KernelExit()
 }
 
-// Release is for a container that has ended. A fifo whose content is not in the log yet is held on: its
-// supervisor removes it then.
+// Release is for a container that has ended. It keeps a fifo that exists: its supervisor removes it once the
+// log has all.
 func (h *Held) Release() { h.release(exists) }
 
 // Close is for a container that is removed. It may be called on nil, and again.

@@ -65,7 +65,8 @@ func (s *Supervisor) adoptAll() error {
 	return err
 }
 
-// adopt makes a container of its record, finds its process, and resumes its streams unless it has ended.
+// adopt makes a container of its record, finds its process, and resumes its streams unless it has ended
+// and the log has all.
 func (s *Supervisor) adopt(id string) error {
 	var r record
 	if err := readJSON(s.recordPath(id), &r); err != nil {

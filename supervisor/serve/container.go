@@ -49,7 +49,7 @@ type container struct {
 	initSays  *stdio.Fanout
 	initWords chan []byte // what init says behind the barrier; nil before
 	exit      *api.ExitRecord
-	left      *api.ExitRecord // of an adopted one that had ended, and its output was not all in the log
+	left      *api.ExitRecord // how an adopted one had ended whose output was not all in the log
 	execs     map[string]*exec
 	slots     map[int]bool // of cgroups of execs, those in use
 }

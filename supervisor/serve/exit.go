@@ -62,9 +62,9 @@ func (c *container) conclude(exit *api.ExitRecord) {
 	c.publish(api.EventKind_EVENT_EXITED)
 }
 
-// drain ends the streams. It waits half a second until the output is in the log, where people look when they
-// hear of the end. If the disk hangs, the goroutine ends with the last write. The fifos are there until all
-// is in the log: by them a successor knows, and the daemon, which holds them.
+// drain ends the streams. It waits up to half a second for the output to be in the log, where people look when
+// they hear of the end. If the disk hangs, the goroutine ends with the last write. The fifos stay until the
+// log has all: a successor, and the daemon, which holds them, see by them that something is missing.
 func (c *container) drain() {
 	c.drained.Do(func() {
 		done := make(chan struct{})

@@ -257,7 +257,7 @@ func (s *Streams) Close() {
 
 const spoolSuffix = ".spool" // of the name of a fifo
 
-// HasFifos reports whether there is what Open has made in dir, and RemoveFifos has not been called.
+// HasFifos reports whether RemoveFifos has yet to remove what Open has made in dir.
 func HasFifos(dir, id string) bool {
 	_, err := os.Lstat(fifoPath(dir, id, api.Stdout)) // the first that is made, and removed
 	return !errors.Is(err, os.ErrNotExist)
