@@ -158,8 +158,14 @@ func (s *Store) rollBack(c *Container) {
 	ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
 	defer cancel()
 	_ = s.underLock(ctx, c, func() error { // gone: another one was faster
-		if c.Listed() || s.restoreStarted(ctx, c) {
-			return nil // it was being made just now, or it may run
+		if c.Listed() {
+			return nil // it was being made just now
+		}
+		if started, err := s.restoreStarted(ctx, c); started || err != nil {
+			if err != nil {
+				s.log(c).Error("whether a container without facts runs cannot be known: the next start tries again", "err", err)
+			}
+			return nil
 		}
 		s.log(c).Info("roll back a container that was partially created")
 		if !c.Facts().Created {
@@ -177,27 +183,27 @@ func (s *Store) rollBack(c *Container) {
 }
 
 // restoreStarted lists a container without facts if its supervisor has started it: then it was made, and the
-// facts are lost.
-func (s *Store) restoreStarted(ctx context.Context, c *Container) bool {
-	groups, _ := s.options.Supervisors.Groups()
-	if c.Facts().Created || !slices.Contains(groups, c.Supervisor) || !s.options.Sandboxes.Exists(c.SandboxID) {
-		return false
+// facts are lost. An error says that the supervisor cannot be asked.
+func (s *Store) restoreStarted(ctx context.Context, c *Container) (started bool, err error) {
+	groups, err := s.options.Supervisors.Groups()
+	if c.Facts().Created || err != nil || !slices.Contains(groups, c.Supervisor) || !s.options.Sandboxes.Exists(c.SandboxID) {
+		return false, err
 	}
 	supervisor, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
 	if err != nil {
-		return false
+		return false, err
 	}
-	known, _ := supervisor.List(ctx)
+	known, err := supervisor.List(ctx)
 	at := slices.IndexFunc(known, func(k *api.Container) bool { return k.GetId() == c.ID && k.GetStartedAt() != 0 })
-	if at < 0 || !s.TakeName(c) {
-		return false
+	if err != nil || at < 0 || !s.TakeName(c) {
+		return false, err
 	}
 	s.log(c).Error("the facts of a container are lost; it is what its supervisor knows of it")
 	s.change(c, func(f *Facts) { f.BootID, f.Created = s.bootID, true })
 	c.announced.Store(true)
 	c.Show()
 	s.note(known[at])
-	return true
+	return true, nil
 }
 
 // removeOrphans removes what has no record, through the image store if that holds it.

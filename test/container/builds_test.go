@@ -169,7 +169,9 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	p := runPod(t, n, "pod")
 	id := p.run("app", forever)
 	pid, dir := p.info(id).PID, supervisorDirs(t, n)[0]
+	lost := p.run("lost", forever) // its facts: nobody can say that it does not run
 	n.Kill()
+	check(t, os.Remove(filepath.Join(n.Root, "container-facts", lost+".json")))
 	known := harness.Read(t, filepath.Join(dir, api.AboutFile))
 	other, err := api.ReadAbout(dir)
 	check(t, err)
@@ -195,4 +197,5 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	check(t, os.WriteFile(filepath.Join(dir, api.AboutFile), known, 0o600))
 	p.awaitExecs(id)
 	useBuild(t, n)
+	p.awaitExecs(lost)
 }
