@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -162,6 +163,7 @@ func (s *Store) pauseRuns(record Record) bool {
 		if err != nil {
 			return !errors.Is(err, fs.ErrNotExist) // it may be
 		}
+		exe = strings.TrimSuffix(exe, " (deleted)") // another build has replaced the file (proc_pid_exe(5))
 		return filepath.Base(exe) == filepath.Base(oci.PauseProgram)
 	})
 }

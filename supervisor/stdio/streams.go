@@ -259,7 +259,7 @@ const spoolSuffix = ".spool" // of the name of a fifo
 
 // HasFifos reports whether RemoveFifos has yet to remove what Open has made in dir.
 func HasFifos(dir, id string) bool {
-	_, err := os.Lstat(fifoPath(dir, id, api.Stdout)) // the first that is made, and removed
+	_, err := os.Lstat(fifoPath(dir, id, api.Stdout)) // the first that is removed
 	return !errors.Is(err, os.ErrNotExist)
 }
 
