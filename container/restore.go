@@ -199,7 +199,10 @@ func (s *Store) restoreStarted(ctx context.Context, c *Container) (started bool,
 		return false, err
 	}
 	s.log(c).Error("the facts of a container are lost; it is what its supervisor knows of it")
-	s.change(c, func(f *Facts) { f.BootID, f.Created = s.bootID, true })
+	s.change(c, func(f *Facts) {
+		f.BootID, f.Created = s.bootID, true
+		f.Process = process.Facts{PID: int(known[at].GetPid()), StartTime: known[at].GetStartTime()}
+	})
 	c.announced.Store(true)
 	c.Show()
 	s.note(known[at])
