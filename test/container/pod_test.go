@@ -385,8 +385,8 @@ func wantFound(t testing.TB, n *harness.Node, says ...string) {
 	}
 }
 
-// same fails the test unless two values print the same.
+// same fails the test unless two values are the same.
 func same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
-	harness.Same(t, what, fmt.Sprint(got), fmt.Sprint(want))
+	harness.Same(t, what, got, want)
 }

@@ -133,8 +133,8 @@ func eventually(t testing.TB, what string, holds func() bool) {
 	harness.Eventually(t, what, patience, holds)
 }
 
-// same fails the test unless two values print the same.
+// same fails the test unless two values are the same.
 func same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
-	harness.Same(t, what, fmt.Sprint(got), fmt.Sprint(want))
+	harness.Same(t, what, got, want)
 }

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/leak"
@@ -39,12 +41,25 @@ func Check(t testing.TB, err error) {
 	}
 }
 
-// Same fails the test, which goes on, unless two values print the same.
+// Same fails the test, which goes on, unless two values are the same.
 func Same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
-	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
-		t.Errorf("%s: want %q, got %q", what, w, g)
+	if !same(got, want) {
+		t.Errorf("%s: want %q, got %q: %#v", what, fmt.Sprint(want), fmt.Sprint(got), got)
 	}
+}
+
+// same compares messages by what they say. No list and an empty one are the same; the lists [] and [""],
+// which print alike, are not.
+func same(got, want any) bool {
+	if message, is := got.(proto.Message); is {
+		other, _ := want.(proto.Message)
+		return proto.Equal(message, other)
+	}
+	if g, w := reflect.ValueOf(got), reflect.ValueOf(want); g.Kind() == reflect.Slice && g.Len()+w.Len() == 0 {
+		return true
+	}
+	return reflect.DeepEqual(got, want)
 }
 
 // Want fails the test, which goes on, unless what it expects holds.

@@ -140,3 +140,11 @@ func TestSweepCgroups(t *testing.T) {
 		}
 	}
 }
+
+// What prints alike is not the same.
+func TestSame(t *testing.T) {
+	for _, pair := range [][2]any{{[]string{""}, []string(nil)}, {[]string{"a b"}, []string{"a", "b"}}, {1, "1"}, {error(nil), "<nil>"}} {
+		Want(t, !same(pair[0], pair[1]), "%#v and %#v are the same", pair[0], pair[1])
+	}
+	Want(t, same([]int{}, []int(nil)), "a list of nothing is not none")
+}
