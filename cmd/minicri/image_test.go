@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -179,8 +180,16 @@ func TestListWithoutAStore(t *testing.T) {
 	}
 }
 
-// To look at images works on a read-only disk, so it changes nothing: what a daemon was
-// downloading is there for the next one.
+// filesBelow are all files and directories, with what they have.
+func filesBelow(t *testing.T, dir string) string {
+	t.Helper()
+	all, err := exec.Command("sh", "-c", `cd "$0" && find . ! -type f -printf '%p %y\n' && find . -type f -exec sha256sum {} +`, dir).Output()
+	must(t, err)
+	return string(all)
+}
+
+// To look at images changes nothing on the disk, and works on a read-only one: what a daemon was downloading
+// is there for the next one.
 func TestLookingAtImagesChangesNothing(t *testing.T) {
 	root := t.TempDir()
 	var output bytes.Buffer
@@ -188,15 +197,24 @@ func TestLookingAtImagesChangesNothing(t *testing.T) {
 	must(t, runImage(t.Context(), []string{"import", archiveOf(t, testImage(t), "registry.example/imported:1")}, options))
 	ingest := filepath.Join(root, "image", "content", "ingest", "begun")
 	must(t, errors.Join(os.MkdirAll(ingest, 0o755), os.WriteFile(filepath.Join(ingest, "data"), []byte("half of a layer"), 0o600)))
+	look := func() {
+		t.Helper()
+		for want, words := range map[string][]string{"imported:1  ": {"ls"}, `"imageSpec"`: {"inspect", "registry.example/imported:1"}} {
+			output.Reset()
+			if err := runImage(t.Context(), words, options); err != nil || !strings.Contains(output.String(), want) {
+				t.Errorf("%v: %v, %q", words, err, output.String())
+			}
+		}
+	}
+	before := filesBelow(t, root)
+	look()
+	if after := filesBelow(t, root); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
 	must(t, unix.Mount(root, root, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must(t, unix.Unmount(root, unix.MNT_DETACH)) })
 	must(t, unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
-	for want, words := range map[string][]string{"imported:1  ": {"ls"}, `"imageSpec"`: {"inspect", "registry.example/imported:1"}} {
-		output.Reset()
-		if err := runImage(t.Context(), words, options); err != nil || !strings.Contains(output.String(), want) {
-			t.Errorf("%v: %v, %q", words, err, output.String())
-		}
-	}
+	look()
 }
 
 // A file that is there stays until its successor is whole; a link stays what it is, and

@@ -59,8 +59,13 @@ func TestProfileThatCannotBeCompiled(t *testing.T) {
 	_, c := execNode(t, noFilter)
 	for name, profile := range map[string]*specs.LinuxSeccomp{
 		"an unknown action":       {DefaultAction: "SCMP_ACT_DANCE"},
+		"one of a call":           {DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"read"}, Action: "SCMP_ACT_DANCE"}}},
 		"an unknown architecture": {DefaultAction: specs.ActErrno, Architectures: []specs.Arch{"SCMP_ARCH_PDP11"}},
+		"one of another order":    {DefaultAction: specs.ActErrno, Architectures: []specs.Arch{specs.ArchS390X}},
 		"an unknown flag":         {DefaultAction: specs.ActErrno, Flags: []specs.LinuxSeccompFlag{"FLAG"}},
+		"an unknown operator": {DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"read"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Op: "SCMP_CMP_ODD"}}},
+		}},
 		"an argument that no call has": {DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
 			{Names: []string{"read"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Index: 6, Op: specs.OpEqualTo}}},
 		}},

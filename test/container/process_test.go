@@ -112,7 +112,7 @@ func TestMounts(t *testing.T) {
 	absent := filepath.Join(p.Dir, "made", "by", "it")
 	id := p.run("app", forever, mounted(dir, "/rw"), mounted(dir, "/ro", readonly), mounted(filepath.Join(dir, "file"), "/etc/one"), mounted(absent, "/absent"), mounted(filepath.Join(dir, "sub"), "/rw/file.d"), mounted(filepath.Join(dir, "file"), "/rw/../../etc/./two"))
 	same(t, "file", p.exec(id, "cat /rw/file /ro/file /etc/one /etc/two"), strings.TrimSpace(strings.Repeat("of the node\n", 4)))
-	p.exec(id, "echo written > /rw/new; echo written > /absent/new; ! touch /ro/new 2>/dev/null")
+	p.exec(id, "echo written > /rw/new && echo written > /absent/new && ! touch /ro/new 2>/dev/null")
 	for _, file := range []string{filepath.Join(dir, "new"), filepath.Join(absent, "new")} {
 		data := harness.Read(t, file)
 		same(t, file, string(data), "written\n")
@@ -215,7 +215,7 @@ func TestReadonlyAndMasked(t *testing.T) {
 		s.ReadonlyRootfs = true
 		s.MaskedPaths, s.ReadonlyPaths = []string{"/proc/version", "/srv"}, []string{"/proc/sys"}
 	}))
-	p.exec(id, "! touch /new 2>/dev/null; test -z \"$(cat /proc/version)\"; test -z \"$(ls /srv)\"; ! echo x > /proc/sys/kernel/hostname")
+	p.exec(id, "! touch /new 2>/dev/null && test -z \"$(cat /proc/version)\" && test -z \"$(ls /srv)\" && ! echo x > /proc/sys/kernel/hostname")
 	id = p.run("writable", forever)
 	p.exec(id, "touch /new && test -n \"$(cat /proc/version)\"")
 }

@@ -186,8 +186,8 @@ func TestMountOptions(t *testing.T) {
 func TestMaskedByDefault(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
-	p.exec(id, "! echo x > /proc/sys/kernel/domainname 2>/dev/null; test -z \"$(cat /proc/keys /proc/timer_list)\"; test -z \"$(ls /sys/firmware)\"")
-	p.exec(id, "! mkdir /sys/fs/cgroup/x 2>/dev/null; ! touch /sys/fs/cgroup/y 2>/dev/null")
+	p.exec(id, "! echo x > /proc/sys/kernel/domainname 2>/dev/null && test -z \"$(cat /proc/keys /proc/timer_list)\" && test -z \"$(ls /sys/firmware)\"")
+	p.exec(id, "! mkdir /sys/fs/cgroup/x 2>/dev/null && ! touch /sys/fs/cgroup/y 2>/dev/null")
 	wantOptions(t, "/sys/fs/cgroup", p.mountOptions(id, "/sys/fs/cgroup"), "ro", "nosuid", "nodev", "noexec")
 	// procMount: Unmasked comes as two empty lists, and needs a user namespace.
 	unmasked := runPod(t, p.Node, "unmasked", harness.UserNamespace)

@@ -129,7 +129,8 @@ func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
 	check(t, err)
 	all, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	check(t, err)
-	for name, parent := range map[string]string{"named": n.MakeCgroup("pod1"), "none": ""} {
+	named := n.MakeCgroup("pod1")
+	for name, parent := range map[string]string{"named": named, "none": ""} {
 		config := n.PodConfig(name)
 		config.Linux.CgroupParent = parent
 		if parent == "" {
@@ -155,7 +156,7 @@ func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
 			check(t, err)
 			// Those that the daemon keeps for runs of plugins were there before, and the other pod's.
 			below = slices.DeleteFunc(below, func(path string) bool {
-				return strings.Contains(path, "-pool-") || strings.Contains(path, "pod1/") || strings.Contains(path, "-pod1.slice/")
+				return strings.Contains(path, "-pool-") || strings.HasSuffix(path, named+"/cgroup.procs")
 			})
 			if _, err := os.Stat(filepath.Join(m.Mountpoint, parent)); err != nil || len(below) != 0 {
 				t.Errorf("%s: in %s: %v, left %v", name, m.Mountpoint, err, below)
@@ -305,6 +306,7 @@ func TestPauseIsConfined(t *testing.T) {
 	harness.Same(t, "oom_score_adj", procFile(t, pid, "oom_score_adj"), adjust)
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	check(t, err)
+	harness.Same(t, "descriptors", len(entries), 3)
 	for _, entry := range entries {
 		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, entry.Name()))
 		if entry.Name() > "2" || !strings.HasPrefix(target, "pipe:") {

@@ -77,7 +77,7 @@ func (p *tenant) timedExec(o *outcomes, id string, seconds int64, kills bool) {
 		p.t.Errorf("an exec with a time-out of %v ended after %v: %d, %v", limit, took, answer.GetExitCode(), err)
 	case err == nil && answer.GetExitCode() == 0:
 		o.done++
-	case status.Code(err) == codes.DeadlineExceeded && strings.Contains(err.Error(), "not done "): // within 2s, or in time
+	case status.Code(err) == codes.DeadlineExceeded && strings.Contains(err.Error(), fmt.Sprintf("not done within %v", limit)):
 		o.held++
 	case kills && (err != nil || answer.GetExitCode() == killedCode):
 		o.killed++

@@ -137,9 +137,9 @@ func (k *kubelet) checkEverythingGoes() {
 		return len(pods.Items)+len(k.listed(nil)) == 0
 	})
 	k.eventually("the kubelet has no pod's files, logs and cgroups", func() bool {
-		left, err := filepath.Glob(k.path("root/pods/*"))
+		left, err := os.ReadDir(k.path("root/pods"))
 		harness.Check(k.t, err)
-		logs, err := filepath.Glob(k.path("logs/*"))
+		logs, err := os.ReadDir(k.path("logs"))
 		harness.Check(k.t, err)
 		return len(left)+len(logs)+len(k.cgroups("")) == 0
 	})
