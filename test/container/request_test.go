@@ -179,7 +179,14 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 			expect(t, filepath.IsAbs(path), "the log of %v is at %q", pods[0].status(id).Metadata, path)
 		}
 		for _, p := range pods {
-			s := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}).Status
+			answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
+			s := answer.Status
+			// A kubelet takes an answer with a time for one with all containers.
+			expect(t, answer.Timestamp > 0, "the status of %s has no time", s.Metadata.Name)
+			same(t, "containers in the status of "+s.Metadata.Name, len(answer.ContainersStatuses), len(containers)/len(pods))
+			for _, c := range answer.ContainersStatuses {
+				same(t, "status of container "+c.Metadata.Name, c, p.status(c.Id))
+			}
 			mode := p.config.Linux.SecurityContext.NamespaceOptions.Network
 			same(t, "network mode of "+s.Metadata.Name, s.GetLinux().GetNamespaces().GetOptions().GetNetwork(), mode)
 			all := []string{s.GetNetwork().GetIp()}

@@ -145,8 +145,8 @@ func (r runs) wantUndisturbed(t *testing.T, i int) {
 	same(t, "log", r.stdout(r.writes), want.String())
 }
 
-// A supervisor is killed under many pods: who comes next serves within a second, and
-// what it cannot know it does not make up.
+// A supervisor is killed under many pods: who comes next serves them all, and what it
+// cannot know it does not make up.
 func TestKilledUnderManyPods(t *testing.T) {
 	count := 6
 	if whole() {
