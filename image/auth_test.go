@@ -8,12 +8,15 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func smallImage(t testing.TB) v1.Image { return imageOf(t, v1.Config{}, layerOf(t, file("a", "1"))) }
@@ -141,13 +144,16 @@ func TestCredentialHelpers(t *testing.T) {
 // held: ended with its children at half a minute; of its output 64 KiB are read
 func TestHelperThatHangs(t *testing.T) {
 	writeHelpers(t, map[string]string{
-		"hangs":  `sleep 1000`,
+		"hangs":  `sleep 7774 & sleep 7774`,
 		"floods": `head -c 1000000 /dev/zero`,
 		"token":  `[ "$(cat)" = https://index.docker.io/v1/ ] && echo '{"Username": "<token>", "Secret": "refresh"}'`,
 	})
-	if _, err := askHelper(t.Context(), "hangs", "a.example", 10*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "docker-credential-hangs for a.example") {
+	if _, err := askHelper(t.Context(), "hangs", "a.example", time.Second); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "docker-credential-hangs for a.example") {
 		t.Errorf("one that hangs: %v", err)
 	}
+	harness.Eventually(t, "its children have ended", time.Minute, func() bool {
+		return !slices.ContainsFunc(harness.Processes(), func(p harness.Process) bool { return slices.Contains(p.Args, "7774") })
+	})
 	if _, err := askHelper(t.Context(), "floods", "a.example", helperLimit); !errdefs.IsUnavailable(err) || len(err.Error()) > 300 {
 		t.Errorf("one that floods: %v", err)
 	}
