@@ -89,17 +89,27 @@ func (n *Node) Differences(before leak.Snapshot) []string {
 func (n *Node) differences(before leak.Snapshot, scope leak.Scope, limit time.Duration) (lines []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	n.must("looking for leaks", n.inNetns(func() error {
+	err := n.inNetns(func() error {
 		leaks, err := leak.Settle(ctx, before, scope)
 		for _, l := range leaks {
 			lines = append(lines, "left behind: "+l.String())
 		}
-		return err
-	}))
-	for _, l := range leak.Diff(n.look(scope), before) {
-		if !n.mayEnd(l) {
-			lines = append(lines, "lost: "+l.String())
+		if err != nil {
+			return err
 		}
+		after, err := leak.Take(context.Background(), scope)
+		if err != nil {
+			return err
+		}
+		for _, l := range leak.Diff(after, before) {
+			if !n.mayEnd(l) {
+				lines = append(lines, "lost: "+l.String())
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		lines = append(lines, fmt.Sprint("looking for leaks: ", err))
 	}
 	return lines
 }
