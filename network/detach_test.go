@@ -1,10 +1,13 @@
 package network
 
 import (
+	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A DEL that fails is retried in the background with longer and longer pauses, over a
@@ -36,8 +39,44 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 	n.untell(t, "DEL.fail")
 	n.runs(t)
 	eventually(t, within, "the attachment is struck out", func() bool { return n.find("web") == nil })
-	if last := n.calls(t, "DEL"); !strings.Contains(last[len(last)-1], "netns= ") {
+	last := n.calls(t, "DEL")
+	if !strings.Contains(last[len(last)-1], "netns= ") {
 		t.Errorf("DEL after the namespace was gone: %q, want an empty CNI_NETNS", last[len(last)-1])
+	}
+	if _, err := os.Stat(n.journal.Path("web")); !os.IsNotExist(err) {
+		t.Errorf("the journal's file: %v", err)
+	}
+	n.detach(t, "web")
+	harness.Same(t, "DELs after one that succeeded", n.calls(t, "DEL"), last)
+}
+
+// The tries of the background do not count: a DEL that fails blocks its pod's
+// deletion for the time of the limits.
+func TestDetachTimeMeansWhatItSays(t *testing.T) {
+	n := newNode(t, func(o *Options) {
+		o.Limits.RetryFirst, o.Limits.RetryMost = time.Millisecond, time.Millisecond
+		o.Limits.DetachTries, o.Limits.DetachTime = 1000, 4*time.Second
+	})
+	n.configure(t, "10.conflist", "net", n.script())
+	n.journalled(t, "web", nil)
+	n.attach(t, "web")
+	n.tell(t, "DEL.fail")
+	n.runs(t)
+	wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
+	began := time.Now()
+	eventually(t, within, "the background has tried often", func() bool {
+		pending := n.Pending()
+		return len(pending) == 1 && pending[0].Tries > 10
+	})
+	if time.Since(began) < 3*time.Second {
+		wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
+	}
+	eventually(t, within, "the time is over", func() bool { return n.Detach(t.Context(), "web", "") == nil })
+	if pending := n.Pending(); len(pending) != 1 {
+		t.Errorf("pending %+v", pending)
+	}
+	if took := time.Since(began); took < 3*time.Second {
+		t.Errorf("the deletion was blocked for %v only", took)
 	}
 }
 

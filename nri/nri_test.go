@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
@@ -105,6 +106,48 @@ func TestErrorsAreNamed(t *testing.T) {
 		}
 	}
 	wait.Wait()
+}
+
+// A plugin's adjustments are in the spec, those that the library's generator leaves out, too.
+func TestAdjustedSpec(t *testing.T) {
+	wanted := &api.ContainerAdjustment{}
+	err := protojson.Unmarshal([]byte(`{
+		"annotations": {"a": "new", "-b": ""}, "env": [{"key": "A", "value": "new"}, {"key": "-B"}, {"key": "C", "value": "1"}],
+		"mounts": [{"destination": "-/gone"}, {"destination": "/new", "type": "tmpfs"}],
+		"linux": {
+			"sysctl": {"kernel.a": "1", "-kernel.b": ""}, "namespaces": [{"type": "-ipc"}, {"type": "network", "path": "/n"}],
+			"netDevices": {"eth7": {"name": "eth0"}}, "ioPriority": {"class": "IOPRIO_CLASS_BE", "priority": 3},
+			"scheduler": {"policy": "SCHED_BATCH"}, "rdt": {"closId": {"value": "gold"}},
+			"resources": {"memory": {"limit": {"value": "10"}, "swap": {"value": "30"}, "reservation": {"value": "5"}, "swappiness": {"value": "7"}},
+				"hugepageLimits": [{"pageSize": "2MB", "limit": "4"}], "unified": {"memory.high": "9"}}}}`), wanted)
+	harness.Check(t, err)
+	spec := &specs.Spec{
+		Annotations: map[string]string{"a": "old", "b": "old"}, Process: &specs.Process{Env: []string{"A=old", "B=old"}},
+		Mounts: []specs.Mount{{Destination: "/gone"}, {Destination: "/kept"}},
+		Linux: &specs.Linux{
+			Sysctl: map[string]string{"kernel.b": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "ipc"}, {Type: "network"}, {Type: "mount"}},
+		},
+	}
+	harness.Check(t, adjust(spec, wanted, nil))
+	limit, swap, reservation, swappiness := int64(10), int64(30), int64(5), uint64(7)
+	want := &specs.Spec{
+		Annotations: map[string]string{"a": "new"}, Process: &specs.Process{
+			Env: []string{"A=new", "C=1"}, IOPriority: &specs.LinuxIOPriority{Class: "IOPRIO_CLASS_BE", Priority: 3}, Scheduler: spec.Process.Scheduler,
+		},
+		Mounts: []specs.Mount{{Destination: "/kept"}, {Destination: "/new", Type: "tmpfs", Options: spec.Mounts[1].Options}},
+		Linux: &specs.Linux{
+			Sysctl: map[string]string{"kernel.a": "1"}, Namespaces: []specs.LinuxNamespace{{Type: "network", Path: "/n"}, {Type: "mount"}},
+			NetDevices: map[string]specs.LinuxNetDevice{"eth7": {Name: "eth0"}}, IntelRdt: &specs.LinuxIntelRdt{ClosID: "gold"},
+			Resources: &specs.LinuxResources{
+				Memory:         &specs.LinuxMemory{Limit: &limit, Swap: &swap, Reservation: &reservation, Swappiness: &swappiness},
+				HugepageLimits: []specs.LinuxHugepageLimit{{Pagesize: "2MB", Limit: 4}}, Unified: map[string]string{"memory.high": "9"},
+			},
+		},
+	}
+	if spec.Process.Scheduler == nil || spec.Process.Scheduler.Policy != specs.SchedBatch {
+		t.Errorf("scheduler %+v", spec.Process.Scheduler)
+	}
+	harness.Same(t, "the spec", spec, want)
 }
 
 // The name is what the user wrote, the digest that of the reference.
