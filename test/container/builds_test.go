@@ -24,7 +24,6 @@ import (
 // useBuild kills the daemon and starts one with the node's build of the shim, or, with
 // a mark, another. A node has to end with the build that it began with.
 func useBuild(t *testing.T, n *harness.Node, mark ...byte) (shim string) {
-	t.Helper()
 	shim = filepath.Join(n.Binaries(), "minicri-shim")
 	if len(mark) > 0 {
 		content := harness.Read(t, shim)
@@ -44,7 +43,6 @@ type built struct {
 }
 
 func startBuilt(t *testing.T, n *harness.Node, i int) built {
-	t.Helper()
 	b := built{runs: startRuns(t, n, i)}
 	const echo = "while read line; do echo got $line; done"
 	b.stdin = b.run("stdin", echo, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })

@@ -124,7 +124,6 @@ func (c *trial) test(row crashRow, fault string) {
 }
 
 func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
-	c.t.Helper()
 	c.Arm(c.t, append([]string{c.point + " " + fault}, c.also...)...)
 	wantError(c.t, call(limited(c.t), c))
 	expect(c.t, c.WasHit(), "the point was not reached")
@@ -135,7 +134,6 @@ func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
 
 // cancel: the caller goes away at the point (P61).
 func (c *trial) cancel(call func(context.Context, *trial) error) {
-	c.t.Helper()
 	c.Arm(c.t, c.point+" hang")
 	ctx, cancel := context.WithCancel(limited(c.t))
 	defer cancel()
@@ -146,14 +144,12 @@ func (c *trial) cancel(call func(context.Context, *trial) error) {
 }
 
 func (c *trial) checkWitness() {
-	c.t.Helper()
 	same(c.t, "the other container changed", c.status(c.witness.Id), c.witness)
 	c.exec(c.witness.Id, "true")
 }
 
 // removeListed: what is listed exists, and can be stopped and removed.
 func (c *trial) removeListed() {
-	c.t.Helper()
 	for _, listed := range c.list(nil) {
 		if listed.Id == c.witness.Id {
 			continue
@@ -168,7 +164,6 @@ func (c *trial) removeListed() {
 // runAgain: the name is free, at once or when what was cut off is rolled back. A
 // creation whose caller went away at its end succeeds, and may be listed late.
 func (c *trial) runAgain() {
-	c.t.Helper()
 	var id string
 	eventually(c.t, "the name is free", func() (free bool) {
 		c.removeListed()

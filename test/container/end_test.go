@@ -39,7 +39,6 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 				return id
 			}
 			wantEmpty := func(what, cgroup string) {
-				t.Helper()
 				eventually(t, what+": nothing runs any more", func() bool { return len(p.inCgroup(cgroup)) == 0 })
 			}
 			exits := leaves(0, "exit 1")

@@ -86,7 +86,6 @@ func TestExecBesideTheEnd(t *testing.T) {
 }
 
 func (p *pod) tree(id string) []string {
-	p.t.Helper()
 	return strings.Fields(p.exec(id, "ps -o comm"))
 }
 
@@ -250,7 +249,6 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 }
 
 func (p *pod) inTime(limit time.Duration, call func() error) error {
-	p.t.Helper()
 	began := time.Now()
 	err := call()
 	took := time.Since(began)

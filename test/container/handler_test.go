@@ -19,7 +19,6 @@ import (
 
 // runc is Debian's, which hack/unpack has unpacked for the tests (make peers-test).
 func runc(t *testing.T) string {
-	t.Helper()
 	path, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
 	check(t, err)
 	_, err = os.Stat(path)
@@ -53,7 +52,6 @@ func TestHandlerOfTypeOCI(t *testing.T) {
 func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	n := newNode(t, harness.Runtime("runc", runc(t)))
 	wantRunc := func(p *pod, name string, want int) {
-		t.Helper()
 		wantStates(t, n, "oci/runc/states", p.run(name, forever), want)
 	}
 	builtin := runBuiltin(t, n, "builtin")
@@ -75,7 +73,6 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 
 // wantStates counts the directories named like the container below a directory of any shim.
 func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
-	t.Helper()
 	found, err := filepath.Glob(filepath.Join(n.State, "shims", "*", below, id))
 	check(t, err)
 	same(t, "states of the container in "+below, len(found), want)
@@ -83,7 +80,6 @@ func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
 
 // condition is what Status says of a handler of this name.
 func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.RuntimeCondition {
-	t.Helper()
 	all := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions
 	expect(t, all[0].Status, "the node is not ready: %v", all)
 	return all[slices.IndexFunc(all, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == "RuntimeHandlerReady/"+handler })]
@@ -130,7 +126,6 @@ func TestRuntimeThatCannot(t *testing.T) {
 func TestHandlerIsReadyOnceItHasMadeAContainer(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "runtime")
 	write := func(script string) {
-		t.Helper()
 		check(t, os.WriteFile(program+".new", []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 		check(t, os.Rename(program+".new", program))
 	}
@@ -146,7 +141,6 @@ func TestHandlerIsReadyOnceItHasMadeAContainer(t *testing.T) {
 
 // hostile writes a program that is the real runtime, but for a verb.
 func hostile(t *testing.T, real, verb, script string) string {
-	t.Helper()
 	path := filepath.Join(t.TempDir(), filepath.Base(real))
 	text := fmt.Sprintf("#!/bin/sh\nhas() { for a; do [ \"$a\" = %s ] && return 0; done; return 1; }\n"+
 		"pidfile() { while [ $# -gt 0 ]; do [ \"$1\" = --pid-file ] && echo \"$2\"; shift; done; }\n"+
@@ -190,7 +184,6 @@ func TestHostileOCIRuntimes(t *testing.T) {
 
 // runBuiltin runs a pod that names no handler.
 func runBuiltin(t *testing.T, n *harness.Node, name string) *pod {
-	t.Helper()
 	config := n.PodConfig(name)
 	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config})
 	return &pod{Node: n, t: t, id: answer.PodSandboxId, config: config}
@@ -207,7 +200,6 @@ func (p *pod) runErr(config *runtimeapi.ContainerConfig) error {
 }
 
 func processesWithArgument(t *testing.T, argument string) (pids []string) {
-	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	check(t, err)
 	for _, file := range files {
@@ -220,7 +212,6 @@ func processesWithArgument(t *testing.T, argument string) (pids []string) {
 }
 
 func hooked(t *testing.T, hooks ...harness.Hook) option {
-	t.Helper()
 	device := harness.CDIDevice(t, hooks...)
 	return func(c *runtimeapi.ContainerConfig) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}} }
 }

@@ -141,7 +141,6 @@ func TestListFilters(t *testing.T) {
 	first, second, third := a.run("one", forever, label), a.create(shell("two", "true")), b.run("one", "true", label)
 	a.awaitExit(third)
 	wantList := func(filter *runtimeapi.ContainerFilter, want ...string) {
-		t.Helper()
 		var got []string
 		for _, listed := range a.list(filter) {
 			got = append(got, listed.Id)
@@ -256,7 +255,6 @@ type eventStream = runtimeapi.RuntimeService_GetContainerEventsClient
 // listen subscribes to the node's events. It returns when they are sure to
 // come: there is no answer to a subscription, so it makes events until one does.
 func (p *pod) listen() eventStream {
-	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	p.t.Cleanup(cancel)
 	stream, err := p.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
@@ -277,7 +275,6 @@ func (p *pod) listen() eventStream {
 // events reads the events of the containers with these names, or of pods, up to the one that is last, each as "name
 // what: state of the pod, states of its containers".
 func (p *pod) events(stream eventStream, last string) (all []string) {
-	p.t.Helper()
 	names, latest := map[string]string{p.id: "pod"}, int64(0)
 	for len(all) == 0 || !strings.HasPrefix(all[len(all)-1], last) {
 		event, err := stream.Recv()

@@ -50,7 +50,6 @@ func TestLogFormat(t *testing.T) {
 
 // numbered makes a file of numbered lines, each longest of them so long, and returns its content.
 func numbered(t *testing.T, file string, size, longest int) string {
-	t.Helper()
 	filler := strings.Repeat("x", longest)
 	var text strings.Builder
 	for line := 0; text.Len() < size; line++ {
@@ -120,7 +119,6 @@ func TestP39_FullDisk(t *testing.T) {
 // missingLines fails the test unless all that was logged are whole lines of what
 // was written, in order, and returns how many are not there.
 func missingLines(t *testing.T, written, logged string) (missing int) {
-	t.Helper()
 	next, stop := iter.Pull(strings.Lines(logged))
 	defer stop()
 	line, more := next()
@@ -136,7 +134,6 @@ func missingLines(t *testing.T, written, logged string) (missing int) {
 }
 
 func lostLines(t *testing.T, stderr string) (sum int) {
-	t.Helper()
 	for line := range strings.Lines(stderr) {
 		var lines, size int
 		_, err := fmt.Sscanf(line, "minicri: %d log lines (%d bytes) were lost:", &lines, &size)
@@ -182,7 +179,6 @@ func TestLogsAreFiles(t *testing.T) {
 // linksOfTheLogDirectory puts symbolic links to another directory in the places
 // of the pod's directory of logs and of one in it: none is followed.
 func (p *pod) linksOfTheLogDirectory(id, elsewhere string) {
-	p.t.Helper()
 	check(p.t, os.Symlink(elsewhere, filepath.Join(p.config.LogDirectory, "sub")))
 	wantError(p.t, p.createErr(shell("sub", "echo evil", logPath("sub/app.log"))))
 	away := p.config.LogDirectory + ".away"
@@ -224,7 +220,6 @@ func TestStreamsOfEveryUser(t *testing.T) {
 }
 
 func fileSize(t *testing.T, path string) int64 {
-	t.Helper()
 	info, err := os.Stat(path)
 	check(t, err)
 	return info.Size()

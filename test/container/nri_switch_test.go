@@ -13,19 +13,16 @@ import (
 
 // reload puts other keys of [nri] into force, and waits until they are.
 func (n *nriNode) reload(keys string) {
-	n.t.Helper()
 	reload(n.t, n.Node, "[nri]\n"+keys)
 }
 
 // isOn reports whether Status shows plugins, be there none.
 func (n *nriNode) isOn() bool {
-	n.t.Helper()
 	return harness.Info[any](n.t, n.Node, "nriPlugins") != nil
 }
 
 // withoutPlugins switches NRI off and on, and leaves it without those that the daemon starts.
 func (n *nriNode) withoutPlugins(names ...string) {
-	n.t.Helper()
 	n.reload("enabled = false\n")
 	for _, name := range names {
 		check(n.t, os.Remove(filepath.Join(n.dir, "plugins", name)))

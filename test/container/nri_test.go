@@ -31,7 +31,6 @@ type nriNode struct {
 
 // newNRINode makes a node whose configuration has these further keys in [nri].
 func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
-	t.Helper()
 	dir, err := os.MkdirTemp("", "nri") // t.TempDir is too long for a socket
 	check(t, err)
 	t.Cleanup(func() { check(t, os.RemoveAll(dir)) })
@@ -48,13 +47,11 @@ func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
 
 // install gives the daemon a plugin to start, which is this program.
 func (n *nriNode) install(index, name string) {
-	n.t.Helper()
 	n.writePlugin(index + "-" + name)
 	check(n.t, os.WriteFile(filepath.Join(n.dir, "conf", name+".conf"), []byte(n.log()), 0o644))
 }
 
 func (n *nriNode) writePlugin(file string) {
-	n.t.Helper()
 	program, err := os.Executable()
 	check(n.t, err)
 	check(n.t, os.WriteFile(filepath.Join(n.dir, "plugins", file), []byte("#!/bin/sh\nexec "+program+"\n"), 0o755))
@@ -62,7 +59,6 @@ func (n *nriNode) writePlugin(file string) {
 
 // connect connects a plugin by itself, until the test ends.
 func (n *nriNode) connect(index, name string) stub.Stub {
-	n.t.Helper()
 	socket, goesOn := stub.WithSocketPath(filepath.Join(n.dir, "nri.sock")), stub.WithOnClose(func() {})
 	s, err := newPlugin(name, n.log(), socket, stub.WithPluginName(name), stub.WithPluginIdx(index), goesOn)
 	check(n.t, err)
@@ -73,26 +69,22 @@ func (n *nriNode) connect(index, name string) stub.Stub {
 }
 
 func (n *nriNode) awaitPlugin(name string, there bool) {
-	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("plugin %s is connected: %t", name, there), func() bool { return slices.Contains(n.plugins(), name) == there })
 }
 
 // wantEvents fails the test unless these are all that a plugin has seen of a pod, without
 // those of containers, or of one of its containers.
 func (n *nriNode) wantEvents(pod, container string, want ...string) {
-	n.t.Helper()
 	same(n.t, "events of "+pod+" "+container, n.events(pod, container), want)
 }
 
 func (n *nriNode) plugins() (names []string) {
-	n.t.Helper()
 	return harness.Info[[]string](n.t, n.Node, "nriPlugins")
 }
 
 func (n *nriNode) log() string { return filepath.Join(n.dir, "log") }
 
 func (n *nriNode) seen() (all []seen) {
-	n.t.Helper()
 	data := harness.Read(n.t, n.log())
 	for line := range bytes.Lines(data) {
 		var one seen
@@ -104,7 +96,6 @@ func (n *nriNode) seen() (all []seen) {
 
 // events are those about a pod, without those of containers, or about one of its containers.
 func (n *nriNode) events(pod, container string) (events []string) {
-	n.t.Helper()
 	for _, one := range n.seen() {
 		if one.Pod == pod && one.Container == container {
 			events = append(events, one.Event)
@@ -255,7 +246,6 @@ func TestNRIAdjustments(t *testing.T) {
 
 // wantSynchronized fails the test unless the last that a plugin has seen is this pod, with one container that runs.
 func (n *nriNode) wantSynchronized(pod string) {
-	n.t.Helper()
 	all := n.seen()
 	same(n.t, "last event", all[len(all)-1], seen{Event: "Synchronize", Pods: []string{pod}, Containers: []string{"app CONTAINER_RUNNING"}})
 }

@@ -51,19 +51,16 @@ type pod struct {
 
 // newNode makes a node with the image, for a test that runs beside others.
 func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
-	t.Helper()
 	n := harness.NewNode(t, append(opts, harness.Parallel())...)
 	n.ImportBusybox()
 	return n
 }
 
 func newPod(t testing.TB, opts ...harness.PodOption) *pod {
-	t.Helper()
 	return runPod(t, newNode(t), "web", opts...)
 }
 
 func runPod(t testing.TB, n *harness.Node, name string, opts ...harness.PodOption) *pod {
-	t.Helper()
 	config := n.PodConfig(name, opts...)
 	return &pod{Node: n, t: t, id: n.RunPod(config), config: config}
 }
@@ -113,7 +110,6 @@ func (p *pod) createErr(config *runtimeapi.ContainerConfig) error {
 }
 
 func (p *pod) create(config *runtimeapi.ContainerConfig) string {
-	p.t.Helper()
 	id, err := p.tryCreate(config)
 	check(p.t, err)
 	return id
@@ -125,7 +121,6 @@ func (p *pod) start(id string) error {
 }
 
 func (p *pod) run(name, script string, opts ...option) string {
-	p.t.Helper()
 	id := p.create(shell(name, script, opts...))
 	check(p.t, p.start(id))
 	return id
@@ -133,7 +128,6 @@ func (p *pod) run(name, script string, opts ...option) string {
 
 // output runs a script to its end and returns what it wrote; it fails the test unless the script succeeds.
 func (p *pod) output(name, script string, opts ...option) string {
-	p.t.Helper()
 	id := p.run(name, script, opts...)
 	end := p.awaitExit(id)
 	stdout, stderr := p.logs(id)
@@ -152,12 +146,10 @@ func (p *pod) remove(id string) error {
 }
 
 func (p *pod) list(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
-	p.t.Helper()
 	return harness.Call(p.t, p.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter}).Containers
 }
 
 func (p *pod) status(id string) *runtimeapi.ContainerStatus {
-	p.t.Helper()
 	return harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}).Status
 }
 
@@ -176,7 +168,6 @@ type info struct {
 }
 
 func (p *pod) info(id string) (i info) {
-	p.t.Helper()
 	answer := harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &i))
 	i.CgroupsPath = cgroup.Path(i.CgroupsPath)
@@ -184,7 +175,6 @@ func (p *pod) info(id string) (i info) {
 }
 
 func (p *pod) awaitExit(id string) (end *runtimeapi.ContainerStatus) {
-	p.t.Helper()
 	eventually(p.t, "container "+id+" has ended", func() bool {
 		end = p.status(id)
 		return end.State == exited
@@ -193,7 +183,6 @@ func (p *pod) awaitExit(id string) (end *runtimeapi.ContainerStatus) {
 }
 
 func (p *pod) wantExit(id string, code int32, reason string) {
-	p.t.Helper()
 	end := p.awaitExit(id)
 	expect(p.t, end.ExitCode == code && end.Reason == reason, "want exit code %d, reason %s; got %v", code, reason, end)
 	times := []int64{1, end.CreatedAt, end.StartedAt, end.FinishedAt, time.Now().UnixNano()}
@@ -211,7 +200,6 @@ func (p *pod) execErr(id string, command ...string) error {
 
 // exec runs a script in a container and returns its output; it fails the test unless the script succeeds.
 func (p *pod) exec(id, script string) string {
-	p.t.Helper()
 	answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
 	check(p.t, err)
 	expect(p.t, answer.ExitCode == 0, "exec %q ended with %d: %s%s", script, answer.ExitCode, answer.Stdout, answer.Stderr)
@@ -219,30 +207,25 @@ func (p *pod) exec(id, script string) string {
 }
 
 func (p *pod) logs(id string) (stdout, stderr string) {
-	p.t.Helper()
 	return p.readLog(p.status(id).LogPath)
 }
 
 func (p *pod) stdout(id string) string {
-	p.t.Helper()
 	stdout, _ := p.logs(id)
 	return stdout
 }
 
 func (p *pod) readLog(path string) (stdout, stderr string) {
-	p.t.Helper()
 	var out, err bytes.Buffer
 	check(p.t, logs.ReadLogs(limited(p.t), path, "", &logs.LogOptions{}, nil, &out, &err))
 	return out.String(), err.String()
 }
 
 func (p *pod) awaitLine(id, line string) {
-	p.t.Helper()
 	eventually(p.t, fmt.Sprintf("%q is in the log", line), func() bool { return strings.Contains(p.stdout(id), line+"\n") })
 }
 
 func (p *pod) awaitExecs(id string) {
-	p.t.Helper()
 	eventually(p.t, "a supervisor runs commands", func() bool {
 		answer, err := p.tryExec(id, 0, "echo", "hi")
 		return err == nil && string(answer.Stdout) == "hi\n"
@@ -261,7 +244,6 @@ func (p *pod) removePod() error {
 }
 
 func (p *pod) address() string {
-	p.t.Helper()
 	return harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}).Status.Network.GetIp()
 }
 
@@ -277,7 +259,6 @@ func (p *pod) killShim() {
 }
 
 func (p *pod) inCgroup(path string) (commands []string) {
-	p.t.Helper()
 	for _, pid := range p.pidsInCgroup(path) {
 		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may have ended
 		commands = append(commands, strings.TrimSpace(string(command)))
@@ -286,7 +267,6 @@ func (p *pod) inCgroup(path string) (commands []string) {
 }
 
 func (p *pod) pidsInCgroup(path string) (pids []int) {
-	p.t.Helper()
 	files, err := filepath.Glob("/sys/fs/cgroup/*" + path + "/cgroup.procs")
 	check(p.t, err)
 	unified, err := filepath.Glob("/sys/fs/cgroup" + path + "/cgroup.procs")
@@ -306,30 +286,25 @@ func (p *pod) pidsInCgroup(path string) (pids []int) {
 }
 
 func namespace(t testing.TB, pid int, kind string) string {
-	t.Helper()
 	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
 	check(t, err)
 	return name
 }
 
 func limited(t testing.TB) context.Context {
-	t.Helper()
 	return harness.Limited(t, patience)
 }
 
 func eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
 	harness.Eventually(t, what, patience, holds)
 }
 
 func check(t testing.TB, err error) {
-	t.Helper()
 	harness.Check(t, err)
 }
 
 // reload gives the daemon a drop-in of its configuration, and waits until it is in force.
 func reload(t testing.TB, n *harness.Node, keys string) {
-	t.Helper()
 	const done = "configuration reloaded"
 	before := strings.Count(n.Log(), done)
 	dropIns := filepath.Join(n.Dir, "config.toml.d")
@@ -359,25 +334,21 @@ func wantError(t testing.TB, err error, says ...string) {
 }
 
 func wantCode(t testing.TB, err error, code codes.Code) {
-	t.Helper()
 	expect(t, status.Code(err) == code, "want code %v, got: %v", code, err)
 }
 
 func wantRefused(t testing.TB, err error, field string) {
-	t.Helper()
 	wantCode(t, err, codes.InvalidArgument)
 	wantError(t, err, field)
 }
 
 // expect fails the test with this text unless it holds.
 func expect(t testing.TB, holds bool, text string, values ...any) {
-	t.Helper()
 	harness.Want(t, holds, text, values...)
 }
 
 // wantFound fails the test unless minicri check finds something, and says all this of it.
 func wantFound(t testing.TB, n *harness.Node, says ...string) {
-	t.Helper()
 	output, err := n.RunCommand("check")
 	wantError(t, err)
 	for _, text := range says {
@@ -387,6 +358,5 @@ func wantFound(t testing.TB, n *harness.Node, says ...string) {
 
 // same fails the test unless two values are the same.
 func same[T any](t testing.TB, what string, got, want T) {
-	t.Helper()
 	harness.Same(t, what, got, want)
 }

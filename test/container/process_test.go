@@ -47,7 +47,6 @@ func env(name, value string) option {
 // environmentOf waits for what the kernel shows a moment after the start alone: between
 // two programs a process has no environment.
 func environmentOf(t *testing.T, pid int) map[string]string {
-	t.Helper()
 	var data []byte
 	eventually(t, "the process has an environment", func() bool {
 		data = harness.Read(t, fmt.Sprintf("/proc/%d/environ", pid))
@@ -247,7 +246,6 @@ func nodeIPC(c *runtimeapi.PodSandboxConfig) {
 
 // wantNamespaces fails the test unless two processes share the namespaces, or do not.
 func wantNamespaces(t *testing.T, one, other int, shared bool, kinds ...string) {
-	t.Helper()
 	for _, kind := range kinds {
 		what := fmt.Sprintf("processes %d and %d share the %s namespace", one, other, kind)
 		same(t, what, namespace(t, one, kind) == namespace(t, other, kind), shared)

@@ -173,7 +173,6 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 		p.awaitExit(containers[len(containers)-4])
 	}
 	look := func() {
-		t.Helper()
 		for _, id := range containers {
 			path := pods[0].status(id).LogPath
 			expect(t, filepath.IsAbs(path), "the log of %v is at %q", pods[0].status(id).Metadata, path)
@@ -215,7 +214,6 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 
 // limitsOf are lines of /proc/PID/limits, soft and hard limit, by name.
 func limitsOf(t *testing.T, text string) map[string]string {
-	t.Helper()
 	limits := make(map[string]string)
 	for line := range strings.Lines(text) {
 		if len(line) > 65 {
@@ -319,7 +317,6 @@ base_spec = %q
 }
 
 func (p *pod) spec(id string) (spec specs.Spec) {
-	p.t.Helper()
 	data := harness.Read(p.t, filepath.Join(p.State, "containers", id, "config.json"))
 	check(p.t, json.Unmarshal(data, &spec))
 	return spec

@@ -37,7 +37,6 @@ var cgroupFiles = map[string][]string{
 
 // limit reads what the kernel has of a container's limit, "" where it has none.
 func (p *pod) limit(id, name string) string {
-	p.t.Helper()
 	path := p.info(id).CgroupsPath
 	for _, file := range cgroupFiles[name] {
 		controller, rest, found := strings.Cut(file, "/")
@@ -65,7 +64,6 @@ func TestP42_Resources(t *testing.T) {
 		c.Linux.Resources.CpusetCpus, c.Linux.Resources.OomScoreAdj = "0", 500
 	})
 	kept := func(name, want string) {
-		t.Helper()
 		same(t, name, p.limit(id, name), want)
 	}
 	shares := "512"
@@ -162,7 +160,6 @@ func huge(limit uint64) []*runtimeapi.HugepageLimit {
 // onlyTheKernelRefuses are resources that nothing but the kernel knows to be wrong, and
 // only when others are set: it says EINVAL.
 func (p *pod) onlyTheKernelRefuses(id string) *runtimeapi.LinuxContainerResources {
-	p.t.Helper()
 	r := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 80 << 20, CpuShares: 333, CpusetCpus: "0", OomScoreAdj: 700}
 	if cgroup.Unified() {
 		r.Unified = map[string]string{"cgroup.max.depth": "none"}
@@ -228,7 +225,6 @@ var kernelNumbers = map[string][2]string{
 
 // kernels are the numbers of a container as the kernel has them.
 func (p *pod) kernels(path string) map[string]uint64 {
-	p.t.Helper()
 	numbers := make(map[string]uint64)
 	for name, of := range kernelNumbers {
 		file, key, _ := strings.Cut(of[1], " ")
@@ -255,7 +251,6 @@ func (p *pod) kernels(path string) map[string]uint64 {
 
 // within fails unless a number is between what the kernel said before and after, give or take.
 func within(t *testing.T, what string, before, got, after, slack uint64) {
-	t.Helper()
 	holds := got+slack >= min(before, after) && got <= max(before, after)+slack
 	expect(t, holds, "%s: %d, the kernel says %d before and %d after", what, got, before, after)
 }
@@ -307,14 +302,12 @@ func TestStatsAreTheKernels(t *testing.T) {
 }
 
 func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
-	p.t.Helper()
 	return harness.Call(p.t, p.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id}).Stats
 }
 
 // pressure compares with the file of version 2, if it can be read: a kernel may
 // have it and refuse (psi=0). Its totals are microseconds, the API's nanoseconds.
 func (p *pod) pressure(path, of string, got *runtimeapi.PsiStats) {
-	p.t.Helper()
 	data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", path, of+".pressure"))
 	same(p.t, "pressure of "+of+" is there", got != nil, err == nil)
 	if got == nil {
@@ -333,7 +326,6 @@ func (p *pod) pressure(path, of string, got *runtimeapi.PsiStats) {
 
 // swap is counted by a file that some kernels do not have.
 func (p *pod) swap(path string, s *runtimeapi.ContainerStats) {
-	p.t.Helper()
 	file := filepath.Join("/sys/fs/cgroup/memory", path, "memory.memsw.usage_in_bytes")
 	if cgroup.Unified() {
 		file = filepath.Join("/sys/fs/cgroup", path, "memory.swap.current")

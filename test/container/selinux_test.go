@@ -19,7 +19,6 @@ import (
 // kernel, by the labels of processes and files and by what it denies.
 
 func domain(t *testing.T, pid int) selinux.Context {
-	t.Helper()
 	text, err := selinux.PidLabel(pid)
 	check(t, err)
 	context, err := selinux.NewContext(text)
@@ -28,7 +27,6 @@ func domain(t *testing.T, pid int) selinux.Context {
 }
 
 func fileLabel(t *testing.T, path string) string {
-	t.Helper()
 	text, err := selinux.FileLabel(path)
 	check(t, err)
 	return text

@@ -30,7 +30,6 @@ func TestHungSupervisor(t *testing.T) {
 		return pid
 	}
 	wantReplaced := func(hung int) {
-		t.Helper()
 		eventually(t, "it is adopted", func() bool { return p.status(id).State == running })
 		same(t, "exec", p.exec(id, "echo hi"), "hi")
 		same(t, "supervisors", len(shims(p.Node)), 1)
@@ -98,7 +97,6 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 }
 
 func supervisorDirs(t *testing.T, n *harness.Node) []string {
-	t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(n.State, "shims", "*"))
 	check(t, err)
 	return dirs
@@ -116,7 +114,6 @@ type runs struct {
 const lines = 4000
 
 func startRuns(t *testing.T, n *harness.Node, i int) runs {
-	t.Helper()
 	r := runs{pod: runPod(t, n, fmt.Sprint("pod-", i))}
 	r.lives = r.run("lives", forever)
 	r.writes = r.run("writes", fmt.Sprintf("i=0; while [ $i -lt %d ]; do printf 'line '; echo $i; i=$((i+1)); done; exec sleep 1000000", lines))
@@ -128,7 +125,6 @@ func startRuns(t *testing.T, n *harness.Node, i int) runs {
 
 // wantUndisturbed looks at the containers after the supervisor was replaced.
 func (r runs) wantUndisturbed(t *testing.T, i int) {
-	t.Helper()
 	eventually(t, "the state is known", func() bool { return r.status(r.lives).State == running })
 	same(t, "pid of the container that lives", r.info(r.lives).PID, r.pid)
 	r.wantExit(r.dies, int32(100+i%50), "Error")
@@ -173,12 +169,10 @@ func TestKilledUnderManyPods(t *testing.T) {
 const untilGo = "until [ -e /go ]; do sleep 0.05; done; "
 
 func release(t *testing.T, pid int) {
-	t.Helper()
 	check(t, os.WriteFile(fmt.Sprintf("/proc/%d/root/go", pid), nil, 0o600))
 }
 
 func awaitGone(t *testing.T, pid int) {
-	t.Helper()
 	eventually(t, "the process has ended and is reaped", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
 }
 

@@ -21,21 +21,18 @@ import (
 
 // newSlicedPod makes a pod as a kubelet does, in a slice of its own.
 func newSlicedPod(t *testing.T) (p *pod, slice string) {
-	t.Helper()
 	n := newNode(t)
 	slice = n.MakeCgroup("pod1")
 	return runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = slice }), slice
 }
 
 func file(t *testing.T, path, name string) string {
-	t.Helper()
 	data := harness.Read(t, filepath.Join("/sys/fs/cgroup", path, name))
 	return strings.TrimSpace(string(data))
 }
 
 // property asks systemd for what it thinks of a unit.
 func property(t *testing.T, unit, name string) string {
-	t.Helper()
 	return program(t, "systemctl", "show", "--value", "--property", name, unit)
 }
 
@@ -150,7 +147,6 @@ func appArmor(kind runtimeapi.SecurityProfile_ProfileType, name string) option {
 }
 
 func confinement(t *testing.T, pid int) string {
-	t.Helper()
 	data := harness.Read(t, fmt.Sprintf("/proc/%d/attr/apparmor/current", pid))
 	return strings.TrimRight(string(data), "\n\x00")
 }
@@ -190,7 +186,6 @@ func TestAppArmor(t *testing.T) {
 const testProfile = "minicri-test-profile"
 
 func loadTestProfile(t *testing.T) {
-	t.Helper()
 	path := filepath.Join(t.TempDir(), "profile")
 	check(t, os.WriteFile(path, []byte("profile "+testProfile+" flags=(attach_disconnected) {\n  file,\n  capability,\n  network,\n  signal,\n  ptrace,\n}\n"), 0o600))
 	program(t, "apparmor_parser", "-Kr", path)

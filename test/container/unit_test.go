@@ -55,7 +55,6 @@ func TestUnit(t *testing.T) {
 	path := p.info(id).CgroupsPath
 	same(t, "slice", filepath.Dir(path), "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice")
 	stays := func(when string, do func()) {
-		t.Helper()
 		pod, old := p.kept(id), property(t, unit, "MainPID")
 		do()
 		p.connect()
@@ -100,7 +99,6 @@ func TestUnit(t *testing.T) {
 }
 
 func unitPod(t *testing.T, handler string) *pod {
-	t.Helper()
 	p := &pod{Node: &harness.Node{}, t: t}
 	p.connect()
 	answer := harness.Call(t, p.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
@@ -117,7 +115,6 @@ func unitPod(t *testing.T, handler string) *pod {
 
 // connect makes clients of the unit's daemon: one that lost it waits before it tries again.
 func (p *pod) connect() {
-	p.t.Helper()
 	conn, err := grpc.NewClient("unix:///run/minicri/minicri.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(p.t, err)
 	p.t.Cleanup(func() { conn.Close() })
@@ -126,14 +123,12 @@ func (p *pod) connect() {
 }
 
 func (p *pod) removeAll() {
-	p.t.Helper()
 	check(p.t, p.stopPod())
 	check(p.t, p.removePod())
 }
 
 // importBusybox imports the image of all containers, as docker save writes it.
 func importBusybox(t *testing.T) {
-	t.Helper()
 	const script = `cd "$2" && mkdir -p root/bin root/tmp && cp /bin/busybox root/bin && for name in sh sleep echo; do ln -s busybox root/bin/$name; done
 		tar -C root -cf layer.tar . && sum=$(sha256sum layer.tar)
 		printf '{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' "${sum%% *}" >config.json
@@ -146,7 +141,6 @@ func importBusybox(t *testing.T) {
 
 // pausePID is the process id of the pod's pause; tests of the unit and of AppArmor ask for it.
 func (p *pod) pausePID() int {
-	p.t.Helper()
 	answer := harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
 	var info struct {
 		PID int `json:"pid"`
@@ -157,7 +151,6 @@ func (p *pod) pausePID() int {
 
 // configure writes the drop-in of the installed configuration: a network, and what the test wants before that.
 func configure(t *testing.T, keys string) {
-	t.Helper()
 	const dir = "/etc/minicri/config.toml.d"
 	check(t, os.MkdirAll(dir, 0o755))
 	content := keys + "[default_network]\nenabled = true\nsubnet = \"10.99.0.0/16\"\nmasquerade = false\n"
@@ -165,25 +158,21 @@ func configure(t *testing.T, keys string) {
 }
 
 func logged(t *testing.T) string {
-	t.Helper()
 	return program(t, "journalctl", "--no-pager", "--output", "cat", "_PID="+property(t, unit, "MainPID"))
 }
 
 // kept are the processes of a pod's pause and container, which stay what they are.
 func (p *pod) kept(id string) string {
-	p.t.Helper()
 	return fmt.Sprintf("pause %d, container %d", p.pausePID(), p.info(id).PID)
 }
 
 func (p *pod) wantKept(id, before string) {
-	p.t.Helper()
 	same(p.t, "processes of the pod", p.kept(id), before)
 	same(p.t, "state", p.status(id).State, running)
 	same(p.t, "exec", p.exec(id, "echo hi"), "hi")
 }
 
 func startUnit(t *testing.T) (p *pod, id string) {
-	t.Helper()
 	configure(t, "")
 	systemctl(t, "daemon-reload")
 	systemctl(t, "start", unit)

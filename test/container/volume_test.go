@@ -79,7 +79,6 @@ func TestImageAsAVolume(t *testing.T) {
 
 // wantImageVolumeError: the kubelet looks for the reason at the beginning of the message, in errors of this code.
 func wantImageVolumeError(t *testing.T, err error, says string) {
-	t.Helper()
 	wantCode(t, err, codes.Unknown)
 	wantError(t, err, says)
 	message := status.Convert(err).Message()
@@ -141,20 +140,17 @@ func TestMissingSources(t *testing.T) {
 
 // mountOptions are those of the mount on top at a place, as the container sees it.
 func (p *pod) mountOptions(id, place string) []string {
-	p.t.Helper()
 	lines := strings.Split(p.exec(id, "grep ' "+place+" ' /proc/self/mountinfo"), "\n")
 	return strings.Split(strings.Fields(lines[len(lines)-1])[5], ",")
 }
 
 func wantOptions(t *testing.T, what string, got []string, want ...string) {
-	t.Helper()
 	for _, option := range want {
 		expect(t, slices.Contains(got, option), "%s: the options are %q, want %s", what, got, option)
 	}
 }
 
 func mountTmpfs(t *testing.T, dir string, flags uintptr) {
-	t.Helper()
 	check(t, os.MkdirAll(dir, 0o755))
 	check(t, unix.Mount("tmpfs", dir, "tmpfs", flags, ""))
 	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })

@@ -18,7 +18,6 @@ import (
 // onSmallDisk starts the node's daemon anew with the directory on a file
 // system of its own, of little more than the daemon needs.
 func (n *node) onSmallDisk(t *testing.T, directory string) {
-	t.Helper()
 	n.Stop()
 	n.endSupervisors(t)
 	harness.Check(t, unix.Mount("small", directory, "tmpfs", 0, "size=256k,mode=755"))
@@ -27,7 +26,6 @@ func (n *node) onSmallDisk(t *testing.T, directory string) {
 }
 
 func (n *node) offSmallDisk(t *testing.T, directory string) {
-	t.Helper()
 	for _, pod := range n.list(t) {
 		n.RemovePod(pod.Id)
 	}
@@ -40,7 +38,6 @@ func (n *node) offSmallDisk(t *testing.T, directory string) {
 // endSupervisors ends those of a node whose directories are exchanged: it is another
 // node then, and they would serve beside its own.
 func (n *node) endSupervisors(t *testing.T) {
-	t.Helper()
 	eventually(t, "the supervisors have ended", func() bool {
 		left := n.Supervisors()
 		for _, pid := range left {
@@ -109,7 +106,6 @@ func TestProperty48_FullDisk(t *testing.T) {
 }
 
 func (n *node) wantNoRoom(t *testing.T, config *runtimeapi.PodSandboxConfig, reason string) {
-	t.Helper()
 	_, err := n.run(limited(t), config)
 	harness.Want(t, strings.Contains(fmt.Sprint(err), reason), "want an error that says %q, got %v", reason, err)
 }
@@ -148,7 +144,6 @@ func TestProperty48_ReadOnlyDisk(t *testing.T) {
 // readOnly mounts the directory over itself, read-only: a daemon that holds a
 // file open for writing would not let it be remounted.
 func readOnly(t *testing.T, directory string) (writable func()) {
-	t.Helper()
 	harness.Check(t, unix.Mount(directory, directory, "", unix.MS_BIND, ""))
 	harness.Check(t, unix.Mount("", directory, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	return func() { harness.Check(t, unix.Unmount(directory, unix.MNT_DETACH)) }
@@ -189,7 +184,6 @@ func TestProperty48_NoDescriptors(t *testing.T) {
 }
 
 func (n *node) limitDescriptors(t *testing.T, limit uint64) (was uint64) {
-	t.Helper()
 	var old unix.Rlimit
 	harness.Check(t, unix.Prlimit(n.PID(), unix.RLIMIT_NOFILE, nil, &old))
 	was = old.Cur
@@ -235,7 +229,6 @@ func TestProperty48_EIOAtEachFile(t *testing.T) {
 
 // files are those that the daemon reads at its start.
 func (n *node) files(t *testing.T) (files []string) {
-	t.Helper()
 	n.Kill() // nothing is being written
 	for _, dir := range []string{n.Root, n.State} {
 		harness.Check(t, filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -265,7 +258,6 @@ func unreadable(t *testing.T, file string) (readable func()) {
 
 // wantNothingLost: every pause lives, and every address is still out.
 func (n *node) wantNothingLost(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
-	t.Helper()
 	running := 0
 	for _, pid := range n.processes(t) {
 		if alive(pid) {

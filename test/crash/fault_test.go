@@ -54,7 +54,6 @@ var shortLimits = harness.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_add
 // begin arms the point, calls the operation beside the test, and waits until
 // the point is reached. The result of the call comes from the channel.
 func (c *trial) begin(ctx context.Context, t *testing.T, action string) <-chan error {
-	t.Helper()
 	c.Arm(t, append([]string{c.point + " " + action}, c.operation.also...)...)
 	done := make(chan error, 1)
 	if c.operation.name == recovery.name { // a node is started by its test's goroutine alone
@@ -84,7 +83,6 @@ func strikeError(t *testing.T, c *trial) {
 
 // wantPluginError: the error names plugin, verb, message and code (P11).
 func wantPluginError(t *testing.T, err error, point string) {
-	t.Helper()
 	for _, part := range []string{"plugin trip", "CNI ADD", "failpoint " + point, "code 100"} {
 		harness.Want(t, strings.Contains(fmt.Sprint(err), part), "the error lacks %q: %v", part, err)
 	}
@@ -110,7 +108,6 @@ func strikeKill(t *testing.T, c *trial) {
 }
 
 func (c *trial) killAtPoint(t *testing.T) {
-	t.Helper()
 	if isPlugin(c.point) || strings.HasPrefix(c.point, "starter/") {
 		done := c.begin(limited(t), t, "hang")
 		c.Kill()
@@ -125,7 +122,6 @@ func (c *trial) killAtPoint(t *testing.T) {
 
 // tripRuns: whether a plugin of the daemon's ADD runs.
 func (n *node) tripRuns(t *testing.T) bool {
-	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
 	harness.Check(t, err)
 	for _, file := range files {
@@ -153,7 +149,6 @@ func strikeRebootTwice(t *testing.T, c *trial) {
 }
 
 func (n *node) wantAllDown(t *testing.T) {
-	t.Helper()
 	for _, pod := range n.list(t) {
 		harness.Want(t, pod.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY, "after a reboot: %v", pod)
 	}
@@ -197,7 +192,6 @@ func strikeCutOff(t *testing.T, c *trial) {
 // stopSoon stops the daemon beside a request: what it undoes takes a busy machine seconds, a
 // plugin that hangs would take minutes.
 func (c *trial) stopSoon(t *testing.T, request <-chan error) {
-	t.Helper()
 	began := time.Now()
 	c.Stop()
 	took := time.Since(began)
@@ -254,7 +248,6 @@ func (n *node) inMaking() int {
 }
 
 func (n *node) awaitShim(t *testing.T) (pid int) {
-	t.Helper()
 	eventually(t, "a shim runs", func() bool {
 		running := n.Supervisors()
 		if len(running) > 0 {
@@ -285,7 +278,6 @@ func strikeDeadline(t *testing.T, c *trial) {
 // goOn lets the work continue that the caller has given up. Where it has failed
 // and is being undone, anyone who asks again first hears of that failure.
 func (c *trial) goOn(t *testing.T) {
-	t.Helper()
 	c.Disarm(t)
 	if c.operation.name != undo.name {
 		return
@@ -303,6 +295,5 @@ func strikeLimit(t *testing.T, c *trial) {
 }
 
 func wantCode(t *testing.T, err error, code codes.Code) {
-	t.Helper()
 	harness.Want(t, status.Code(err) == code, "want code %v, got %v", code, err)
 }

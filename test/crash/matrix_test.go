@@ -262,12 +262,10 @@ func (c *trial) test(t *testing.T) {
 
 // runWitness runs the pod that has to stay Ready through all cases.
 func (n *node) runWitness(t *testing.T) {
-	t.Helper()
 	n.witness = n.status(t, n.RunPod(n.PodConfig("witness")))
 }
 
 func (n *node) checkWitness(t *testing.T) {
-	t.Helper()
 	if n.witness != nil {
 		same(t, "status of the other pod", n.status(t, n.witness.Id), n.witness)
 		n.checkPause(t, n.witness.Id)
@@ -276,7 +274,6 @@ func (n *node) checkWitness(t *testing.T) {
 
 // checkPause: Ready means that pause lives (P5).
 func (n *node) checkPause(t *testing.T, id string) {
-	t.Helper()
 	pid := n.pausePID(t, id)
 	isReady := func(pod *runtimeapi.PodSandbox) bool {
 		return pod.Id == id && pod.State == runtimeapi.PodSandboxState_SANDBOX_READY
@@ -287,7 +284,6 @@ func (n *node) checkPause(t *testing.T, id string) {
 
 // removeListed: what is listed can be stopped and removed, at the first try.
 func (c *trial) removeListed(t *testing.T) {
-	t.Helper()
 	for _, pod := range c.list(t) {
 		if pod.Id == c.witness.GetId() {
 			continue
@@ -303,7 +299,6 @@ func (c *trial) removeListed(t *testing.T) {
 // runAgain: the name is free at once (P8), or leads to the pod whose request
 // was given up (P15); there is never more than one of the name (P16).
 func (c *trial) runAgain(t *testing.T) {
-	t.Helper()
 	id, err := c.run(limited(t), c.config)
 	harness.Check(t, err)
 	isOfTheName := func(pod *runtimeapi.PodSandbox) bool { return pod.Metadata.Name == c.config.Metadata.Name }
@@ -327,7 +322,6 @@ func (c *trial) checkDetached(t *testing.T) {
 
 // callsByID are the runs of the plugins for each sandbox, in order.
 func (n *node) callsByID(t *testing.T) map[string]string {
-	t.Helper()
 	data := harness.Read(t, n.calls)
 	calls := make(map[string]string)
 	for line := range strings.Lines(string(data)) {
@@ -368,20 +362,17 @@ var (
 func nothing(*testing.T, *trial) {}
 
 func running(t *testing.T, c *trial) {
-	t.Helper()
 	id, err := c.run(limited(t), c.config)
 	harness.Check(t, err)
 	c.id = id
 }
 
 func stopped(t *testing.T, c *trial) {
-	t.Helper()
 	running(t, c)
 	harness.Check(t, c.stop(limited(t), c.id))
 }
 
 func killed(t *testing.T, c *trial) {
-	t.Helper()
 	c.Arm(t, "pod/start before kill")
 	_, err := c.run(limited(t), c.config)
 	harness.Want(t, err != nil, "the daemon was killed, and the request succeeded")
@@ -431,7 +422,6 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 }
 
 func takePid(t *testing.T, pid int) {
-	t.Helper()
 	eventually(t, fmt.Sprintf("a process has the pid %d", pid), func() bool {
 		harness.Check(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0))
 		other := exec.Command("sleep", "1000000")

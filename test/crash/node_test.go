@@ -55,7 +55,6 @@ retry_most = "100ms"
 `
 
 func newNode(t *testing.T, opts ...harness.Option) *node {
-	t.Helper()
 	dir := t.TempDir()
 	n := &node{Failpoints: harness.Failpoints(filepath.Join(dir, "points")), calls: filepath.Join(dir, "calls")}
 	n.Node = harness.NewNode(t, append([]harness.Option{
@@ -84,7 +83,6 @@ func (n *node) trip(as string) harness.Object {
 }
 
 func (n *node) waitEnd(t testing.TB) {
-	t.Helper()
 	eventually(t, "the daemon ends", func() bool { return !n.Running() })
 }
 
@@ -104,19 +102,16 @@ func (n *node) remove(ctx context.Context, id string) error {
 }
 
 func (n *node) list(t testing.TB) []*runtimeapi.PodSandbox {
-	t.Helper()
 	answer := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 	return answer.GetItems()
 }
 
 func (n *node) status(t testing.TB, id string) *runtimeapi.PodSandboxStatus {
-	t.Helper()
 	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 	return answer.GetStatus()
 }
 
 func (n *node) pausePID(t testing.TB, id string) int {
-	t.Helper()
 	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	var info struct{ PID int }
 	harness.Check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
@@ -124,17 +119,14 @@ func (n *node) pausePID(t testing.TB, id string) int {
 }
 
 func limited(t testing.TB) context.Context {
-	t.Helper()
 	return harness.Limited(t, patience)
 }
 
 func eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
 	harness.Eventually(t, what, patience, holds)
 }
 
 // same fails the test unless two values are the same.
 func same[T any](t testing.TB, what string, got, want T) {
-	t.Helper()
 	harness.Same(t, what, got, want)
 }

@@ -58,7 +58,6 @@ func TestProperty18_Reboot(t *testing.T) {
 }
 
 func (n *node) runEachKind(t *testing.T) (pods []*runtimeapi.PodSandboxStatus) {
-	t.Helper()
 	for name, option := range map[string]harness.PodOption{"own": harness.HostPort(8080, 80), "userns": harness.UserNamespace, "host": harness.HostNetwork()} {
 		pods = append(pods, n.status(t, n.RunPod(n.PodConfig(name, option))))
 	}
@@ -66,7 +65,6 @@ func (n *node) runEachKind(t *testing.T) (pods []*runtimeapi.PodSandboxStatus) {
 }
 
 func (n *node) processes(t *testing.T) (pids []int) {
-	t.Helper()
 	hierarchies, err := cgroup.FindHierarchies()
 	harness.Check(t, err)
 	pids, err = hierarchies.Processes(n.CgroupParent)
@@ -75,7 +73,6 @@ func (n *node) processes(t *testing.T) (pids []int) {
 }
 
 func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
-	t.Helper()
 	same(t, "sandboxes listed", len(n.list(t)), len(were))
 	for _, was := range were {
 		now := n.status(t, was.Id)
@@ -85,7 +82,6 @@ func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 }
 
 func (n *node) wantAddressesBack(t *testing.T) {
-	t.Helper()
 	eventually(t, "the addresses are freed without any call", func() bool { return n.addressesOut() == 0 })
 }
 
@@ -95,7 +91,6 @@ func (n *node) addressesOut() int {
 }
 
 func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
-	t.Helper()
 	n.wantNotReady(t, were)
 	n.wantAddressesBack(t)
 	for _, was := range were {

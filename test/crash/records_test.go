@@ -85,7 +85,6 @@ func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 
 // wantQuarantined: the verbose status shows the records of these ids and no others.
 func (n *node) wantQuarantined(t *testing.T, ids ...string) {
-	t.Helper()
 	var shown []string
 	for _, file := range harness.Info[[]string](t, n.Node, "quarantinedRecords") {
 		shown = append(shown, strings.TrimSuffix(filepath.Base(file), ".json"))
@@ -210,7 +209,6 @@ func (n *node) facts(id string) string      { return filepath.Join(n.State, "fac
 func (n *node) attachment(id string) string { return filepath.Join(n.Root, "attachments", id+".json") }
 
 func damage(t *testing.T, file string, change func([]byte) []byte) {
-	t.Helper()
 	if change == nil {
 		harness.Check(t, os.Remove(file))
 		return
@@ -221,7 +219,6 @@ func damage(t *testing.T, file string, change func([]byte) []byte) {
 
 // wantListed: these sandboxes are listed, in any order, and no others.
 func (n *node) wantListed(t *testing.T, want ...string) {
-	t.Helper()
 	var got []string
 	for _, pod := range n.list(t) {
 		got = append(got, pod.Id)
@@ -232,11 +229,9 @@ func (n *node) wantListed(t *testing.T, want ...string) {
 }
 
 func (n *node) wantSame(t *testing.T, before leak.Snapshot) {
-	t.Helper()
 	same(t, "differences", n.Differences(before), nil)
 }
 
 func (n *node) wantState(t *testing.T, id string, want runtimeapi.PodSandboxState) {
-	t.Helper()
 	same(t, "state of sandbox "+id, n.status(t, id).GetState(), want)
 }

@@ -51,7 +51,6 @@ type things struct {
 // makeThings makes, for each name, a pinned network namespace and a cgroup in
 // every hierarchy, and a process that is in all of the cgroups.
 func (n *node) makeThings(t *testing.T, names ...string) *things {
-	t.Helper()
 	made := &things{sleeper: exec.Command("sleep", "600"), ended: make(chan struct{})}
 	made.sleeper.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNET}
 	harness.Check(t, made.sleeper.Start())
@@ -99,7 +98,6 @@ func (m *things) gone() (gone, all int) {
 }
 
 func (m *things) remove(t *testing.T) {
-	t.Helper()
 	harness.Check(t, m.sleeper.Process.Kill())
 	<-m.ended
 	for _, file := range m.namespaces {

@@ -89,7 +89,6 @@ func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
 	}
 	ctx := harness.Limited(t, 10*listBound) // the harness's clients read as much as the kubelet
 	within := func(what string, want int, ask func() (count int, err error)) {
-		t.Helper()
 		began := time.Now()
 		count, err := ask()
 		took := time.Since(began)

@@ -67,7 +67,6 @@ func TestCritest(t *testing.T) {
 // serve serves the registry in the node's network namespace, and makes the node
 // ask it for the images of all hosts.
 func serve(t *testing.T, n *harness.Node, r *registry.Registry, certs string) {
-	t.Helper()
 	listener := n.Listen("127.0.0.1:0")
 	server := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }()
@@ -137,7 +136,6 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 
 // removeImages removes what the specs pulled.
 func removeImages(t *testing.T, n *harness.Node) {
-	t.Helper()
 	list, err := n.Image.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
 	harness.Check(t, err)
 	for _, image := range list.GetImages() {

@@ -75,7 +75,6 @@ func addImages(t *testing.T, r *registry.Registry) {
 // addIndex adds what a spec pulls by its digest, the same on every machine: an index for all
 // architectures, and no program in it.
 func addIndex(t *testing.T, r *registry.Registry, name string, layer []byte) digest.Digest {
-	t.Helper()
 	object := func(d ocispec.Descriptor) harness.Object {
 		return harness.Object{"mediaType": d.MediaType, "digest": d.Digest, "size": d.Size}
 	}
@@ -110,7 +109,6 @@ func link(name, target string) registry.Entry {
 // busyboxFiles are busybox with all its commands, and the users that the specs
 // name.
 func busyboxFiles(t *testing.T) []registry.Entry {
-	t.Helper()
 	const program = "/bin/busybox" // Debian's busybox-static
 	commands, err := exec.Command(program, "--list").Output()
 	harness.Check(t, err)
@@ -146,6 +144,5 @@ func shellWithoutLs(t *testing.T, busybox string) string {
 
 // replica is the program of test/critest/replica, which make critest builds.
 func replica(t *testing.T) string {
-	t.Helper()
 	return string(harness.Read(t, "../../bin/critest/replica"))
 }

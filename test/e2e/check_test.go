@@ -39,7 +39,6 @@ func problems(t *testing.T, n *harness.Node, flags ...string) (found []nodecheck
 
 // wantClean fails the test unless a check finds no problem.
 func wantClean(t *testing.T, n *harness.Node, flags ...string) {
-	t.Helper()
 	found, clean := problems(t, n, flags...)
 	harness.Want(t, clean, "check %v: %v", flags, found)
 }
@@ -144,7 +143,6 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	}
 	quarantined(2)
 	says := func(fails bool, text string, flags ...string) (output string) {
-		t.Helper()
 		output, err := n.RunCommand("check", flags...)
 		harness.Want(t, (err != nil) == fails && strings.Contains(output, text), "check %v: %v\n%s", flags, err, output)
 		return output
@@ -186,7 +184,6 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 
 // wantFound fails the test unless a problem of that subject has each of the texts in its message.
 func wantFound(t *testing.T, found []nodecheck.Finding, subject string, texts ...string) {
-	t.Helper()
 	for _, text := range texts {
 		has := func(f nodecheck.Finding) bool { return f.Subject == subject && strings.Contains(f.Message, text) }
 		harness.Want(t, slices.ContainsFunc(found, has), "want a problem of %s with %q, found: %v", subject, text, found)
@@ -226,7 +223,6 @@ func TestCheckBeforeTheFirstStart(t *testing.T) {
 	n := newNode(t)
 	config := filepath.Join(t.TempDir(), "config.toml")
 	look := func(toml string, flags ...string) []nodecheck.Finding {
-		t.Helper()
 		check(t, os.WriteFile(config, []byte(toml), 0o600))
 		found, clean := problems(t, n, append([]string{"--config", config, "--socket", filepath.Join(t.TempDir(), "none")}, flags...)...)
 		harness.Want(t, !clean, "%s %v: no problem", toml, flags)

@@ -26,7 +26,6 @@ type pendingAttachment struct {
 }
 
 func pending(t *testing.T, n *harness.Node) []pendingAttachment {
-	t.Helper()
 	return harness.Info[[]pendingAttachment](t, n, "pendingAttachments")
 }
 
@@ -233,7 +232,6 @@ func TestNodeThatCannotMakeAPause(t *testing.T) {
 const readyTime = 30 * time.Second
 
 func becomesReady(t *testing.T, n *harness.Node, want bool) {
-	t.Helper()
 	eventually(t, "NetworkReady follows", readyTime, func() bool {
 		got, _ := networkReady(t, n)
 		return got == want
@@ -281,7 +279,6 @@ func TestProperty20_SymlinkSwitched(t *testing.T) {
 }
 
 func becomesNetwork(t *testing.T, n *harness.Node, name string) {
-	t.Helper()
 	eventually(t, "the network is "+name, readyTime, func() bool {
 		return strings.Contains(currentNetwork(t, n), `"`+name+`"`)
 	})
@@ -330,7 +327,6 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 func TestProperty21_STATUS(t *testing.T) {
 	n, r := newRecorded(t, fast+`cni_status = "5s"`, "two")
 	says := func(texts ...string) {
-		t.Helper()
 		eventually(t, fmt.Sprintf("the message has %q", texts), readyTime, func() bool {
 			isReady, message := networkReady(t, n)
 			return !isReady && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(message, text) })

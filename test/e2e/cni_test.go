@@ -35,13 +35,11 @@ func sortedArgs(args string) []string {
 }
 
 func decoded(t *testing.T, text []byte) (value map[string]any) {
-	t.Helper()
 	check(t, json.Unmarshal(text, &value))
 	return value
 }
 
 func runtimeConfig(t *testing.T, call pluginCall) map[string]any {
-	t.Helper()
 	given, _ := decoded(t, call.Config)["runtimeConfig"].(map[string]any)
 	return given
 }
@@ -186,12 +184,10 @@ func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart
 
 // currentNetwork is the configuration in effect, "" if there is none.
 func currentNetwork(t *testing.T, n *harness.Node) string {
-	t.Helper()
 	return statusInfo(t, n)["cniconfig"]
 }
 
 func statusInfo(t *testing.T, n *harness.Node) map[string]string {
-	t.Helper()
 	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 	return answer.Info
 }

@@ -23,7 +23,6 @@ type counted struct {
 }
 
 func newCounted(t *testing.T) *counted {
-	t.Helper()
 	n := newNode(t)
 	n.ImportBusybox()
 	config := n.PodConfig("counted")
@@ -212,7 +211,6 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 		}
 	}
 	update := func(id string, resources, overhead *runtimeapi.LinuxContainerResources, code codes.Code) {
-		t.Helper()
 		_, err := n.Runtime.UpdatePodSandboxResources(limited(t), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: resources, Overhead: overhead})
 		harness.WantCode(t, err, code)
 	}

@@ -264,7 +264,6 @@ func TestMetricsAddress(t *testing.T) {
 		DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return n.Dial(address) },
 	}}
 	shows := func(path, text string) {
-		t.Helper()
 		eventually(t, path+" shows "+text, patience, func() bool {
 			answer, err := client.Get("https://127.0.0.1:9440" + path)
 			if err != nil {

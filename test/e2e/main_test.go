@@ -36,14 +36,12 @@ retry_most = "200ms"
 
 // newNode makes a node for a test that runs beside others.
 func newNode(t *testing.T, opts ...harness.Option) *harness.Node {
-	t.Helper()
 	return harness.NewNode(t, append(opts, harness.Parallel())...)
 }
 
 // newRecorded makes one whose network is of recording plugins: "one", which does what bridge does, and
 // others, which hand its result on.
 func newRecorded(t *testing.T, config string, others ...string) (*harness.Node, *recorder) {
-	t.Helper()
 	n := newNode(t, harness.NoNetwork(), harness.Config(config))
 	r := newRecorder(t, n)
 	plugins := []harness.Object{r.bridge("one")}
@@ -55,13 +53,11 @@ func newRecorded(t *testing.T, config string, others ...string) (*harness.Node, 
 }
 
 func check(t testing.TB, err error) {
-	t.Helper()
 	harness.Check(t, err)
 }
 
 // wantRefused fails the test unless the pod is refused with an error that says all this.
 func wantRefused(t *testing.T, n *harness.Node, config *runtimeapi.PodSandboxConfig, says ...string) {
-	t.Helper()
 	_, err := run(t, n, config)
 	harness.WantError(t, err, says...)
 }
@@ -74,7 +70,6 @@ func limited(t testing.TB) context.Context {
 }
 
 func eventually(t testing.TB, what string, limit time.Duration, holds func() bool) {
-	t.Helper()
 	harness.Eventually(t, what, limit, holds)
 }
 
@@ -98,17 +93,14 @@ func remove(t testing.TB, n *harness.Node, id string) error {
 }
 
 func list(t testing.TB, n *harness.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
-	t.Helper()
 	return harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{Filter: filter}).Items
 }
 
 func podStatus(t testing.TB, n *harness.Node, id string) *runtimeapi.PodSandboxStatus {
-	t.Helper()
 	return harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).Status
 }
 
 func ready(t testing.TB, n *harness.Node, id string) bool {
-	t.Helper()
 	return podStatus(t, n, id).State == runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
@@ -123,7 +115,6 @@ type podInfo struct {
 }
 
 func verbose(t testing.TB, n *harness.Node, id string) podInfo {
-	t.Helper()
 	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	var info podInfo
 	check(t, json.Unmarshal([]byte(answer.Info["info"]), &info))
@@ -160,7 +151,6 @@ type recorder struct {
 }
 
 func newRecorder(t *testing.T, n *harness.Node) *recorder {
-	t.Helper()
 	dir := filepath.Join(n.Dir, "record")
 	check(t, os.Mkdir(dir, 0o755))
 	return &recorder{t, n, dir}
@@ -206,21 +196,18 @@ exit 1
 // plugin installs the plugin under a name and returns its configuration, with the keys added: it hands on the
 // result that it got, as tuning does that has nothing to do.
 func (r *recorder) plugin(as string, keys harness.Object) harness.Object {
-	r.t.Helper()
 	return r.install(as, "tuning", keys)
 }
 
 // bridge records and does what the bridge plugin does, but for masquerading: with an empty CNI_NETNS that
 // frees the address and leaves the rules.
 func (r *recorder) bridge(as string) harness.Object {
-	r.t.Helper()
 	config := r.n.BridgePlugin()
 	config["ipMasq"] = false
 	return r.install(as, "bridge", config)
 }
 
 func (r *recorder) install(as, does string, keys harness.Object) harness.Object {
-	r.t.Helper()
 	path := filepath.Join(r.n.Plugins, as)
 	if _, err := os.Stat(path); err != nil {
 		check(r.t, os.WriteFile(path, fmt.Appendf(nil, recording, does, r.dir), 0o755))
@@ -234,7 +221,6 @@ func (r *recorder) install(as, does string, keys harness.Object) harness.Object 
 // order says what the plugin of that name is to do at the verb: "fail CODE MESSAGE", "hang", "wait" for
 // another order, or "" for its work.
 func (r *recorder) order(as, verb, what string) {
-	r.t.Helper()
 	path := filepath.Join(r.dir, as+"."+verb)
 	if what == "" {
 		check(r.t, harness.IgnoreMissing(os.Remove(path)))
@@ -245,7 +231,6 @@ func (r *recorder) order(as, verb, what string) {
 
 // calls are those of the verb so far; of all but STATUS and GC when it is "".
 func (r *recorder) calls(verb string) []pluginCall {
-	r.t.Helper()
 	data, err := os.ReadFile(filepath.Join(r.dir, "calls"))
 	check(r.t, harness.IgnoreMissing(err))
 	var calls []pluginCall
@@ -261,7 +246,6 @@ func (r *recorder) calls(verb string) []pluginCall {
 
 // forget clears the record.
 func (r *recorder) forget() {
-	r.t.Helper()
 	check(r.t, os.RemoveAll(filepath.Join(r.dir, "calls")))
 }
 
@@ -276,7 +260,6 @@ func sequence(calls []pluginCall) string {
 
 // hung waits for a hanging plugin and returns its process and its child's.
 func (r *recorder) hung() (pids []int) {
-	r.t.Helper()
 	pids = make([]int, 2)
 	eventually(r.t, "a plugin hangs", patience, func() bool {
 		data, err := os.ReadFile(filepath.Join(r.dir, "hangs"))
@@ -291,7 +274,6 @@ func (r *recorder) hung() (pids []int) {
 
 // addresses are those that host-local has handed out.
 func addresses(t *testing.T, n *harness.Node) []string {
-	t.Helper()
 	entries, err := os.ReadDir(n.Addresses)
 	check(t, harness.IgnoreMissing(err))
 	var found []string
@@ -304,12 +286,10 @@ func addresses(t *testing.T, n *harness.Node) []string {
 }
 
 func wantAddresses(t *testing.T, n *harness.Node, count int) {
-	t.Helper()
 	held := addresses(t, n)
 	harness.Want(t, len(held) == count, "want %d addresses in use, host-local has %v", count, held)
 }
 
 func wantPods(t *testing.T, n *harness.Node, ids ...string) {
-	t.Helper()
 	harness.Same(t, "the pods", podIDs(list(t, n, nil)), ids)
 }

@@ -141,7 +141,6 @@ func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
 // default one is asked for, are those in which the harness looks for leaks, and the node's directory is known
 // only to the daemon's second start.
 func newDefaultNode(t *testing.T, subnet, keys string) *harness.Node {
-	t.Helper()
 	n := newNode(t, harness.NoNetwork())
 	n.Stop()
 	dir := filepath.Join(n.Dir, "config.toml.d")
@@ -155,7 +154,6 @@ func newDefaultNode(t *testing.T, subnet, keys string) *harness.Node {
 const ownBridge = "bridge = %q\n"
 
 func updatePodCIDR(t *testing.T, n *harness.Node, cidr string, code codes.Code) {
-	t.Helper()
 	_, err := n.Runtime.UpdateRuntimeConfig(limited(t), &runtimeapi.UpdateRuntimeConfigRequest{
 		RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}},
 	})
@@ -206,7 +204,6 @@ func TestCheckFindsWhatTheDefaultNetworkLeaves(t *testing.T) {
 	id := n.RunPod(n.PodConfig("web"))
 	n.WriteNetwork()
 	wantProblems := func(when string, want int, flags ...string) {
-		t.Helper()
 		found, clean := problems(t, n, flags...)
 		harness.Want(t, len(found) == want && clean == (want == 0), "%s: want %d problems, got %v", when, want, found)
 	}

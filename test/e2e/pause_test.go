@@ -33,13 +33,11 @@ func pausePID(t testing.TB, n *harness.Node, id string) int {
 
 // procFile reads a file of /proc/PID.
 func procFile(t testing.TB, pid int, name string) string {
-	t.Helper()
 	return strings.TrimSpace(string(harness.Read(t, fmt.Sprintf("/proc/%d/%s", pid, name))))
 }
 
 // namespace names a namespace of a process as the kernel does: "net:[4026531840]".
 func namespace(t testing.TB, pid int, kind string) string {
-	t.Helper()
 	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
 	check(t, err)
 	return name
@@ -53,14 +51,12 @@ func alive(pid int) bool {
 
 // inside calls do on a thread in a namespace of a process, by its name in /proc/PID/ns.
 func inside(t testing.TB, pid int, kind string, do func() error) {
-	t.Helper()
 	check(t, harness.Inside(fmt.Sprintf("/proc/%d/ns/%s", pid, kind), do))
 }
 
 // netSysctl reads a parameter in the network namespace of a process: /proc/sys/net shows that of the reading
 // thread.
 func netSysctl(t testing.TB, pid int, name string) (value string) {
-	t.Helper()
 	inside(t, pid, "net", func() error {
 		data, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
 		value = strings.TrimSpace(string(data))

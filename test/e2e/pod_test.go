@@ -113,7 +113,6 @@ func podIDs(pods []*runtimeapi.PodSandbox) (ids []string) {
 
 // receive collects what the messages of a stream have; one that has nothing is an error.
 func receive[M, E any](t *testing.T, stream interface{ Recv() (M, error) }, err error, of func(M) []E) (all []E) {
-	t.Helper()
 	for {
 		check(t, err)
 		var message M
@@ -126,7 +125,6 @@ func receive[M, E any](t *testing.T, stream interface{ Recv() (M, error) }, err 
 }
 
 func streamPods(t *testing.T, n *harness.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
-	t.Helper()
 	stream, err := n.Runtime.StreamPodSandboxes(limited(t), &runtimeapi.StreamPodSandboxesRequest{Filter: filter})
 	return receive(t, stream, err, (*runtimeapi.StreamPodSandboxesResponse).GetPodSandboxes)
 }

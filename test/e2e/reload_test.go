@@ -28,7 +28,6 @@ type systemd struct {
 
 // newSystemd listens, and returns what a daemon finds in its environment.
 func newSystemd(t *testing.T) (s *systemd, socket string) {
-	t.Helper()
 	socket = filepath.Join(t.TempDir(), "notify")
 	connection, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
 	check(t, err)
@@ -62,7 +61,6 @@ func (s *systemd) count(text string) (times int, last time.Time) {
 
 // rewrite changes the configuration file of a node, by rename.
 func rewrite(t *testing.T, n *harness.Node, old, new string) {
-	t.Helper()
 	file := filepath.Join(n.Dir, "config.toml")
 	data := string(harness.Read(t, file))
 	harness.Want(t, strings.Contains(data, old), "the configuration has no %q", old)
@@ -72,7 +70,6 @@ func rewrite(t *testing.T, n *harness.Node, old, new string) {
 
 // reload changes the configuration of a node, and waits until it is in force.
 func reload(t *testing.T, n *harness.Node, old, new string) {
-	t.Helper()
 	before := strings.Count(n.Log(), "configuration reloaded")
 	rewrite(t, n, old, new)
 	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
@@ -86,7 +83,6 @@ func TestReload(t *testing.T) {
 	n := newNode(t, harness.Env("NOTIFY_SOCKET="+socket), harness.LevelOfFile(), harness.Config("log_level = 'info'\nshm_size = 65536\n[limits]\nreload = \"20ms\"\ncni_add = \"90s\"\n"))
 	first, pid := n.RunPod(n.PodConfig("first")), n.PID()
 	inForce := func(limit string) {
-		t.Helper()
 		eventually(t, "the limit is "+limit, patience, func() bool {
 			return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:"+limit)
 		})
@@ -289,7 +285,6 @@ func TestReloadOfLimits(t *testing.T) {
 	}
 	n, r := newRecorded(t, text)
 	set := func(key, value string) {
-		t.Helper()
 		reload(t, n, key+" = "+limits[key]+"\n", key+" = "+value+"\n")
 		limits[key] = value
 	}

@@ -37,7 +37,6 @@ func (n *Node) makeCgroups() {
 // MakeCgroup makes a cgroup below the node's parent in every hierarchy, as a kubelet does for one pod, and
 // returns its path. It is removed before the node is checked, when it has to be empty.
 func (n *Node) MakeCgroup(name string) string {
-	n.t.Helper()
 	path := filepath.Join(n.CgroupParent, name)
 	if CgroupDriver() == "systemd" {
 		path = n.slicePath(name)

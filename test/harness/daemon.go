@@ -117,7 +117,6 @@ const (
 
 // Start starts the daemon, which must not run, and waits until it answers.
 func (n *Node) Start() {
-	n.t.Helper()
 	n.must("starting the daemon", n.TryStart())
 }
 
@@ -174,13 +173,11 @@ func (n *Node) start() error {
 
 // Kill ends the daemon with SIGKILL. Its pods stay.
 func (n *Node) Kill() {
-	n.t.Helper()
 	n.must("killing the daemon", n.daemon.kill())
 }
 
 // Stop ends the daemon with SIGTERM and fails the test unless it exits with code 0. Its pods stay.
 func (n *Node) Stop() {
-	n.t.Helper()
 	n.must("stopping the daemon", n.stop())
 }
 
@@ -192,14 +189,12 @@ func (n *Node) stop() error {
 
 // Restart is Stop, then Start.
 func (n *Node) Restart() {
-	n.t.Helper()
 	n.Stop()
 	n.Start()
 }
 
 // Crash is Kill, then Start.
 func (n *Node) Crash() {
-	n.t.Helper()
 	n.Kill()
 	n.Start()
 }
@@ -213,7 +208,6 @@ func (n *Node) PID() int { return n.daemon.pid() }
 // Log returns what the daemon, over all its starts, wrote to its standard error and output. The test's log
 // gets its end when the test fails.
 func (n *Node) Log() string {
-	n.t.Helper()
 	data, err := os.ReadFile(n.logFile())
 	n.must("reading the daemon's log", IgnoreMissing(err))
 	return string(data)

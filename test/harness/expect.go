@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -33,11 +34,32 @@ import (
 	"github.com/minicri/minicri/test/leak"
 )
 
+// from is by which lines of tests one came to a check, where they are several: functions of tests that check need
+// no t.Helper.
+func from() string {
+	var lines []string
+	pcs, others := make([]uintptr, 64), false
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
+	for f, more := frames.Next(); more; f, more = frames.Next() {
+		name := filepath.Base(f.File)
+		switch {
+		case strings.HasSuffix(name, "_test.go"):
+			lines = append(lines, fmt.Sprint(name, ":", f.Line))
+		case name != "expect.go" && !strings.HasPrefix(f.Function, "testing."):
+			others = true
+		}
+	}
+	if len(lines) < 2 && !others {
+		return ""
+	}
+	return " (by " + strings.Join(lines, ", ") + ")"
+}
+
 // Check ends the test with the error, if there is one.
 func Check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v%s", err, from())
 	}
 }
 
@@ -45,7 +67,7 @@ func Check(t testing.TB, err error) {
 func Same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if !same(got, want) {
-		t.Errorf("%s: want %q, got %q: %#v", what, fmt.Sprint(want), fmt.Sprint(got), got)
+		t.Errorf("%s: want %q, got %q: %#v%s", what, fmt.Sprint(want), fmt.Sprint(got), got, from())
 	}
 }
 
@@ -66,7 +88,7 @@ func same(got, want any) bool {
 func Want(t testing.TB, holds bool, format string, args ...any) {
 	t.Helper()
 	if !holds {
-		t.Errorf(format, args...)
+		t.Errorf("%s%s", fmt.Sprintf(format, args...), from())
 	}
 }
 
@@ -119,7 +141,7 @@ func Eventually(t testing.TB, what string, limit time.Duration, holds func() boo
 	t.Helper()
 	for deadline := time.Now().Add(limit); !holds(); time.Sleep(pollInterval) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", limit, what)
+			t.Fatalf("not within %v: %s%s", limit, what, from())
 		}
 	}
 }

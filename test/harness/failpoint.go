@@ -16,7 +16,6 @@ func (f Failpoints) Option() Option { return Env("MINICRI_FAILPOINTS=" + string(
 
 // Arm says what is to happen at which points: "POINT ACTION" each.
 func (f Failpoints) Arm(t testing.TB, orders ...string) {
-	t.Helper()
 	Check(t, IgnoreMissing(os.Remove(string(f)+".hit")))
 	var lines strings.Builder
 	for _, order := range orders {
@@ -29,7 +28,6 @@ func (f Failpoints) Arm(t testing.TB, orders ...string) {
 
 // Disarm has nothing happen any more.
 func (f Failpoints) Disarm(t testing.TB) {
-	t.Helper()
 	Check(t, IgnoreMissing(os.Remove(string(f))))
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,6 @@ import (
 )
 
 func prepared(t testing.TB, opts ...Option) *Node {
-	t.Helper()
 	return prepare(t, BinDir(t), opts)
 }
 
@@ -147,4 +147,14 @@ func TestSame(t *testing.T) {
 		Want(t, !same(pair[0], pair[1]), "%#v and %#v are the same", pair[0], pair[1])
 	}
 	Want(t, same([]int{}, []int(nil)), "a list of nothing is not none")
+}
+
+// What fails in a function of a test is told with the lines that led there.
+func TestFailureNamesItsCallers(t *testing.T) {
+	r := &recorder{TB: t}
+	Want(r, false, "direct")
+	func() { Want(r, false, "below") }()
+	WantError(r, nil)
+	Want(t, len(r.errors) == 3 && r.errors[0] == "direct" && !strings.Contains(r.errors[2], "(by") &&
+		regexp.MustCompile(`^below \(by harness_test\.go:\d+, harness_test\.go:\d+\)$`).MatchString(r.errors[1]), "failures are %q", r.errors)
 }

@@ -26,7 +26,6 @@ func (n *Node) ImportImage(archive string) {
 // BuildImage makes an image of layers, each by a function that adds its files, and brings it to the node. The
 // config is the "config" of image-spec.
 func (n *Node) BuildImage(name string, config Object, layers ...func(*Layer)) {
-	n.t.Helper()
 	archive := newLayer(n)
 	var names, digests []string
 	for i, add := range layers {
@@ -117,7 +116,6 @@ var applets = []string{
 
 // ImportBusybox builds BusyboxImage and brings it to the node.
 func (n *Node) ImportBusybox() {
-	n.t.Helper()
 	n.BuildImage(BusyboxImage, Object{
 		"Env": []string{"PATH=/bin", "FROM=image"}, "Entrypoint": []string{"/bin/sh"}, "Cmd": []string{"-c", "exit 9"},
 		"WorkingDir": "/srv", "StopSignal": "SIGUSR1",
@@ -126,7 +124,6 @@ func (n *Node) ImportBusybox() {
 
 // AddBusybox adds what BusyboxImage has to a layer.
 func (n *Node) AddBusybox(l *Layer) {
-	n.t.Helper()
 	program, err := os.ReadFile(busybox)
 	n.must("reading busybox, which 'make setup' installs", err)
 	for _, dir := range []string{"bin", "dev", "etc", "proc", "srv", "sys"} {

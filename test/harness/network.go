@@ -37,7 +37,6 @@ func (n *Node) makeNetns() {
 // there too, goroutines that it starts are not. An error of do fails the test; do itself must not, as it runs
 // on another goroutine.
 func (n *Node) RunInNetns(do func() error) {
-	n.t.Helper()
 	n.must("in its network namespace", n.inNetns(do))
 }
 
@@ -63,7 +62,6 @@ func Inside(file string, do func() error) error {
 
 // Listen listens in the node's network namespace until the test ends.
 func (n *Node) Listen(address string) (listener net.Listener) {
-	n.t.Helper()
 	n.RunInNetns(func() (err error) {
 		listener, err = net.Listen("tcp", address)
 		return err
@@ -84,7 +82,6 @@ func (n *Node) Dial(address string) (conn net.Conn, err error) {
 // Relay leads from the test's network namespace to an address in the node's, until the test ends, and returns
 // where: clients dial as they like.
 func (n *Node) Relay(server string) (address string) {
-	n.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	n.must("listening for a relay", err)
 	n.t.Cleanup(func() { _ = listener.Close() })
@@ -170,7 +167,6 @@ func (n *Node) makeBridge() {
 // WriteNetwork writes the node's CNI configuration, and returns its path. The file comes by rename, as from a
 // careful installer.
 func (n *Node) WriteNetwork() string {
-	n.t.Helper()
 	plugins := []Object{n.BridgePlugin()}
 	if n.options.portMap {
 		plugins = append(plugins, Object{"type": "portmap", "capabilities": Object{"portMappings": true}, "snat": true})
@@ -181,7 +177,6 @@ func (n *Node) WriteNetwork() string {
 // WriteConflist writes a CNI configuration with these plugins and the name of the node's network, by rename,
 // and returns its path.
 func (n *Node) WriteConflist(file string, plugins ...Object) string {
-	n.t.Helper()
 	data, err := json.MarshalIndent(Object{"cniVersion": "1.1.0", "name": n.Network, "plugins": plugins}, "", "  ")
 	n.must("encoding the CNI configuration", err)
 	half, path := filepath.Join(n.Dir, "half.conflist"), filepath.Join(n.CNIConf, file)

@@ -72,7 +72,6 @@ type Node struct {
 // NewNode makes a node and starts its daemon, and checks it when the test ends. It fails the test when that
 // is not possible, and panics in a parallel test unless the option [Parallel] makes it one.
 func NewNode(t testing.TB, opts ...Option) *Node {
-	t.Helper()
 	runBesideOthers(t, opts)
 	binaries := BinDir(t)
 	Check(t, checkRequirements(binaries))
@@ -98,7 +97,6 @@ func runBesideOthers(t testing.TB, opts []Option) {
 
 // prepare makes all that a daemon needs to start.
 func prepare(t testing.TB, binaries string, opts []Option) *Node {
-	t.Helper()
 	// Not t.TempDir: a socket's path has to be short, see unix(7).
 	dir, err := os.MkdirTemp("", "mcr")
 	if err == nil {
@@ -144,7 +142,7 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 func (n *Node) must(what string, err error) {
 	n.t.Helper()
 	if err != nil {
-		n.t.Fatalf("node %s: %s: %v", n.Network, what, err)
+		n.t.Fatalf("node %s: %s: %v%s", n.Network, what, err, from())
 	}
 }
 

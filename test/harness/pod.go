@@ -70,7 +70,6 @@ func Attempt(number uint32) PodOption {
 
 // RunPod runs a pod and returns its id. An error fails the test.
 func (n *Node) RunPod(config *runtimeapi.PodSandboxConfig) string {
-	n.t.Helper()
 	answer, err := n.Runtime.RunPodSandbox(Limited(n.t, callTime), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: n.options.handler})
 	n.must("running pod "+config.GetMetadata().GetName(), err)
 	return answer.PodSandboxId
@@ -78,7 +77,6 @@ func (n *Node) RunPod(config *runtimeapi.PodSandboxConfig) string {
 
 // RemovePod stops a pod and removes it. An error fails the test.
 func (n *Node) RemovePod(id string) {
-	n.t.Helper()
 	n.must("removing pod "+id, n.removePod(id))
 }
 
@@ -119,7 +117,6 @@ func (n *Node) CreateContainer(pod string, of *runtimeapi.PodSandboxConfig, c *r
 
 // RunContainer makes a container and starts it. An error fails the test.
 func (n *Node) RunContainer(pod string, of *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) (id string) {
-	n.t.Helper()
 	id, err := n.CreateContainer(pod, of, c)
 	n.must("creating container "+c.GetMetadata().GetName(), err)
 	_, err = n.Runtime.StartContainer(Limited(n.t, callTime), &runtimeapi.StartContainerRequest{ContainerId: id})
@@ -136,7 +133,6 @@ type Hook struct {
 // CDIDevice gives the node a device of a vendor's (CDI) that has hooks, until the test ends, and returns its
 // name.
 func CDIDevice(t testing.TB, hooks ...Hook) (name string) {
-	t.Helper()
 	const dir = "/var/run/cdi"
 	Check(t, os.MkdirAll(dir, 0o755))
 	kind := fmt.Sprintf("test%d", time.Now().UnixNano())
@@ -176,7 +172,6 @@ func ProcStatus(t testing.TB, pid int, field string) string {
 
 // ProcKiB is such a field in KiB.
 func ProcKiB(t testing.TB, pid int, field string) (kib int) {
-	t.Helper()
 	_, err := fmt.Sscanf(ProcStatus(t, pid, field), "%d kB", &kib)
 	Check(t, err)
 	return kib

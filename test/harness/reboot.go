@@ -17,7 +17,6 @@ import (
 
 // Reboot does to the node what a reboot of the machine does: PowerOff, and the state directory is empty.
 func (n *Node) Reboot() {
-	n.t.Helper()
 	n.PowerOff()
 	n.must("emptying the state directory", errors.Join(os.RemoveAll(n.State), os.Mkdir(n.State, 0o755)))
 }
@@ -25,7 +24,6 @@ func (n *Node) Reboot() {
 // PowerOff ends what a reboot ends, whatever the state directory is on: the daemon and every process of its
 // pods and plugins, mounts, namespaces and with them their links, and the packet filter's rules.
 func (n *Node) PowerOff() {
-	n.t.Helper()
 	if n.Running() {
 		n.Kill()
 	}

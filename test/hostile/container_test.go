@@ -84,7 +84,6 @@ func TestNullOfAnExecIsNotTheNodes(t *testing.T) {
 }
 
 func modeOfNull(t *testing.T) os.FileMode {
-	t.Helper()
 	info, err := os.Stat(os.DevNull)
 	check(t, err)
 	return info.Mode().Perm()
@@ -137,7 +136,6 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 
 // kept is what a directory holds of its file system, without what is mounted in it.
 func kept(t testing.TB, directory string) (bytes int64) {
-	t.Helper()
 	var root unix.Stat_t
 	check(t, unix.Stat(directory, &root))
 	check(t, filepath.WalkDir(directory, func(path string, entry fs.DirEntry, err error) error {
@@ -178,7 +176,6 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 
 // makeDeep does what a program in a container would: directories within each other, and a file in the last.
 func makeDeep(t testing.TB, top string, depth, size int) {
-	t.Helper()
 	const directory = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
 	at, err := unix.Open(top, directory, 0)
 	check(t, err)
@@ -198,7 +195,6 @@ func makeDeep(t testing.TB, top string, depth, size int) {
 
 // layers counts the layers that are on the disk.
 func layers(t testing.TB, n *harness.Node) int {
-	t.Helper()
 	all, err := os.ReadDir(filepath.Join(n.Root, "image", "overlayfs", "snapshots"))
 	check(t, err)
 	return len(all)
@@ -272,7 +268,6 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 
 // dangerous finds setuid programs and device nodes. Whiteouts (device 0:0) are none.
 func dangerous(t testing.TB, roots ...string) (paths []string) {
-	t.Helper()
 	for _, root := range roots {
 		check(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 			var stat unix.Stat_t
@@ -291,7 +286,6 @@ func dangerous(t testing.TB, roots ...string) (paths []string) {
 
 // asNobody returns which of the paths uid 65534 reaches.
 func asNobody(t testing.TB, paths []string) string {
-	t.Helper()
 	command := exec.Command("/bin/sh", "-c", `while read -r path; do [ ! -e "$path" ] || echo "$path"; done`)
 	command.Stdin = strings.NewReader(strings.Join(paths, "\n") + "\n")
 	command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}

@@ -31,7 +31,6 @@ import (
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 func newNode(t testing.TB, options ...harness.Option) *harness.Node {
-	t.Helper()
 	n := harness.NewNode(t, options...)
 	n.ImportBusybox()
 	return n
@@ -39,7 +38,6 @@ func newNode(t testing.TB, options ...harness.Option) *harness.Node {
 
 // newRegistryNode makes a node with a hostile registry, which it reaches at host.
 func newRegistryNode(t testing.TB) (n *harness.Node, content *registry.Registry, host string) {
-	t.Helper()
 	n, content = newNode(t), registry.New()
 	listener := n.Listen("127.0.0.1:0")
 	server := &http.Server{Handler: content, ReadHeaderTimeout: patience}
@@ -50,13 +48,11 @@ func newRegistryNode(t testing.TB) (n *harness.Node, content *registry.Registry,
 
 // pull asks the daemon as the kubelet does.
 func pull(t testing.TB, n *harness.Node, reference string, auth *runtimeapi.AuthConfig) (id string, err error) {
-	t.Helper()
 	answer, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: reference}, Auth: auth})
 	return answer.GetImageRef(), err
 }
 
 func run(t testing.TB, n *harness.Node, container string, command ...string) (code int32, output string) {
-	t.Helper()
 	answer := harness.Call(t, n.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: container, Cmd: command, Timeout: 60})
 	return answer.GetExitCode(), string(answer.GetStdout()) + string(answer.GetStderr())
 }
@@ -88,7 +84,6 @@ type tenant struct {
 }
 
 func newTenant(t testing.TB, n *harness.Node, name string, options ...harness.PodOption) *tenant {
-	t.Helper()
 	pod := n.PodConfig(name, options...)
 	return &tenant{n, t, pod, n.RunPod(pod)}
 }
@@ -141,7 +136,6 @@ func (p *tenant) remove(id string) error {
 }
 
 func (p *tenant) run(name string, changes ...change) (id string) {
-	p.t.Helper()
 	id, err := p.create(name, changes...)
 	check(p.t, err)
 	check(p.t, p.start(id))
@@ -159,7 +153,6 @@ type facts struct {
 }
 
 func (p *tenant) facts(id string) (f facts) {
-	p.t.Helper()
 	answer := harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	check(p.t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &f))
 	f.CgroupsPath = cgroup.Path(f.CgroupsPath)
@@ -173,7 +166,6 @@ func (p *tenant) log(name string) string {
 }
 
 func (p *tenant) awaitLog(name, text string) {
-	p.t.Helper()
 	harness.Eventually(p.t, name+" writes "+text, patience, func() bool { return strings.Contains(p.log(name), text) })
 }
 
@@ -182,7 +174,6 @@ type holdings struct{ descriptors, threads, children int }
 
 // held is what supervisors have at the quietest of several moments: other pods come and go.
 func held(t testing.TB, pids []int) (least holdings) {
-	t.Helper()
 	for try := range 11 {
 		var now holdings
 		for _, pid := range pids {
@@ -255,7 +246,6 @@ type neighbour struct {
 }
 
 func newNeighbour(t testing.TB, n *harness.Node) *neighbour {
-	t.Helper()
 	p := &neighbour{tenant: newTenant(t, n, "neighbour")}
 	p.witness = p.run("witness")
 	p.run("writes", command("/bin/sh", "-c", "while sleep 0.05; do echo line; done"))

@@ -26,12 +26,10 @@ import (
 const patience = time.Minute
 
 func check(t testing.TB, err error) {
-	t.Helper()
 	harness.Check(t, err)
 }
 
 func limited(t testing.TB) context.Context {
-	t.Helper()
 	return harness.Limited(t, patience)
 }
 
@@ -42,19 +40,16 @@ type target struct {
 }
 
 func newTarget(t testing.TB) *target {
-	t.Helper()
 	p := newTenant(t, newNode(t, harness.Parallel()), "target")
 	return &target{p, p.run("app")}
 }
 
 func (p *target) execURL(command ...string) string {
-	p.t.Helper()
 	return harness.Call(p.t, p.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: p.container, Cmd: command, Stdin: true, Stdout: true, Stderr: true}).Url
 }
 
 // begin runs a command in a session, and opens its streams: of the error, stdin, stdout and stderr.
 func (p *target) begin(command ...string) (c spdyClient, streams []*spdystream.Stream) {
-	p.t.Helper()
 	c = p.upgrade(p.execURL(command...), "v4.channel.k8s.io")
 	for _, kind := range []string{"error", "stdin", "stdout", "stderr"} {
 		streams = append(streams, c.open(p.t, kind, 0, 0))
@@ -63,7 +58,6 @@ func (p *target) begin(command ...string) (c spdyClient, streams []*spdystream.S
 }
 
 func (p *target) forward() spdyClient {
-	p.t.Helper()
 	return p.upgrade(harness.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id}).Url, "portforward.k8s.io")
 }
 
@@ -75,7 +69,6 @@ type spdyClient struct {
 
 // upgrade asks for a session over SPDY.
 func (p *target) upgrade(address, protocol string) spdyClient {
-	p.t.Helper()
 	raw := p.upgradeRaw(address, protocol)
 	conn, err := spdystream.NewConnection(raw, false)
 	check(p.t, err)
@@ -104,7 +97,6 @@ func (p *target) upgradeRaw(address, protocol string) net.Conn {
 }
 
 func (c spdyClient) open(t testing.TB, kind string, port, id int) *spdystream.Stream {
-	t.Helper()
 	header := http.Header{"Streamtype": {kind}, "Port": {strconv.Itoa(port)}, "Requestid": {strconv.Itoa(id)}} // which an exec ignores
 	stream, err := c.CreateStream(header, nil, false)
 	check(t, err)
@@ -114,7 +106,6 @@ func (c spdyClient) open(t testing.TB, kind string, port, id int) *spdystream.St
 // memory is what the daemon has allocated, in bytes. Pages of its program are no cost of a session: the
 // kernel drops them when memory is short.
 func (p *target) memory() int {
-	p.t.Helper()
 	return harness.ProcKiB(p.t, p.PID(), "RssAnon") << 10
 }
 

@@ -26,7 +26,6 @@ const secret = "/no/secret-of-the-node"
 
 // newSpiedNode makes a node with a file of root's that is a mount, too, and says what a spy needs to know.
 func newSpiedNode(t *testing.T) (n *harness.Node, args func(kinds string) []string) {
-	t.Helper()
 	n = newAttackedNode(t, harness.Env("PATH="+os.Getenv("PATH")+":"+secret))
 	own := filepath.Join(n.Dir, "of-the-node")
 	check(t, os.WriteFile(own, []byte("secret\n"), 0o600))
@@ -116,7 +115,6 @@ func descriptorsOf(pid int) map[string]string {
 
 // awaitSleep waits until a process runs sleep with the argument.
 func awaitSleep(t testing.TB, argument string) (pid int) {
-	t.Helper()
 	harness.Eventually(t, "sleep "+argument+" runs", patience, func() bool {
 		for _, p := range harness.Processes() {
 			if len(p.Args) > 1 && p.Args[0] == "sleep" && p.Args[1] == argument {
@@ -205,7 +203,6 @@ func kindsOf(open map[string]string) (kinds []string) {
 
 // fifosOf are the outputs of the node's containers.
 func fifosOf(t *testing.T, n *harness.Node) []string {
-	t.Helper()
 	fifos, err := filepath.Glob(filepath.Join(n.Dir, "state", "shims", "*", "io", "*.std???"))
 	check(t, err)
 	return fifos
@@ -237,7 +234,6 @@ func (p *tenant) wantNothingShared(pid int, request []string) {
 
 // hookThatHangs is a container with a hook of the node that does not end in time.
 func hookThatHangs(t testing.TB) change {
-	t.Helper()
 	device := harness.CDIDevice(t, harness.Hook{Kind: "createRuntime", Script: "exec sleep 7772", Seconds: 5})
 	return func(c *runtimeapi.ContainerConfig) {
 		c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}}

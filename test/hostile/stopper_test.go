@@ -34,7 +34,6 @@ var profiles = []runtimeapi.SecurityProfile_ProfileType{runtimeapi.SecurityProfi
 
 // newStopper runs a container that sends each process that comes into its pid namespace a signal.
 func (p *tenant) newStopper(name string, signal unix.Signal, changes ...change) (id string) {
-	p.t.Helper()
 	id = p.run(name, append([]change{powerless(runtimeapi.SecurityProfile_Unconfined), ofAttacker("hit", strconv.Itoa(int(signal)))}, changes...)...)
 	releaseStopped(p.t, p.facts(id).PID)
 	return id
@@ -107,7 +106,6 @@ func TestStoppedExecsHoldUpNothingElse(t *testing.T) {
 
 // inTime fails the test if a call fails, or takes longer than a busy machine does.
 func (p *tenant) inTime(what string, call func() error) {
-	p.t.Helper()
 	began := time.Now()
 	err := call()
 	harness.Want(p.t, err == nil && time.Since(began) <= 2*late, "%s took %v: %v", what, time.Since(began), err)
@@ -115,7 +113,6 @@ func (p *tenant) inTime(what string, call func() error) {
 
 // end stops and removes a container, whatever its processes do.
 func (p *tenant) end(id string) {
-	p.t.Helper()
 	p.inTime("the removal", func() error { return errors.Join(p.stop(id), p.remove(id)) })
 }
 
@@ -180,7 +177,6 @@ func TestRemovalBesideStoppedExecs(t *testing.T) {
 
 // limit writes to a file of a container's cgroup, and reports whether the machine has such a file.
 func (p *tenant) limit(id, file, value string) bool {
-	p.t.Helper()
 	hierarchies, err := cgroup.FindHierarchies()
 	check(p.t, err)
 	for _, hierarchy := range hierarchies {

@@ -39,7 +39,6 @@ func (k *kubelet) ask(method, path string) (body string, err error) {
 
 // pods are those that the kubelet knows, by the names of their manifests.
 func (k *kubelet) pods() map[string]*corev1.Pod {
-	k.t.Helper()
 	k.alive()
 	body, err := k.ask(http.MethodGet, "/pods")
 	harness.Check(k.t, err)
@@ -59,7 +58,6 @@ func container(pod, name string) string {
 
 // logs reads a container's log by the kubelet's API.
 func (k *kubelet) logs(pod, name, query string) string {
-	k.t.Helper()
 	text, err := k.ask(http.MethodGet, "/containerLogs/"+container(pod, name)+"?"+query)
 	harness.Check(k.t, err)
 	return text
@@ -67,7 +65,6 @@ func (k *kubelet) logs(pod, name, query string) string {
 
 // run runs a command in a container by the kubelet's /run, which is ExecSync.
 func (k *kubelet) run(pod, name, command string) string {
-	k.t.Helper()
 	query := url.Values{"cmd": {command}}
 	text, err := k.ask(http.MethodPost, "/run/"+container(pod, name)+"?"+query.Encode())
 	harness.Check(k.t, err)

@@ -86,7 +86,6 @@ func (k *kubelet) path(name string) string { return filepath.Join(k.dir, name) }
 // start starts the kubelet with these feature gates, and waits until it
 // answers.
 func (k *kubelet) start(gates harness.Object) {
-	k.t.Helper()
 	k.configure(gates)
 	log, err := os.OpenFile(k.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	harness.Check(k.t, err)
@@ -125,12 +124,10 @@ func (k *kubelet) start(gates harness.Object) {
 
 // limited is for calls that have no limit of their own.
 func (k *kubelet) limited() context.Context {
-	k.t.Helper()
 	return harness.Limited(k.t, patience)
 }
 
 func (k *kubelet) eventually(what string, holds func() bool) {
-	k.t.Helper()
 	harness.Eventually(k.t, what, patience, holds)
 }
 
@@ -169,7 +166,6 @@ func (k *kubelet) kill() {
 // its own oom_score_adj, which some machines refuse. The periods are shorter
 // than a node would have them.
 func (k *kubelet) configure(gates harness.Object) {
-	k.t.Helper()
 	config := harness.Object{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"containerRuntimeEndpoint": "unix://" + k.Socket,

@@ -33,12 +33,10 @@ var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG
 // markLog remembers where the kubelet's log ends now: it is called twice around
 // the time in which there is no daemon.
 func (k *kubelet) markLog() {
-	k.t.Helper()
 	k.marks = append(k.marks, len(k.log()))
 }
 
 func (k *kubelet) log() string {
-	k.t.Helper()
 	data, err := os.ReadFile(k.path("log"))
 	harness.Check(k.t, err)
 	return string(data)

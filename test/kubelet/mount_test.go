@@ -35,7 +35,6 @@ var sysctls = map[string]string{
 // dir. Of the kubelet's mounts only those below shared leave the namespace:
 // there are the volumes, which the runtime has to see.
 func newMountNamespace(t testing.TB, n *harness.Node, dir, shared string) *os.File {
-	t.Helper()
 	harness.Check(t, unix.Mount(shared, shared, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { harness.Check(t, unix.Unmount(shared, unix.MNT_DETACH)) })
 	harness.Check(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))

@@ -27,7 +27,6 @@ var abbreviations = strings.NewReplacer(
 
 // apply makes a static pod: it writes the manifest, by rename.
 func (k *kubelet) apply(name, spec string) {
-	k.t.Helper()
 	text := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + ", namespace: default}\nspec:\n  terminationGracePeriodSeconds: 2\n" + spec
 	half := k.path(name + ".yaml")
 	harness.Check(k.t, errors.Join(os.WriteFile(half, []byte(abbreviations.Replace(text)), 0o600), os.Rename(half, k.manifest(name))))
@@ -37,7 +36,6 @@ func (k *kubelet) manifest(name string) string { return k.path("manifests/" + na
 
 // delete takes a manifest away: the kubelet then ends the pod.
 func (k *kubelet) delete(name string) {
-	k.t.Helper()
 	harness.Check(k.t, os.Remove(k.manifest(name)))
 }
 
@@ -115,7 +113,6 @@ func (k *kubelet) checkHost() {
 
 // fetch asks a server in the node's network namespace.
 func (k *kubelet) fetch(server, path string) string {
-	k.t.Helper()
 	request, err := http.NewRequestWithContext(k.limited(), http.MethodGet, "http://"+k.Relay(server)+path, nil)
 	harness.Check(k.t, err)
 	request.Close = true
@@ -135,7 +132,6 @@ const (
 
 // listed are the containers that the runtime has.
 func (k *kubelet) listed(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
-	k.t.Helper()
 	list := harness.Call(k.t, k.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter})
 	return list.Containers
 }
@@ -154,7 +150,6 @@ func (k *kubelet) inRuntime(pod, name string) *runtimeapi.ContainerStatus {
 // running tells for each pod and container that runs what it would lose if it
 // was started again: id and process.
 func (k *kubelet) running() map[string]string {
-	k.t.Helper()
 	found := make(map[string]string)
 	pods, err := k.Runtime.ListPodSandbox(k.limited(), &runtimeapi.ListPodSandboxRequest{
 		Filter: &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}},

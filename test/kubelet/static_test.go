@@ -65,7 +65,6 @@ func TestStaticPods(t *testing.T) {
 
 // awaitReady waits until the kubelet says that a pod is ready.
 func (k *kubelet) awaitReady(name string) (pod *corev1.Pod) {
-	k.t.Helper()
 	k.eventually("pod "+name+" is ready", func() bool {
 		pod = k.pods()[name]
 		return pod != nil && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
@@ -103,7 +102,6 @@ func (k *kubelet) checkKilledDaemon() {
 // settle waits until the kubelet has both its connections to the runtime, that
 // for containers and that for images, and then has looked after every pod.
 func (k *kubelet) settle() {
-	k.t.Helper()
 	k.eventually("the kubelet reaches the runtime", func() bool {
 		_, runtime := k.ask(http.MethodPost, "/run/"+container("pair", "server")+"?cmd=true")
 		_, image := k.ask(http.MethodGet, "/stats/summary")
@@ -117,7 +115,6 @@ func (k *kubelet) settle() {
 
 // untouched ignores the pod that was ending.
 func (k *kubelet) untouched(when string, before map[string]string) {
-	k.t.Helper()
 	after := k.running()
 	for name, id := range before {
 		if !strings.HasPrefix(name, "ending-") {
@@ -147,7 +144,6 @@ func (k *kubelet) checkEverythingGoes() {
 
 // cgroups are those of the pods whose uid begins so: a hexadecimal digit follows pod, which those above have in their names too.
 func (k *kubelet) cgroups(uid string) (found []string) {
-	k.t.Helper()
 	for _, class := range []string{"*kubepods*", "*kubepods*/*"} { // the driver systemd repeats the names of those above
 		for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
 			dirs, err := filepath.Glob(filepath.Join(hierarchy, k.CgroupParent, class, "*pod"+cmp.Or(strings.ReplaceAll(uid, "-", "_"), "[0-9a-f]")+"*"))

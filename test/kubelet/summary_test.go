@@ -31,7 +31,6 @@ type containerStats struct {
 type used struct{ UsedBytes uint64 }
 
 func (k *kubelet) stats(pod string) podStats {
-	k.t.Helper()
 	body, err := k.ask(http.MethodGet, "/stats/summary")
 	harness.Check(k.t, err)
 	var all struct{ Pods []podStats }

@@ -34,7 +34,6 @@ const (
 
 // queries are those of the dashboard, with the titles of their panels.
 func queries(t *testing.T) map[string]string {
-	t.Helper()
 	data := harness.Read(t, "../../hack/grafana.json")
 	var dashboard struct {
 		Panels []struct {
@@ -133,7 +132,6 @@ func families(t *testing.T, n *harness.Node) map[string]bool {
 }
 
 func startPrometheus(t *testing.T, n *harness.Node) {
-	t.Helper()
 	dir := t.TempDir()
 	const config = "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: minicri, static_configs: [{targets: ['" + target + "']}]}]\n"
 	harness.Check(t, os.WriteFile(dir+"/prometheus.yml", []byte(config), 0o600))

@@ -85,7 +85,6 @@ const terminal = "until stty size | grep -q '33 77'; do sleep 0.02; done; stty s
 // wantTerminal runs a session with one. Its input is open until the end: a client that closes its stdin is
 // another test.
 func (p *pod) wantTerminal(client client, u *url.URL, queue ...remotecommand.TerminalSize) {
-	p.t.Helper()
 	in, typed := io.Pipe()
 	defer typed.Close()
 	go func() { _, _ = io.WriteString(typed, "typed\n") }()
@@ -163,7 +162,6 @@ const unread = 128 << 10
 
 // settle waits until the container has its own processes only.
 func (p *pod) settle() {
-	p.t.Helper()
 	eventually(p.t, "the processes of aborted clients are gone", func() bool {
 		text := p.run("ps", "-o", "args")
 		return !strings.Contains(text, "sleep 1000") && !strings.Contains(text, "cat") && !strings.Contains(text, "yes")

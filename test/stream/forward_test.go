@@ -30,14 +30,12 @@ import (
 type forwardClient func(t testing.TB, u *url.URL) httpstream.Dialer
 
 func spdyForward(t testing.TB, u *url.URL) httpstream.Dialer {
-	t.Helper()
 	transport, upgrader, err := spdy.RoundTripperFor(clientConfig())
 	check(t, err)
 	return spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u)
 }
 
 func tunnelForward(t testing.TB, u *url.URL) httpstream.Dialer {
-	t.Helper()
 	d, err := portforward.NewSPDYOverWebsocketDialer(u, clientConfig())
 	check(t, err)
 	return d
@@ -46,14 +44,12 @@ func tunnelForward(t testing.TB, u *url.URL) httpstream.Dialer {
 var forwardClients = map[string]forwardClient{"SPDY": spdyForward, "WebSocket": tunnelForward}
 
 func (p *pod) forwardURL(ports ...int32) *url.URL {
-	p.t.Helper()
 	answer := harness.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: ports})
 	return p.reach(answer.Url)
 }
 
 // forward forwards ports of the pod as kubectl does, and returns where.
 func (p *pod) forward(client forwardClient, ports ...int) (addresses []string, stop func()) {
-	p.t.Helper()
 	var pairs []string
 	for _, port := range ports {
 		pairs = append(pairs, fmt.Sprintf("0:%d", port))
@@ -129,7 +125,6 @@ func TestPortForward(t *testing.T) {
 
 // noErrors: clients that go away are nothing that the node's owner has to know.
 func (p *pod) noErrors() {
-	p.t.Helper()
 	for line := range strings.Lines(p.Log()) {
 		harness.Want(p.t, !strings.Contains(line, "level=ERROR"), "the daemon says: %s", line)
 	}
@@ -148,7 +143,6 @@ func (p *pod) rawForward(client forwardClient) httpstream.Connection {
 }
 
 func open(t testing.TB, conn httpstream.Connection, kind string, port, id int) httpstream.Stream {
-	t.Helper()
 	header := http.Header{"Streamtype": {kind}, "Port": {strconv.Itoa(port)}, "Requestid": {strconv.Itoa(id)}}
 	stream, err := conn.CreateStream(header)
 	check(t, err)
@@ -156,7 +150,6 @@ func open(t testing.TB, conn httpstream.Connection, kind string, port, id int) h
 }
 
 func openPair(t testing.TB, conn httpstream.Connection, port, id int) (data, errs httpstream.Stream) {
-	t.Helper()
 	errs = open(t, conn, "error", port, id)
 	check(t, errs.Close())
 	return open(t, conn, "data", port, id), errs
@@ -164,7 +157,6 @@ func openPair(t testing.TB, conn httpstream.Connection, port, id int) (data, err
 
 // readAll reads a stream to its end.
 func readAll(t testing.TB, from io.Reader) (text string) {
-	t.Helper()
 	within(t, "the stream ends", func() {
 		data, err := io.ReadAll(from)
 		if err != nil {

@@ -41,7 +41,6 @@ func TestIdleTimeout(t *testing.T) {
 
 // silent runs a program in a session that becomes silent, and waits for its end.
 func (p *pod) silent(client client, program string) {
-	p.t.Helper()
 	to := &stalled{stop: make(chan struct{})}
 	var session sync.WaitGroup
 	session.Go(func() {
@@ -56,7 +55,6 @@ func (p *pod) silent(client client, program string) {
 
 // run gives what a command writes.
 func (p *pod) run(command ...string) string {
-	p.t.Helper()
 	answer := harness.Call(p.t, p.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command})
 	return string(answer.Stdout)
 }
@@ -99,7 +97,6 @@ func TestSelfSigned(t *testing.T) {
 }
 
 func (p *pod) wantSecret(client client) {
-	p.t.Helper()
 	var out bytes.Buffer
 	u := p.execURL(shell("echo secret"))
 	err := p.session(client, u, streams{Stdout: &out, Stderr: io.Discard})
@@ -154,7 +151,6 @@ func TestSlowReaders(t *testing.T) {
 
 // memory is the daemon's resident memory in KiB.
 func (p *pod) memory() int {
-	p.t.Helper()
 	return harness.ProcKiB(p.t, p.PID(), "VmRSS")
 }
 
@@ -250,7 +246,6 @@ func TestAbortedCycles(t *testing.T) {
 
 // runCycles returns when all clients have gone.
 func (p *pod) runCycles(count int) {
-	p.t.Helper()
 	kinds := []func(){func() { p.abortedForward(spdyForward) }, func() { p.abortedForward(tunnelForward) }}
 	for _, c := range clients {
 		kinds = append(kinds, func() { p.abortedExec(c) }, func() { p.abortedAttach(c) })
@@ -321,7 +316,6 @@ func (h holdings) within(other holdings) bool {
 }
 
 func (p *pod) holdings() holdings {
-	p.t.Helper()
 	supervisor := p.Supervisors()[0]
 	return holdings{p.goroutines(), descriptors(p.t, p.PID()), descriptors(p.t, supervisor), len(children(p.PID())) + len(children(supervisor))}
 }
@@ -329,7 +323,6 @@ func (p *pod) holdings() holdings {
 // least is the least that is held within a while, of each kind: what comes and goes with the daemon's own
 // work does not count, nor what waits for Go's collector. Execs make it run.
 func (p *pod) least() holdings {
-	p.t.Helper()
 	all := p.holdings()
 	for range 100 {
 		p.settle()
@@ -339,7 +332,6 @@ func (p *pod) least() holdings {
 }
 
 func descriptors(t testing.TB, pid int) int {
-	t.Helper()
 	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	check(t, err)
 	return len(list)

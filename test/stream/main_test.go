@@ -31,17 +31,14 @@ func TestMain(m *testing.M) {
 const patience = time.Minute
 
 func check(t testing.TB, err error) {
-	t.Helper()
 	harness.Check(t, err)
 }
 
 func limited(t testing.TB) context.Context {
-	t.Helper()
 	return harness.Limited(t, patience)
 }
 
 func eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
 	harness.Eventually(t, what, patience, holds)
 }
 
@@ -56,7 +53,6 @@ type pod struct {
 
 // newPod runs a script in a pod.
 func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
-	t.Helper()
 	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\n"
 	n := harness.NewNode(t, append([]harness.Option{harness.Config(streaming), harness.Parallel()}, opts...)...)
 	n.ImportBusybox()
@@ -72,7 +68,6 @@ func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig
 
 // reach makes a URL of the daemon's one that the test can dial.
 func (p *pod) reach(text string) *url.URL {
-	p.t.Helper()
 	u, err := url.Parse(text)
 	check(p.t, err)
 	u.Host = p.relay
@@ -80,14 +75,12 @@ func (p *pod) reach(text string) *url.URL {
 }
 
 func (p *pod) execURL(r *runtimeapi.ExecRequest) *url.URL {
-	p.t.Helper()
 	r.ContainerId = p.container
 	answer := harness.Call(p.t, p.Runtime.Exec, r)
 	return p.reach(answer.Url)
 }
 
 func (p *pod) attachURL(r *runtimeapi.AttachRequest) *url.URL {
-	p.t.Helper()
 	r = proto.CloneOf(r) // several clients ask with one request
 	r.ContainerId = p.container
 	answer := harness.Call(p.t, p.Runtime.Attach, r)
@@ -132,7 +125,6 @@ func (p *pod) session(c client, u *url.URL, s streams) error {
 
 // webSocket dials one, and asks for protocols.
 func (p *pod) webSocket(u *url.URL, protocols ...string) (*websocket.Conn, error) {
-	p.t.Helper()
 	config, err := websocket.NewConfig("ws://"+u.Host+u.Path, "http://localhost")
 	check(p.t, err)
 	config.Protocol = protocols

@@ -42,7 +42,6 @@ func details(t *testing.T, err error) map[string]string {
 }
 
 func says(t *testing.T, err error, words ...string) {
-	t.Helper()
 	for _, word := range words {
 		harness.Want(t, err != nil && strings.Contains(err.Error(), word), "the message does not say %q: %v", word, err)
 	}
@@ -249,7 +248,6 @@ var secrets = []string{"S3CRET", "UzNDUkVU"}
 
 // bundle: every part is there, and no secret.
 func bundle(t *testing.T, n node) {
-	t.Helper()
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	_, err := n.RunCommand("debug", "bundle", file)
 	harness.Check(t, err)

@@ -27,7 +27,6 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 const patience = 2 * time.Minute
 
 func limited(t testing.TB) context.Context {
-	t.Helper()
 	return harness.Limited(t, patience)
 }
 
@@ -37,7 +36,6 @@ type node struct {
 }
 
 func newNode(t *testing.T, opts ...harness.Option) node {
-	t.Helper()
 	return node{harness.NewNode(t, opts...), t}
 }
 
@@ -46,14 +44,12 @@ func newNode(t *testing.T, opts ...harness.Option) node {
 const fast = "[limits]\nreload = '20ms'\nretry_first = '50ms'\nretry_most = '200ms'\ncni_add = '1m'\ncni_del = '1m'\ndetach_tries = 1\n"
 
 func (n node) plugin(name, script string) harness.Object {
-	n.t.Helper()
 	harness.Check(n.t, os.WriteFile(filepath.Join(n.Plugins, name), []byte("#!/bin/sh\n"+script), 0o755))
 	return harness.Object{"type": name}
 }
 
 // network gives the node another network, and waits until it is in force.
 func (n node) network(plugins ...harness.Object) {
-	n.t.Helper()
 	mark := fmt.Sprintf("changed-%d", time.Now().UnixNano())
 	plugins[0]["mark"] = mark
 	n.WriteConflist("10-test.conflist", plugins...)
@@ -103,7 +99,6 @@ func (n node) explained(pod string, words ...string) string {
 }
 
 func (n node) json(arguments ...string) (pods []timeline.Pod) {
-	n.t.Helper()
 	harness.Check(n.t, json.Unmarshal([]byte(n.text(append(arguments, "--json")...)), &pods))
 	return pods
 }
@@ -115,7 +110,6 @@ var pluginDirs = regexp.MustCompile(`/tmp/mcr\d+/plugins:\S+/bin/cni`)
 
 // wantWords fails the test unless a text has all the words, wherever its lines end.
 func wantWords(t *testing.T, what, text string, words []string) {
-	t.Helper()
 	flat := strings.Join(strings.Fields(text), " ")
 	for _, word := range words {
 		harness.Want(t, strings.Contains(flat, word), "%s does not say %q:\n%s", what, word, text)

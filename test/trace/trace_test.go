@@ -153,7 +153,6 @@ func serve(t *testing.T, listener net.Listener, handler http.Handler) {
 // hookIsTold makes a container with a hook of a vendor's device (CDI), which has to
 // find the trace in its environment.
 func hookIsTold(t *testing.T, n *harness.Node, pod string) {
-	t.Helper()
 	seen := filepath.Join(n.Dir, "hook")
 	config := harness.Container("app", "true")
 	config.CDIDevices = []*runtimeapi.CDIDevice{{Name: harness.CDIDevice(t, harness.Hook{Kind: "createRuntime", Script: "echo $TRACEPARENT > " + seen})}}
