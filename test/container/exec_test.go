@@ -85,9 +85,7 @@ func TestExecBesideTheEnd(t *testing.T) {
 	expect(t, refused != 0, "no command has met the end of its container: this shows nothing")
 }
 
-func (p *pod) tree(id string) []string {
-	return strings.Fields(p.exec(id, "ps -o comm"))
-}
+func (p *pod) tree(id string) []string { return strings.Fields(p.exec(id, "ps -o comm")) }
 
 func TestP36_BackgroundChildKeepsThePipe(t *testing.T) {
 	p := newPod(t)

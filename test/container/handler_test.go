@@ -51,9 +51,7 @@ func TestHandlerOfTypeOCI(t *testing.T) {
 // reload or a restart with another one has the runtime of its siblings, and listings still say that none was named.
 func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	n := newNode(t, harness.Runtime("runc", runc(t)))
-	wantRunc := func(p *pod, name string, want int) {
-		wantStates(t, n, "oci/runc/states", p.run(name, forever), want)
-	}
+	wantRunc := func(p *pod, name string, want int) { wantStates(t, n, "oci/runc/states", p.run(name, forever), want) }
 	builtin := runBuiltin(t, n, "builtin")
 	wantRunc(builtin, "first", 0)
 

@@ -17,9 +17,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-func logPath(path string) option {
-	return func(c *runtimeapi.ContainerConfig) { c.LogPath = path }
-}
+func logPath(path string) option { return func(c *runtimeapi.ContainerConfig) { c.LogPath = path } }
 
 func (p *pod) reopen(id string) error {
 	_, err := p.Runtime.ReopenContainerLog(limited(p.t), &runtimeapi.ReopenContainerLogRequest{ContainerId: id})

@@ -12,14 +12,10 @@ import (
 )
 
 // reload puts other keys of [nri] into force, and waits until they are.
-func (n *nriNode) reload(keys string) {
-	reload(n.t, n.Node, "[nri]\n"+keys)
-}
+func (n *nriNode) reload(keys string) { reload(n.t, n.Node, "[nri]\n"+keys) }
 
 // isOn reports whether Status shows plugins, be there none.
-func (n *nriNode) isOn() bool {
-	return harness.Info[any](n.t, n.Node, "nriPlugins") != nil
-}
+func (n *nriNode) isOn() bool { return harness.Info[any](n.t, n.Node, "nriPlugins") != nil }
 
 // withoutPlugins switches NRI off and on, and leaves it without those that the daemon starts.
 func (n *nriNode) withoutPlugins(names ...string) {

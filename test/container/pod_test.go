@@ -80,10 +80,8 @@ func attempt(number uint32) option {
 	return func(c *runtimeapi.ContainerConfig) { c.Metadata.Attempt = number }
 }
 
-func noLog(c *runtimeapi.ContainerConfig) { c.LogPath = "" }
-
-func privileged(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }
-
+func noLog(c *runtimeapi.ContainerConfig)          { c.LogPath = "" }
+func privileged(c *runtimeapi.ContainerConfig)     { c.Linux.SecurityContext.Privileged = true }
 func privilegedPod(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true }
 
 func asUser(uid int64) option {
@@ -206,9 +204,7 @@ func (p *pod) exec(id, script string) string {
 	return strings.TrimSpace(string(answer.Stdout))
 }
 
-func (p *pod) logs(id string) (stdout, stderr string) {
-	return p.readLog(p.status(id).LogPath)
-}
+func (p *pod) logs(id string) (stdout, stderr string) { return p.readLog(p.status(id).LogPath) }
 
 func (p *pod) stdout(id string) string {
 	stdout, _ := p.logs(id)
@@ -291,17 +287,13 @@ func namespace(t testing.TB, pid int, kind string) string {
 	return name
 }
 
-func limited(t testing.TB) context.Context {
-	return harness.Limited(t, patience)
-}
+func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
 func eventually(t testing.TB, what string, holds func() bool) {
 	harness.Eventually(t, what, patience, holds)
 }
 
-func check(t testing.TB, err error) {
-	harness.Check(t, err)
-}
+func check(t testing.TB, err error) { harness.Check(t, err) }
 
 // reload gives the daemon a drop-in of its configuration, and waits until it is in force.
 func reload(t testing.TB, n *harness.Node, keys string) {
@@ -357,6 +349,4 @@ func wantFound(t testing.TB, n *harness.Node, says ...string) {
 }
 
 // same fails the test unless two values are the same.
-func same[T any](t testing.TB, what string, got, want T) {
-	harness.Same(t, what, got, want)
-}
+func same[T any](t testing.TB, what string, got, want T) { harness.Same(t, what, got, want) }

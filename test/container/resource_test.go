@@ -63,9 +63,7 @@ func TestP42_Resources(t *testing.T) {
 		c.Linux.Resources.CpuQuota, c.Linux.Resources.CpuPeriod, c.Linux.Resources.CpuShares = 50000, 100000, 512
 		c.Linux.Resources.CpusetCpus, c.Linux.Resources.OomScoreAdj = "0", 500
 	})
-	kept := func(name, want string) {
-		same(t, name, p.limit(id, name), want)
-	}
+	kept := func(name, want string) { same(t, name, p.limit(id, name), want) }
 	shares := "512"
 	if cgroup.Unified() {
 		shares = strconv.FormatUint(cgroups.ConvertCPUSharesToCgroupV2Value(512), 10)

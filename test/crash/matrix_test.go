@@ -170,13 +170,11 @@ func points(operation string, is ...string) (all []string) {
 }
 
 func from(points []string, first string) []string { return points[slices.Index(points, first):] }
-
 func until(points []string, last string) []string { return points[:slices.Index(points, last)+1] }
 
 // stopping are the points of Stop, removing those of Remove after it.
 func stopping(p pod) []string { return points("stop", p.is...) }
-
-func removing() []string { return points("remove") }
+func removing() []string      { return points("remove") }
 
 // teardown are the points at which destroy removes all of a pod.
 func teardown(p pod) []string {
@@ -261,9 +259,7 @@ func (c *trial) test(t *testing.T) {
 }
 
 // runWitness runs the pod that has to stay Ready through all cases.
-func (n *node) runWitness(t *testing.T) {
-	n.witness = n.status(t, n.RunPod(n.PodConfig("witness")))
-}
+func (n *node) runWitness(t *testing.T) { n.witness = n.status(t, n.RunPod(n.PodConfig("witness"))) }
 
 func (n *node) checkWitness(t *testing.T) {
 	if n.witness != nil {

@@ -118,15 +118,11 @@ func (n *node) pausePID(t testing.TB, id string) int {
 	return info.PID
 }
 
-func limited(t testing.TB) context.Context {
-	return harness.Limited(t, patience)
-}
+func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
 func eventually(t testing.TB, what string, holds func() bool) {
 	harness.Eventually(t, what, patience, holds)
 }
 
 // same fails the test unless two values are the same.
-func same[T any](t testing.TB, what string, got, want T) {
-	harness.Same(t, what, got, want)
-}
+func same[T any](t testing.TB, what string, got, want T) { harness.Same(t, what, got, want) }

@@ -143,6 +143,4 @@ func shellWithoutLs(t *testing.T, busybox string) string {
 }
 
 // replica is the program of test/critest/replica, which make critest builds.
-func replica(t *testing.T) string {
-	return string(harness.Read(t, "../../bin/critest/replica"))
-}
+func replica(t *testing.T) string { return string(harness.Read(t, "../../bin/critest/replica")) }

@@ -279,9 +279,7 @@ func TestProperty20_SymlinkSwitched(t *testing.T) {
 }
 
 func becomesNetwork(t *testing.T, n *harness.Node, name string) {
-	eventually(t, "the network is "+name, readyTime, func() bool {
-		return strings.Contains(currentNetwork(t, n), `"`+name+`"`)
-	})
+	eventually(t, "the network is "+name, readyTime, func() bool { return strings.Contains(currentNetwork(t, n), `"`+name+`"`) })
 }
 
 // Files come by rename, half written at first, and go with their directory, also over a start; bad ones hide

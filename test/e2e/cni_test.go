@@ -183,9 +183,7 @@ func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart
 }
 
 // currentNetwork is the configuration in effect, "" if there is none.
-func currentNetwork(t *testing.T, n *harness.Node) string {
-	return statusInfo(t, n)["cniconfig"]
-}
+func currentNetwork(t *testing.T, n *harness.Node) string { return statusInfo(t, n)["cniconfig"] }
 
 func statusInfo(t *testing.T, n *harness.Node) map[string]string {
 	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})

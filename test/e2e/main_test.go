@@ -52,9 +52,7 @@ func newRecorded(t *testing.T, config string, others ...string) (*harness.Node, 
 	return n, r
 }
 
-func check(t testing.TB, err error) {
-	harness.Check(t, err)
-}
+func check(t testing.TB, err error) { harness.Check(t, err) }
 
 // wantRefused fails the test unless the pod is refused with an error that says all this.
 func wantRefused(t *testing.T, n *harness.Node, config *runtimeapi.PodSandboxConfig, says ...string) {
@@ -65,9 +63,7 @@ func wantRefused(t *testing.T, n *harness.Node, config *runtimeapi.PodSandboxCon
 // patience is the longest that a test waits for what has no limit of its own.
 const patience = 3 * time.Minute
 
-func limited(t testing.TB) context.Context {
-	return harness.Limited(t, patience)
-}
+func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
 func eventually(t testing.TB, what string, limit time.Duration, holds func() bool) {
 	harness.Eventually(t, what, limit, holds)
@@ -245,9 +241,7 @@ func (r *recorder) calls(verb string) []pluginCall {
 }
 
 // forget clears the record.
-func (r *recorder) forget() {
-	check(r.t, os.RemoveAll(filepath.Join(r.dir, "calls")))
-}
+func (r *recorder) forget() { check(r.t, os.RemoveAll(filepath.Join(r.dir, "calls"))) }
 
 // sequence is the calls in one line: "ADD one, DEL two".
 func sequence(calls []pluginCall) string {

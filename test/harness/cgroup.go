@@ -267,9 +267,7 @@ func hierarchies() (mountpoints []string, err error) {
 
 // CgroupDriver is that of all nodes: cgroupfs, or what the environment says. systemd needs a machine that it
 // runs, and no process namespace between: it takes the ids of processes as it sees them.
-func CgroupDriver() string {
-	return cmp.Or(os.Getenv("MINICRI_CGROUP_DRIVER"), "cgroupfs")
-}
+func CgroupDriver() string { return cmp.Or(os.Getenv("MINICRI_CGROUP_DRIVER"), "cgroupfs") }
 
 // cgroupParent is the node's, in the form of the driver: systemd nests slices by their names, so the name may
 // have no dash.

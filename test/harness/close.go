@@ -74,9 +74,7 @@ func (n *Node) look(scope leak.Scope) (seen leak.Snapshot) {
 
 // Look takes a snapshot of all that the node and its daemon, which must run, hold now: for tests that compare
 // more often than at their end.
-func (n *Node) Look() leak.Snapshot {
-	return n.look(n.idleScope())
-}
+func (n *Node) Look() leak.Snapshot { return n.look(n.idleScope()) }
 
 // Differences waits until the node holds again what it held before, no longer than the kernel may take, and
 // returns what then is left behind or lost, one line for each. The daemon must run.

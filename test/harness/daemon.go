@@ -116,9 +116,7 @@ const (
 )
 
 // Start starts the daemon, which must not run, and waits until it answers.
-func (n *Node) Start() {
-	n.must("starting the daemon", n.TryStart())
-}
+func (n *Node) Start() { n.must("starting the daemon", n.TryStart()) }
 
 // TryStart is Start, but gives the error back: that of the daemon, if it ended.
 func (n *Node) TryStart() error {
@@ -172,14 +170,10 @@ func (n *Node) start() error {
 }
 
 // Kill ends the daemon with SIGKILL. Its pods stay.
-func (n *Node) Kill() {
-	n.must("killing the daemon", n.daemon.kill())
-}
+func (n *Node) Kill() { n.must("killing the daemon", n.daemon.kill()) }
 
 // Stop ends the daemon with SIGTERM and fails the test unless it exits with code 0. Its pods stay.
-func (n *Node) Stop() {
-	n.must("stopping the daemon", n.stop())
-}
+func (n *Node) Stop() { n.must("stopping the daemon", n.stop()) }
 
 func (n *Node) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTime)

@@ -27,9 +27,7 @@ func (f Failpoints) Arm(t testing.TB, orders ...string) {
 }
 
 // Disarm has nothing happen any more.
-func (f Failpoints) Disarm(t testing.TB) {
-	Check(t, IgnoreMissing(os.Remove(string(f))))
-}
+func (f Failpoints) Disarm(t testing.TB) { Check(t, IgnoreMissing(os.Remove(string(f)))) }
 
 // WasHit reports whether a point was reached since Arm.
 func (f Failpoints) WasHit() bool {

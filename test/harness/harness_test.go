@@ -20,9 +20,7 @@ import (
 	"github.com/minicri/minicri/test/leak"
 )
 
-func prepared(t testing.TB, opts ...Option) *Node {
-	return prepare(t, BinDir(t), opts)
-}
+func prepared(t testing.TB, opts ...Option) *Node { return prepare(t, BinDir(t), opts) }
 
 // What the real plugins make for one attachment is within the scope in which the node looks for leaks, with
 // either backend, and what they keep after DEL is not.

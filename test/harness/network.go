@@ -36,9 +36,7 @@ func (n *Node) makeNetns() {
 // RunInNetns calls do on a thread that is in the node's network namespace. Programs that do starts are in
 // there too, goroutines that it starts are not. An error of do fails the test; do itself must not, as it runs
 // on another goroutine.
-func (n *Node) RunInNetns(do func() error) {
-	n.must("in its network namespace", n.inNetns(do))
-}
+func (n *Node) RunInNetns(do func() error) { n.must("in its network namespace", n.inNetns(do)) }
 
 func (n *Node) inNetns(do func() error) error {
 	return Inside(fmt.Sprint("/proc/self/fd/", n.netns.Fd()), do)

@@ -76,9 +76,7 @@ func (n *Node) RunPod(config *runtimeapi.PodSandboxConfig) string {
 }
 
 // RemovePod stops a pod and removes it. An error fails the test.
-func (n *Node) RemovePod(id string) {
-	n.must("removing pod "+id, n.removePod(id))
-}
+func (n *Node) RemovePod(id string) { n.must("removing pod "+id, n.removePod(id)) }
 
 func (n *Node) removePod(id string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)

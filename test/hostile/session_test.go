@@ -25,13 +25,8 @@ import (
 // patience is the longest that a test waits for what has no limit of its own.
 const patience = time.Minute
 
-func check(t testing.TB, err error) {
-	harness.Check(t, err)
-}
-
-func limited(t testing.TB) context.Context {
-	return harness.Limited(t, patience)
-}
+func check(t testing.TB, err error)        { harness.Check(t, err) }
+func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
 // target is a pod with one container, whose streams are attacked.
 type target struct {
@@ -105,9 +100,7 @@ func (c spdyClient) open(t testing.TB, kind string, port, id int) *spdystream.St
 
 // memory is what the daemon has allocated, in bytes. Pages of its program are no cost of a session: the
 // kernel drops them when memory is short.
-func (p *target) memory() int {
-	return harness.ProcKiB(p.t, p.PID(), "RssAnon") << 10
-}
+func (p *target) memory() int { return harness.ProcKiB(p.t, p.PID(), "RssAnon") << 10 }
 
 // dataFrame is the header of a frame of data, which says any length.
 func dataFrame(id uint32, length int) []byte {

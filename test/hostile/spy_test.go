@@ -235,7 +235,5 @@ func (p *tenant) wantNothingShared(pid int, request []string) {
 // hookThatHangs is a container with a hook of the node that does not end in time.
 func hookThatHangs(t testing.TB) change {
 	device := harness.CDIDevice(t, harness.Hook{Kind: "createRuntime", Script: "exec sleep 7772", Seconds: 5})
-	return func(c *runtimeapi.ContainerConfig) {
-		c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}}
-	}
+	return func(c *runtimeapi.ContainerConfig) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}} }
 }

@@ -52,9 +52,7 @@ func (k *kubelet) pods() map[string]*corev1.Pod {
 }
 
 // container names a container in URLs of the kubelet.
-func container(pod, name string) string {
-	return fmt.Sprintf("default/%s-%s/%s", pod, nodeName, name)
-}
+func container(pod, name string) string { return fmt.Sprintf("default/%s-%s/%s", pod, nodeName, name) }
 
 // logs reads a container's log by the kubelet's API.
 func (k *kubelet) logs(pod, name, query string) string {

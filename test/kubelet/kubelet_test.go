@@ -123,9 +123,7 @@ func (k *kubelet) start(gates harness.Object) {
 }
 
 // limited is for calls that have no limit of their own.
-func (k *kubelet) limited() context.Context {
-	return harness.Limited(k.t, patience)
-}
+func (k *kubelet) limited() context.Context { return harness.Limited(k.t, patience) }
 
 func (k *kubelet) eventually(what string, holds func() bool) {
 	harness.Eventually(k.t, what, patience, holds)

@@ -32,9 +32,7 @@ var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG
 
 // markLog remembers where the kubelet's log ends now: it is called twice around
 // the time in which there is no daemon.
-func (k *kubelet) markLog() {
-	k.marks = append(k.marks, len(k.log()))
-}
+func (k *kubelet) markLog() { k.marks = append(k.marks, len(k.log())) }
 
 func (k *kubelet) log() string {
 	data, err := os.ReadFile(k.path("log"))

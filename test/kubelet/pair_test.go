@@ -35,9 +35,7 @@ func (k *kubelet) apply(name, spec string) {
 func (k *kubelet) manifest(name string) string { return k.path("manifests/" + name + ".yaml") }
 
 // delete takes a manifest away: the kubelet then ends the pod.
-func (k *kubelet) delete(name string) {
-	harness.Check(k.t, os.Remove(k.manifest(name)))
-}
+func (k *kubelet) delete(name string) { harness.Check(k.t, os.Remove(k.manifest(name))) }
 
 // pair is a pod whose sidecar serves an init container, whose result a server serves to a
 // client. The server's files are in a volume that the kubelet mounts, the client is as

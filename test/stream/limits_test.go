@@ -150,9 +150,7 @@ func TestSlowReaders(t *testing.T) {
 }
 
 // memory is the daemon's resident memory in KiB.
-func (p *pod) memory() int {
-	return harness.ProcKiB(p.t, p.PID(), "VmRSS")
-}
+func (p *pod) memory() int { return harness.ProcKiB(p.t, p.PID(), "VmRSS") }
 
 // The daemon's end ends its sessions at once, and their processes; the container continues.
 //

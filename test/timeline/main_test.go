@@ -26,18 +26,14 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 const patience = 2 * time.Minute
 
-func limited(t testing.TB) context.Context {
-	return harness.Limited(t, patience)
-}
+func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
 type node struct {
 	*harness.Node
 	t *testing.T
 }
 
-func newNode(t *testing.T, opts ...harness.Option) node {
-	return node{harness.NewNode(t, opts...), t}
-}
+func newNode(t *testing.T, opts ...harness.Option) node { return node{harness.NewNode(t, opts...), t} }
 
 // fast are limits with which a test need not wait long. Plugins that answer have as
 // long as they need: a bridge takes seconds on a machine that has much else to do.
