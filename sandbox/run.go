@@ -73,7 +73,7 @@ func difference(a, b protoreflect.Message, path string) string {
 		if x.Equal(y) && a.Has(field) == b.Has(field) {
 			continue
 		}
-		if field.Message() == nil || field.IsList() || field.IsMap() {
+		if field.Message() == nil || field.IsList() || field.IsMap() || a.Has(field) != b.Has(field) {
 			return at
 		}
 		if inside := difference(x.Message(), y.Message(), at); inside != "" {

@@ -297,6 +297,8 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 	// Who asks for a name that exists with other namespaces gets no pod of another kind.
 	_, err := run(t, n, n.PodConfig("web", harness.HostNetwork()))
 	harness.WantCode(t, err, codes.AlreadyExists, "config.hostname differs")
+	_, err = run(t, n, n.PodConfig("web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{} }))
+	harness.WantCode(t, err, codes.AlreadyExists, "config.linux.security_context.seccomp differs")
 	if wantPods(t, n, answers[0]); len(r.calls("ADD")) != 1 {
 		t.Errorf("ADD ran %d times", len(r.calls("ADD")))
 	}
