@@ -113,7 +113,8 @@ func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
 	return nil
 }
 
-// earlierAddress returns an address of the bridge that the plugin would not give it, or "".
+// earlierAddress returns the gateway of an earlier subnet among the bridge's addresses, or "": the plugin gives
+// a bridge the first address of each subnet. Others are an administrator's.
 func earlierAddress(bridge netlink.Link, subnets []netip.Prefix) (string, error) {
 	addresses, err := netlink.AddrList(bridge, netlink.FAMILY_ALL)
 	if err != nil {
@@ -121,13 +122,10 @@ func earlierAddress(bridge netlink.Link, subnets []netip.Prefix) (string, error)
 	}
 	for _, address := range addresses {
 		prefix, err := netip.ParsePrefix(address.IPNet.String())
-		if err != nil || prefix.Addr().IsLinkLocalUnicast() {
+		if err != nil || prefix.Addr().IsLinkLocalUnicast() || prefix.Addr() != prefix.Masked().Addr().Next() {
 			continue
 		}
-		gateway := func(subnet netip.Prefix) bool {
-			return prefix == netip.PrefixFrom(subnet.Addr().Next(), subnet.Bits())
-		}
-		if !slices.ContainsFunc(subnets, gateway) {
+		if !slices.Contains(subnets, prefix.Masked()) {
 			return prefix.String(), nil
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,6 +26,8 @@ var ErrNoConfiguration = errors.New("no CNI configuration")
 type Directory struct {
 	owner *CNI
 	path  string
+	// reading is held by reload: who asks for the network gets what is so now, not what another read finds.
+	reading sync.Mutex
 	// readAgain makes the next reload read an unchanged directory.
 	readAgain atomic.Bool
 	current   atomic.Pointer[snapshot]
@@ -92,6 +95,8 @@ func (n *CNI) Reload() {
 }
 
 func (d *Directory) reload() {
+	d.reading.Lock()
+	defer d.reading.Unlock()
 	var b strings.Builder
 	fmt.Fprintln(&b, d.owner.PodCIDR())
 	describe(&b, d.path, true)
@@ -118,11 +123,11 @@ func (d *Directory) reload() {
 		} else {
 			logger.Info("no network configuration", "dir", d.path)
 		}
+		notify(d.changed)
 	}
 	if last.configuration != nil && next.configuration != nil && !bytes.Equal(last.configuration.Bytes, next.configuration.Bytes) {
 		d.owner.hurryAll() // what no DEL could undo may be corrected
 	}
-	notify(d.changed)
 }
 
 // standIn uses the embedded network if the directory has none.
