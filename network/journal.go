@@ -92,16 +92,14 @@ func (n *CNI) openJournal() error {
 	}
 	n.journal = journal
 	for id, record := range records {
-		var reason error // why it is not this node's: its DEL would free what a running pod uses
-		switch {
-		case record.ID != id:
-			reason = fmt.Errorf("it is a copy of the entry of sandbox %q", record.ID)
-		case record.Node != "" && record.Node != n.options.Mark:
-			reason = fmt.Errorf("it is an entry of another node, %s, and this one is %s", record.Node, n.options.Mark)
+		// The DEL of what is not this node's would free what a running pod uses.
+		if record.Node != "" && record.Node != n.options.Mark {
+			b := journal.Quarantine(id, fmt.Errorf("it is an entry of another node, %s, and this one is %s", record.Node, n.options.Mark))
+			n.options.Logger.Error("attachment quarantined: nothing of it is touched", "file", b.Path, "err", b.Reason)
+			continue
 		}
-		if reason != nil {
-			b := journal.Quarantine(id, reason)
-			n.options.Logger.Error("attachment quarantined: nothing of it is touched", "file", b.Path, "err", reason)
+		if record.ID != id { // perhaps in the place of a pod's own
+			bad = append(bad, journal.Quarantine(id, fmt.Errorf("it is a copy of the entry of sandbox %q", record.ID)))
 			continue
 		}
 		succeeded := addSucceeded(record)
@@ -206,11 +204,11 @@ func (n *CNI) Pending() []Attachment {
 // cached of ADD. If there is nothing, ADD has not succeeded, and the entry stays for a person.
 func (n *CNI) openUnreadable(bad state.Bad) {
 	logger := n.options.Logger.With("sandbox", bad.ID, "file", bad.Path)
-	logger.Error("attachment quarantined: it cannot be read", "err", bad.Reason)
+	logger.Error("attachment quarantined: it cannot be used", "err", bad.Reason)
 	record, err := cachedAttachment(bad.ID)
 	if err != nil {
 		n.unread = append(n.unread, bad.ID)
-		logger.Error("CNI DEL cannot be run: no configuration of its ADD is known; its addresses may have to be freed by hand", "err", err)
+		logger.Error("CNI DEL cannot be run: no configuration of an ADD for this id is known; its addresses, if it has any, have to be freed by hand", "err", err)
 		return
 	}
 	logger = record.logger(n.options.Logger).With("file", bad.Path)

@@ -48,29 +48,34 @@ func sorted(call string) string {
 }
 
 // A copy of an entry under another name, and one of another node, are put aside: their
-// DEL would free what a pod that runs has.
+// DEL would free what a pod that runs has. A pod whose own entry a copy has replaced keeps its DEL.
 func TestEntryThatIsNoneOfThisNodes(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	for _, id := range []string{"web", "gone"} {
+	for _, id := range []string{"web", "gone", "db"} {
 		n.journalled(t, id, nil)
 		n.attach(t, id)
 	}
 	data, err := os.ReadFile(n.journal.Path("web"))
 	must(t, err)
 	put(t, n.journal.Path("backup-of-web"), string(data))
+	put(t, n.journal.Path("db"), string(data))
 	foreign := strings.ReplaceAll(strings.ReplaceAll(string(data), "minicri-cni-", "minicri-cni-other-"), "\"web\"", "\"theirs\"")
 	put(t, n.journal.Path("theirs"), foreign)
 	n.reopen(t)
 	n.runs(t)
-	n.ReleaseUnknown(func(id string) bool { return id == "web" })
+	n.ReleaseUnknown(func(id string) bool { return id != "gone" })
 	// What would run begins at once, beside the DEL of one that no pod has.
 	eventually(t, within, "the unknown one is released", func() bool { return n.find("gone") == nil })
-	if held := n.addresses(t); len(held) != 1 || len(n.calls(t, "DEL")) != 1 || n.find("web") == nil {
+	if held := n.addresses(t); len(held) != 2 || len(n.calls(t, "DEL")) != 1 || n.find("web") == nil {
 		t.Errorf("addresses %q, DELs %q", held, n.calls(t, "DEL"))
 	}
-	if aside := n.Quarantined(); len(aside) != 2 {
+	if aside := n.Quarantined(); len(aside) != 3 {
 		t.Errorf("quarantined: %q", aside)
 	}
+	n.detach(t, "db")
 	n.detach(t, "web")
+	if held := n.addresses(t); len(held) != 0 {
+		t.Errorf("addresses %q", held)
+	}
 }

@@ -83,16 +83,16 @@ func Fix(findings []Finding, force bool) []Finding {
 		if f.fix == nil {
 			continue
 		}
-		err := f.fix()
+		err, done := f.fix(), f.fixed
 		if err != nil && force && f.force != nil {
-			err = f.force()
+			err, done = f.force(), "given up"
 		}
 		if err != nil {
 			fixed[i].Message += ": not fixed: " + err.Error()
 			continue
 		}
 		fixed[i].Grade, fixed[i].Advice, fixed[i].fix = Good, "", nil
-		fixed[i].Message += ": " + f.fixed
+		fixed[i].Message += ": " + done
 	}
 	return fixed
 }

@@ -109,25 +109,37 @@ func (c *checker) attachments() {
 	}
 }
 
-// quarantine shows undecodable records. Fix tries them again: a person may have repaired them.
+// retry tries records in quarantine again, which tell by ownerOf whose they are, or do not.
+func retry[T any](ownerOf func(T) string) func(path string) error {
+	return func(path string) error { return state.Retry(path, ownerOf) }
+}
+
+func (c *checker) ownerOfAttachment(a network.Attachment) string {
+	if a.Node != "" && a.Node != c.Node.PluginMark() {
+		return "another node, " + a.Node
+	}
+	return a.ID
+}
+
+// quarantine shows records that are of no use. Fix tries them again: a person may have repaired them.
 func (c *checker) quarantine() {
 	for _, kind := range []struct {
 		dir   string
 		retry func(path string) error
 	}{
-		{c.recordDir(), state.Retry[sandbox.Record]},
-		{c.factsDir(), state.Retry[sandbox.Facts]},
-		{c.containerDir(), state.Retry[container.Record]},
-		{filepath.Join(c.Config.Root, "container-facts"), state.Retry[container.Facts]},
-		{c.attachmentDir(), state.Retry[network.Attachment]},
+		{c.recordDir(), retry(func(r sandbox.Record) string { return r.ID })},
+		{c.factsDir(), retry[sandbox.Facts](nil)},
+		{c.containerDir(), retry(func(r container.Record) string { return r.ID })},
+		{filepath.Join(c.Config.Root, "container-facts"), retry[container.Facts](nil)},
+		{c.attachmentDir(), retry(c.ownerOfAttachment)},
 	} {
 		files, err := state.Quarantined(kind.dir)
 		if err != nil {
 			c.problem("quarantine", err.Error(), "repair the disk or the directory: until then the daemon does not start")
 		}
 		for _, file := range files {
-			finding := c.problem("quarantine", file+" cannot be decoded: its object is left alone",
-				"repair the file, run 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what it describes")
+			finding := c.problem("quarantine", file+" cannot be decoded, or is not its own: what has its id is left alone",
+				"repair the file, run 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what then has no record")
 			finding.fix, finding.fixed = func() error { return kind.retry(file) }, "put back, restart the daemon"
 			finding.force = func() error { return state.GiveUp(file) }
 		}

@@ -159,15 +159,20 @@ func Quarantined(directory string) ([]string, error) {
 // IDOf returns whose record a file is.
 func IDOf(path string) string { return strings.TrimSuffix(filepath.Base(path), suffix) }
 
-// Retry moves a record out of quarantine if it can be decoded as a T by now. The next daemon reads it.
-func Retry[T any](path string) error {
+// Retry moves a record out of quarantine if it can be decoded as a T by now, and, where records tell by ownerOf
+// whose they are, is not another's. The next daemon reads it.
+func Retry[T any](path string, ownerOf func(T) string) error {
 	directory := filepath.Dir(filepath.Dir(path))
 	data, err := ReadFile(path)
 	if err != nil {
 		return err
 	}
-	if _, err := (&Records[T]{directory: directory, version: math.MaxInt}).decode(path, data); err != nil {
+	record, err := (&Records[T]{directory: directory, version: math.MaxInt}).decode(path, data)
+	if err != nil {
 		return err
+	}
+	if ownerOf != nil && ownerOf(record) != IDOf(path) {
+		return fmt.Errorf("it is the record of %s", ownerOf(record))
 	}
 	to := filepath.Join(directory, filepath.Base(path))
 	if err := os.Link(path, to); err != nil { // replaces nothing

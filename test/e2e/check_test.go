@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -122,7 +124,8 @@ func TestCheckRemovesWhatHasNoRecord(t *testing.T) {
 
 // A record that cannot be decoded is shown until an administrator repairs it, which --fix notices, or gives
 // it up with --force, which removes what it describes at the next start; --force alone is refused. What is in
-// quarantine is no orphan where that cannot be read: the daemon does not start, and --fix removes nothing.
+// quarantine is no orphan where that cannot be read: the daemon does not start, and --fix removes nothing. A copy
+// of a record, or of another node's, is not put back, and goes with --force alone; its pod stays.
 func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	n := newNode(t)
 	mended, givenUp := n.RunPod(n.PodConfig("mended")), n.RunPod(n.PodConfig("given-up"))
@@ -171,7 +174,17 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	}
 	says(true, "not fixed", "--fix")
 	harness.Want(t, strings.Contains(quarantined(1)[0], givenUp), "the wrong one is in quarantine after --fix")
-	says(false, "", "--fix", "--force")
+	copies := []string{filepath.Join(dir, "backup.json"), filepath.Join(n.Root, "attachments", "backup.json"), filepath.Join(n.Root, "attachments", "other.json")}
+	for i, path := range copies {
+		content := string(harness.Read(t, filepath.Join(filepath.Dir(path), mended+".json")))
+		if i == 2 {
+			content = strings.ReplaceAll(strings.ReplaceAll(content, mended, "other"), "minicri-cni-", "minicri-cni-x-")
+		}
+		check(t, os.WriteFile(path, []byte(content), 0o600))
+	}
+	n.Restart()
+	harness.Same(t, "copies that are put back", strings.Count(says(true, "", "--fix"), "not fixed: it is the record of "), 3)
+	says(false, "given up", "--fix", "--force")
 	n.Restart()
 	if wantPods(t, n, mended); !ready(t, n, mended) {
 		t.Error("the pod whose record was mended is not ready")
@@ -180,6 +193,12 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 		left, _ := filepath.Glob(filepath.Join(n.Netns, "*"+givenUp))
 		return len(left) == 0
 	})
+	for _, path := range copies {
+		for _, path := range []string{path, filepath.Join(filepath.Dir(path), "quarantine", filepath.Base(path))} {
+			_, err := os.Lstat(path)
+			harness.Want(t, errors.Is(err, fs.ErrNotExist), "%s is still there", path)
+		}
+	}
 }
 
 // wantFound fails the test unless a problem of that subject has each of the texts in its message.
