@@ -140,15 +140,15 @@ func containerProfiles(c *Container, spec *specs.Spec) error {
 	if c.security().GetPrivileged() {
 		return nil
 	}
-	filter, profile := SeccompOf(c.security()), ContainerAppArmor(c.security())
-	if filter == nil {
-		filter = parseProfile(c.Defaults.Seccomp)
-	}
-	if profile == nil {
-		profile = parseProfile(cmp.Or(c.Defaults.AppArmor, "runtime/default"))
-	}
+	filter, profile := c.Defaults.Profiles()
+	filter, profile = cmp.Or(SeccompOf(c.security()), filter), cmp.Or(ContainerAppArmor(c.security()), profile)
 	spec.Process.ApparmorProfile = appArmorProfile(profile, c.Machine)
 	return setSeccomp(filter, spec, seccomp.GetDefaultProfile)
+}
+
+// Profiles returns those of a container that asks for none.
+func (d *Defaults) Profiles() (filter, appArmor *runtimeapi.SecurityProfile) {
+	return parseProfile(d.Seccomp), parseProfile(cmp.Or(d.AppArmor, "runtime/default"))
 }
 
 // ContainerAppArmor returns the profile, in the older form only without the newer.

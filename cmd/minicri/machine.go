@@ -22,6 +22,7 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/nri"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/stream"
@@ -33,8 +34,13 @@ func readDefaults(c *config.Config, m machine.Machine) (oci.Defaults, error) {
 		PodAnnotations: c.PodAnnotations, ContainerAnnotations: c.ContainerAnnotations,
 		Capabilities: oci.CapabilityNames(c.DefaultCapabilities), Seccomp: c.DefaultSeccomp, AppArmor: c.DefaultAppArmor,
 	}
-	if strings.HasPrefix(c.DefaultAppArmor, "localhost/") && !m.AppArmor {
-		return d, fmt.Errorf("default_apparmor: this machine has no AppArmor, or no apparmor_parser")
+	if err := validate.Defaults(&d, m); err != nil {
+		return d, err
+	}
+	for _, name := range d.Capabilities {
+		if name != oci.AllCapabilities && !machine.IsCapability(name) {
+			return d, fmt.Errorf("default_capabilities: there is no %s", name)
+		}
 	}
 	if c.CgroupWritable && !m.CgroupDelegation {
 		return d, fmt.Errorf("cgroup_writable: a container could write to cgroups that are not its own: it needs cgroup v2 mounted with nsdelegate")

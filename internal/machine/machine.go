@@ -102,6 +102,11 @@ func held(own capability.Capabilities) (names []string) {
 	return names
 }
 
+// IsCapability reports whether there is a capability of that name, here or on another machine.
+func IsCapability(name string) bool {
+	return slices.ContainsFunc(capability.ListKnown(), func(c capability.Cap) bool { return "CAP_"+strings.ToUpper(c.String()) == name })
+}
+
 // OOMScoreAdjNear returns the nearest value that a process may have here.
 func (m Machine) OOMScoreAdjNear(wanted int) int {
 	if m.CanLowerOOMAdj {

@@ -22,6 +22,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/oci"
 )
 
 type problems struct{ errs []error }
@@ -160,6 +161,18 @@ func (p *problems) profiles(seccomp, apparmor *runtimeapi.SecurityProfile, m mac
 	if err := checkAppArmor(apparmor, m); err != nil {
 		p.bad(securityContext+"apparmor", "%w", err)
 	}
+}
+
+// Defaults refuses profiles of the configuration with which no container could be made.
+func Defaults(d *oci.Defaults, m machine.Machine) error {
+	filter, appArmor := d.Profiles()
+	if err := checkSeccomp(filter); err != nil {
+		return fmt.Errorf("default_seccomp: %w", err)
+	}
+	if err := checkAppArmor(appArmor, m); err != nil {
+		return fmt.Errorf("default_apparmor: %w", err)
+	}
+	return nil
 }
 
 func checkAppArmor(profile *runtimeapi.SecurityProfile, m machine.Machine) error {
