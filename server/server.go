@@ -98,11 +98,13 @@ func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 		note(ctx, about)
 	}
 	err = c.run(ctx, info.FullMethod, &about, func() (err error) {
-		response, err = handler(ctx, request)
+		if response, err = handler(ctx, request); err != nil {
+			return err
+		}
 		made := c.made(response)
 		note(ctx, made)
 		about = append(about, made...)
-		return err
+		return nil
 	})
 	return response, err
 }
@@ -255,6 +257,7 @@ func (c calls) log(ctx context.Context, method string, pairs []any, began time.T
 		level, text = slog.LevelError, "call failed"
 	case err != nil && status.Code(err) != codes.NotFound:
 		level, text = slog.LevelWarn, "call failed"
+	case err == nil && name == "RemovePodSandbox" && len(pairs) == 2: // the id alone: it was removed before
 	case err == nil && milestones[name] != "":
 		level, text = slog.LevelInfo, milestones[name]
 	}

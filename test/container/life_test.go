@@ -58,6 +58,40 @@ func TestLife(t *testing.T) {
 	p.create(config) // the name is free
 }
 
+// The log says once what has become of a pod and of its containers, each time with their
+// names, and nothing of what was not there.
+func TestLinesOfALife(t *testing.T) {
+	n := newNode(t, harness.LevelOfFile())
+	config := n.PodConfig("web")
+	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "runc"})
+	p := &pod{Node: n, t: t, id: answer.PodSandboxId, config: config}
+	id := p.run("app", "tail /dev/zero", memory(16<<20))
+	p.wantExit(id, 137, "OOMKilled")
+	_, err := n.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: p.run("user", forever), Cmd: []string{"true"}, Stdout: true})
+	check(t, err)
+	unknown := shell("unknown", "true")
+	unknown.Image.Image = "test.example/absent:1"
+	wantError(t, p.createErr(unknown))
+	for range 2 {
+		n.RemovePod(p.id)
+	}
+	of := " namespace=test pod=web sandbox=" + p.id + " handler=runc"
+	app := " container=app image=" + harness.BusyboxImage + " id=" + id
+	for line, want := range map[string]int{
+		`level=INFO msg="pod made" method=RunPodSandbox namespace=test pod=web handler=runc sandbox=` + p.id: 1, `level=INFO msg="pod removed" method=RemovePodSandbox` + of: 1,
+		`msg="pod removed"`: 1,
+		`level=INFO msg="container started" method=StartContainer` + of + app:                                               1,
+		`level=INFO msg="container ended"` + of:                                                                             2,
+		"container=app id=" + id + " image=" + harness.BusyboxImage + " code=137 reason=OOMKilled oom=true":                 1,
+		"level=INFO msg=exec method=Exec" + of + " container=user":                                                          1,
+		`level=ERROR msg="call failed" method=CreateContainer` + of + " container=unknown image=test.example/absent:1 took": 1,
+	} {
+		if got := strings.Count(n.Log(), line); got != want {
+			t.Errorf("%d lines with %s in\n%s", got, line, n.Log())
+		}
+	}
+}
+
 func TestExits(t *testing.T) {
 	p := newPod(t)
 	p.wantExit(p.run("completed", "true"), 0, "Completed")
