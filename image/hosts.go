@@ -187,7 +187,10 @@ func linesOf(data []byte) (lines map[string]int, tables map[string]bool) {
 
 // CheckRegistries returns what is wrong with the files that say how registries are
 // reached: pulls that need them fail, or have no credentials.
-func CheckRegistries(certsDirs []string, dockerConfig string) (problems []error) {
+func CheckRegistries(certsDirs []string, dockerConfig, verifierDir string) (problems []error) {
+	if _, err := verifiers(verifierDir); err != nil {
+		problems = append(problems, err)
+	}
 	for _, dir := range certsDirs {
 		hosts, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -59,7 +59,7 @@ func TestAWrongHostsFileFailsThePull(t *testing.T) {
 			if asked.Load() || len(mirror.seen(func(seenRequest) bool { return true })) != before {
 				t.Error("a registry was asked")
 			}
-			if problems := CheckRegistries([]string{certs, filepath.Join(certs, "none")}, ""); len(problems) != 1 || !strings.Contains(problems[0].Error(), want) {
+			if problems := CheckRegistries([]string{certs, filepath.Join(certs, "none")}, "", ""); len(problems) != 1 || !strings.Contains(problems[0].Error(), want) {
 				t.Errorf("the start says %v", problems)
 			}
 		})
@@ -74,7 +74,7 @@ func TestAWrongHostsFileFailsThePull(t *testing.T) {
     x-one = "1"
     x-two = ["2", "3"]
 `, "MIRROR", "http://"+mirror.host()))
-	if problems := CheckRegistries([]string{certs}, ""); problems != nil {
+	if problems := CheckRegistries([]string{certs}, "", ""); problems != nil {
 		t.Errorf("a correct file: %v", problems)
 	}
 	pull(t, s, host+"/app:1")
@@ -106,7 +106,10 @@ func TestDockerConfigThatNamesNothing(t *testing.T) {
 			t.Errorf("a password: %s", said)
 		}
 	}
-	if problems := CheckRegistries(nil, filepath.Join(t.TempDir(), "none")); len(problems) != 1 {
-		t.Errorf("a file that is not there: %v", problems)
+	if problems := CheckRegistries(nil, filepath.Join(t.TempDir(), "none"), filepath.Join(t.TempDir(), "none")); len(problems) != 2 {
+		t.Errorf("files that are not there: %v", problems)
+	}
+	if problems := CheckRegistries(nil, "", t.TempDir()); len(problems) != 1 {
+		t.Errorf("no verifier: %v", problems)
 	}
 }

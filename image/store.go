@@ -243,7 +243,7 @@ func (s *Store) recover(ctx context.Context) error {
 }
 
 func (s *Store) warnOfRegistries() {
-	for _, problem := range CheckRegistries(s.settings().CertsDirs, s.settings().DockerConfig) {
+	for _, problem := range CheckRegistries(s.settings().CertsDirs, s.settings().DockerConfig, s.settings().VerifierDir) {
 		s.log.Warn("pulls that need this file will fail, or go without it", "error", problem)
 	}
 }

@@ -231,15 +231,8 @@ func parseConfiguration(data []byte) (spec configuration, err error) {
 // (docs/image-verification.md). A configured directory that is missing or empty is a no.
 func (s *Store) verify(ctx context.Context, ref reference.Named, target ocispec.Descriptor) error {
 	dir := s.settings().VerifierDir
-	if dir == "" {
-		return nil
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("%w: read verifiers: %w", ErrVerification, err)
-	}
-	if len(entries) == 0 {
-		return fmt.Errorf("%w: no verifier in %s", ErrVerification, dir)
+	if there, err := verifiers(dir); err != nil || !there {
+		return err
 	}
 	config := &bindir.Config{BinDir: dir, MaxVerifiers: -1} // all of them
 	setDuration(&config.PerVerifierTimeout, s.settings().VerifierTimeout)
@@ -251,6 +244,21 @@ func (s *Store) verify(ctx context.Context, ref reference.Named, target ocispec.
 		return fmt.Errorf("%w: %s", ErrVerification, judgement.Reason)
 	}
 	return nil
+}
+
+// verifiers reports whether images are verified, and fails where that cannot be done.
+func verifiers(dir string) (there bool, err error) {
+	if dir == "" {
+		return false, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false, fmt.Errorf("%w: read verifiers (images.verifier_dir): %w", ErrVerification, err)
+	}
+	if len(entries) == 0 {
+		return false, fmt.Errorf("%w: no verifier in %s (images.verifier_dir)", ErrVerification, dir)
+	}
+	return true, nil
 }
 
 // setDuration sets a field whose type has a name that is internal to its module.

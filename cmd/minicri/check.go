@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -66,6 +67,9 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.Finding, error) {
 	c := l.Config
 	identity, err := node.Read(c.Root)
+	if errors.Is(err, fs.ErrPermission) {
+		return []doctor.Finding{{Subject: "user", Grade: doctor.Problem, Message: err.Error(), Advice: "run it as root"}}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +92,7 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 	return doctor.Run(ctx, doctor.Options{
 		Ended:  func(id string) bool { return daemon != nil && hasEnded(ctx, c.Socket, id) },
 		Config: c, Daemon: daemon, Configuration: problems, Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
-		Plugins: plugins, GiveUp: giveUp, Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig),
+		Plugins: plugins, GiveUp: giveUp, Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig, c.Images.VerifierDir),
 	}), nil
 }
 

@@ -27,6 +27,7 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/inspect"
 )
 
@@ -269,6 +270,7 @@ func TestSocketOfAnotherUser(t *testing.T) {
 	root := t.TempDir()
 	socket := startImageDaemon(t, root)
 	must(t, os.Chmod(socket, 0o600))
+	must(t, os.WriteFile(filepath.Join(root, "node.json"), nil, 0o600))
 	runtime.LockOSThread() // the user is that of the thread, which is not used again if it stays
 	defer runtime.UnlockOSThread()
 	_, err := unix.SetfsuidRetUid(65534)
@@ -279,7 +281,11 @@ func TestSocketOfAnotherUser(t *testing.T) {
 	}()
 	options := imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: io.Discard}
 	c := config.Default()
-	c.Socket = socket
+	c.Socket, c.Root = socket, root
+	findings, err := examine(t.Context(), &config.Loaded{Config: c}, nil)
+	if err != nil || len(findings) != 1 || findings[0].Subject != "user" || doctor.Clean(findings) {
+		t.Errorf("check: %v, %v", findings, err)
+	}
 	daemon, _ := askDaemon(t.Context(), socket)
 	for what, err := range map[string]error{
 		"image": runImage(t.Context(), []string{"ls"}, options), "check": daemon.Err, "check --pod": errors.New(tryPod(t.Context(), c).Message),

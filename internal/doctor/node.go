@@ -88,6 +88,10 @@ func (c *checker) fileSystem(key, path string) {
 		c.problem(key, fmt.Sprintf("%s: %v", path, err), "repair the disk, or set "+key+" to another directory")
 		return
 	}
+	if found.Flags&unix.ST_RDONLY != 0 {
+		c.problem(key, path+" is mounted read-only, or its disk has failed", "repair the disk ('dmesg' says what failed), and mount it for writing")
+		return
+	}
 	if name := noLayers[found.Type]; name != "" && key == "root" {
 		c.problem(key, fmt.Sprintf("%s is on %s, on which the kernel mounts no layers of containers", path, name),
 			"mount a disk or a volume there, of ext4 or xfs, or set root to a directory of one")
