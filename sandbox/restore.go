@@ -263,7 +263,9 @@ func (s *Store) noteExit(sb *Sandbox) {
 	if !sb.Ready() {
 		return
 	}
-	s.log(sb).Warn("the pause process ended by itself: the sandbox is not ready any more")
+	const ended = "the pause process ended by itself: the sandbox is not ready any more"
+	s.log(sb).Warn(ended)
+	sb.Rows.Add(step.Row{Kind: "pod", Step: "pause", Start: time.Now(), Error: ended})
 	s.noteEnd(sb)
 	if err := s.writeFacts(sb); err != nil {
 		s.log(sb).Error("the end of pause is not on disk; a restart notices it again", "err", err)

@@ -99,7 +99,7 @@ func showConfig(output io.Writer, l *config.Loaded, running map[string]any) erro
 	for _, v := range l.Values() {
 		source := v.Source
 		if running != nil && !reflect.DeepEqual(running[v.Name], now[v.Name]) {
-			source += "; the daemon that runs has another value, until it is restarted"
+			source += fmt.Sprintf("; the daemon that runs has %v: by a flag of its own, or until it reads this or is restarted", running[v.Name])
 		}
 		if _, err := fmt.Fprintf(output, "%s = %s  # %s\n", v.Name, redact.Line(v.Text), redact.Line(source)); err != nil {
 			return err

@@ -111,4 +111,9 @@ func TestConfigShow(t *testing.T) {
 			t.Errorf("no line %q in\n%s", line, output.String())
 		}
 	}
+	output.Reset()
+	must(t, showConfig(&output, &config.Loaded{Config: config.Default()}, map[string]any{"log_level": "warn"}))
+	if now := "log_level = 'info'  # default; the daemon that runs has warn: "; !strings.Contains(output.String(), now) {
+		t.Errorf("no line %q in\n%s", now, output.String())
+	}
 }

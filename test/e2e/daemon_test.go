@@ -133,6 +133,8 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 		harness.Want(t, took <= time.Second, "the pod is Ready for %v more, daemon restarted: %v", took, restarted)
 	}
 	wantRefused(t, n, n.PodConfig("web", harness.Attempt(attempt-1))) // it died
+	failed, err := n.RunCommand("timeline", "--failed")
+	harness.Want(t, err == nil && strings.Count(failed, "the pod, pause: the pause process ended by itself") == int(attempt), "of %d pods: %v\n%s", attempt, err, failed)
 	id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
 	pid := pausePID(t, n, id)
 	n.Kill()
