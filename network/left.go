@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/network/runner"
 )
 
@@ -163,7 +164,7 @@ func (n *CNI) isOver(l *linger) bool {
 	if l.deadline.IsZero() || time.Now().Before(l.deadline) {
 		return false
 	}
-	if l.run.Kill(0) != nil && l.stuck.IsZero() && time.Since(l.deadline) > killLimit {
+	if l.run.Kill(0) != nil && l.stuck.IsZero() && time.Since(l.deadline) > process.KillLimit {
 		n.stick(l)
 	}
 	return false

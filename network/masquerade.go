@@ -118,11 +118,14 @@ func (m *masquerade) script(subnets []netip.Prefix) string {
 	return b.String()
 }
 
+// nftLimit is how long one run of nft may take.
+const nftLimit = 5 * time.Second
+
 func nft(input string, arguments ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), nftLimit)
 	defer cancel()
 	command := exec.CommandContext(ctx, "nft", arguments...)
-	command.WaitDelay = time.Second // a child of a wrapper may hold its output
+	command.WaitDelay = nftLimit / 5 // a child of a wrapper may hold its output
 	command.Stdin = strings.NewReader(input)
 	var out, said bytes.Buffer
 	command.Stdout, command.Stderr = &out, &said

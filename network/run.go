@@ -16,16 +16,15 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/network/runner"
 )
 
 const (
-	// killLimit is how long a caller waits for killed processes to exit; the background notices later exits.
-	killLimit = 2 * time.Second
 	// leaveLimit is how long a run may go on when the daemon ends. Then it is killed or left to the next one.
-	leaveLimit = killLimit / 4
+	leaveLimit = process.KillLimit / 6
 )
 
 var (
@@ -114,7 +113,7 @@ func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(
 		}
 	}
 	if err != nil {
-		limit := killLimit
+		limit := process.KillLimit
 		if killed != nil {
 			limit = time.Millisecond // they have had their time
 		}
@@ -172,10 +171,10 @@ func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Contex
 }
 
 func kill(run *runner.Run, done <-chan error) error {
-	err := run.Kill(killLimit)
+	err := run.Kill(process.KillLimit)
 	select {
 	case err = <-done:
-	case <-time.After(killLimit):
+	case <-time.After(process.KillLimit):
 	}
 	return err
 }

@@ -126,6 +126,10 @@ func (s *Store) deletePause(sb *Sandbox) error {
 	return s.options.Supervisors.Delete(ctx, sb.Supervisor, sb.ID)
 }
 
+// trialLimit is how long a trial of a pause may take, some 100 ms as a rule, and how long after one that failed
+// the next begins. One that hangs must not run beside the pods for long.
+const trialLimit = 5 * time.Second
+
 // Prove begins to try whether a pause can be made. Call it once, when supervisors can be asked.
 func (s *Store) Prove() {
 	unproven := errors.New("it is not known yet whether pods can be made: the first pause is being started")
@@ -136,8 +140,8 @@ func (s *Store) Prove() {
 			return err
 		}
 		done := make(chan error, 1)
-		// A trial takes some 100 ms; one that hangs must not run beside the pods for long. Close waits for it.
-		s.Go(func() { done <- s.tryPause(5*time.Second, program) })
+		// Close waits for it.
+		s.Go(func() { done <- s.tryPause(trialLimit, program) })
 		if err := <-done; err != nil {
 			return fmt.Errorf("a container on trial could not be made: %w", err)
 		}
@@ -161,7 +165,7 @@ func (s *Store) prove() {
 		tried()
 		select {
 		case <-s.Base.Done():
-		case <-time.After(5 * time.Second):
+		case <-time.After(trialLimit):
 		}
 	}
 }

@@ -34,6 +34,7 @@ const (
 	firstProof  = 8 * time.Second        // for a proof that pods can be made, before it says ready
 	lastAnswers = 250 * time.Millisecond // for calls that only look, when all others have ended
 	lastSpans   = time.Second            // for a collector of traces
+	lookPeriod  = time.Second            // between two looks at the files of the configuration
 )
 
 // serve is the daemon, which restores what an earlier one left, and leaves its own pods running.
@@ -248,7 +249,7 @@ func notify(logger *slog.Logger, state string) {
 // handleSignals checks all attachments at SIGUSR1. It reloads the configuration at SIGHUP, and when a file
 // of it has changed and then stayed the same for a period.
 func (d *serving) handleSignals(ctx context.Context, signals <-chan os.Signal) {
-	tick := time.NewTicker(time.Second)
+	tick := time.NewTicker(lookPeriod)
 	defer tick.Stop()
 	last := d.read
 	for {

@@ -149,6 +149,9 @@ func (p *Process) KernelExit() (status unix.WaitStatus, known bool) {
 	return unix.WaitStatus(info.Exit_code), known
 }
 
+// KillLimit is how long killed processes may take to be gone. Longer takes only an uninterruptible sleep.
+const KillLimit = 3 * time.Second
+
 // Kill sends SIGKILL and waits for the end, up to the limit. It reaps our own or adopted child.
 func (p *Process) Kill(limit time.Duration) error {
 	if err := p.Signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {

@@ -21,6 +21,17 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
+// What the daemon waits for at most, beside process.KillLimit.
+const (
+	startLimit  = 10 * time.Second // for a supervisor to start, and to end an exec whose client is gone
+	execSlack   = 5 * time.Second  // for a supervisor to end what a time-out ends
+	longestBack = 5 * time.Second  // between two starts of a supervisor that does not start
+	endingLimit = 2 * time.Second  // for one that has the lock and is about to end
+	greetLimit  = time.Second      // for a connection that is refused to be closed
+	lastWords   = time.Second      // to read what a supervisor has said that has ended
+	logPeriod   = 2 * time.Second  // between two looks at the supervisors' logs
+)
+
 // Client talks to one supervisor. It has the calls of shim.proto; their errors are errdefs kinds.
 type Client struct {
 	dir        string
@@ -58,7 +69,7 @@ func connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 	context.AfterFunc(c.life, func() { _ = c.conn.Close() })
 	go func() { // a child of the supervisor may have a copy of the socket, which keeps the connection
 		if supervisor.Wait() == nil { // not closed
-			time.AfterFunc(time.Second, c.over) // in which what it has said is read
+			time.AfterFunc(lastWords, c.over)
 		}
 	}()
 	if limit != nil {
@@ -121,7 +132,7 @@ func (c *Client) watch(limit *atomic.Int64) {
 // greet hands a supervisor the program for its starters. One that is about to end closes new connections,
 // which is ErrLost; one that says nothing may serve.
 func (c *Client) greet(ctx context.Context, options SetOptions) error {
-	limited, cancel := context.WithTimeout(ctx, time.Second) // a refused connection is closed at once
+	limited, cancel := context.WithTimeout(ctx, greetLimit)
 	defer cancel()
 	_, err := c.rpc.UseProgram(limited, &api.UseProgramRequest{Path: options.Start.ForOthers})
 	if err = native(err); errdefs.IsUnavailable(err) {

@@ -28,9 +28,6 @@ type Result struct {
 	Truncated      bool  // there was more output than asked for
 }
 
-// execSlack is how long a supervisor may take to end what a time-out ends.
-const execSlack = 5 * time.Second
-
 // ExecSync runs a process to its end or time-out (none if 0), and captures limit bytes of both outputs
 // together. It does not wait for background children. A cancelled ctx ends the process and all it started.
 func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
@@ -170,7 +167,7 @@ func (c *Client) execWait(ctx context.Context, id, exec string) (int32, error) {
 
 // ExecEnd ends an exec whose client is gone, and all that it started, also when ctx has ended.
 func (c *Client) ExecEnd(ctx context.Context, id, exec string) {
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second) // the supervisor may be busy
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit) // the supervisor may be busy
 	defer cancel()
 	// Fails if the process has ended, or its supervisor, whose successor ends it.
 	_ = c.ExecKill(end, id, exec, uint32(unix.SIGKILL), true)

@@ -44,7 +44,7 @@ func (s *Set) passLogsOn() {
 		select {
 		case <-s.base.Done():
 			return
-		case <-time.After(2 * time.Second):
+		case <-time.After(logPeriod):
 		}
 	}
 }

@@ -37,7 +37,7 @@ const longestSocket = 107 // sockaddr_un (unix(7)) holds so many characters and 
 // Start starts a supervisor in a session of its own, which outlives the daemon, and connects to it. It logs
 // to the file Log of Dir. Start fails while another process has Dir locked.
 func Start(ctx context.Context, options StartOptions) (*Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	if socket := filepath.Join(options.Dir, api.StreamSocket); len(socket) > longestSocket {
 		return nil, fmt.Errorf("start the supervisor: %s is longer than the %d characters that a unix socket can have, choose a shorter directory: %w", socket, longestSocket, errdefs.ErrInvalidArgument)
@@ -105,7 +105,7 @@ func awaitReady(ctx context.Context, ready *os.File, supervisor *os.Process) err
 }
 
 // serving connects to a group's supervisor, or starts it; mu is held. One that holds its directory's lock
-// and does not answer is about to end, in two seconds at most, or no connection reaches it. A start that
+// and does not answer is about to end, within endingLimit, or no connection reaches it. A start that
 // has failed is tried again after a pause, which doubles each time.
 func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
@@ -114,7 +114,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			return supervisor, err
 		}
 		holder, err := api.LockHolder(g.dir)
-		if err == nil && holder != 0 && time.Since(began) < 2*time.Second {
+		if err == nil && holder != 0 && time.Since(began) < endingLimit {
 			continue
 		}
 		if left := time.Until(g.notBefore); left > 0 {
@@ -140,7 +140,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			g.client, g.followed, g.pause = supervisor, false, 0
 			return supervisor, nil
 		}
-		g.pause = min(max(2*g.pause, 100*time.Millisecond), 5*time.Second)
+		g.pause = min(max(2*g.pause, 100*time.Millisecond), longestBack)
 		g.failed, g.notBefore = err, time.Now().Add(g.pause)
 		if s.options.Logger != nil {
 			s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", g.pause, "err", err)
@@ -171,7 +171,7 @@ func endHolder(dir string) error {
 	if len(line) < 2 || line[0] != Name || line[1] != "serve" || !slices.Contains(line, dir) {
 		return fmt.Errorf("%s/%s is locked by process %d (%s), which is no supervisor: end that process: %w", dir, api.LockFile, pid, strings.Join(line, " "), errdefs.ErrUnavailable)
 	}
-	if err := holder.Kill(5 * time.Second); err != nil {
+	if err := holder.Kill(process.KillLimit); err != nil {
 		return fmt.Errorf("end the supervisor that has %s locked and does not answer: %w: %w", dir, errdefs.ErrUnavailable, err)
 	}
 	return nil

@@ -200,7 +200,7 @@ func (c *programContainer) makeProcess(given streams, scratch, verb string, argu
 
 // forward sends on the master of a terminal, which the program sent before it ended.
 func forward(terminal *net.UnixListener, to *os.File) error {
-	if err := terminal.SetDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := terminal.SetDeadline(time.Now().Add(stdio.MasterLimit)); err != nil {
 		return err
 	}
 	connection, err := terminal.AcceptUnix()

@@ -132,7 +132,7 @@ func (a *attempt) end(err error) {
 		_ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
 	}
 	// The container's cgroup cannot be removed before. In a frozen cgroup of version 1 they end at the thaw.
-	for deadline := time.Now().Add(time.Second); slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(process.KillLimit); slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); {
 		time.Sleep(50 * time.Microsecond)
 	}
 	for _, pidfd := range a.parents {

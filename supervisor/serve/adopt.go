@@ -128,9 +128,9 @@ func (s *Supervisor) adopt(id string) error {
 }
 
 // checkStarted undoes a start that is on disk but did not happen: the predecessor died before it opened the
-// barrier. Otherwise init becomes the program within 100 ms.
+// barrier. Otherwise init becomes the program within barrierLimit.
 func (c *container) checkStarted() {
-	for deadline := time.Now().Add(100 * time.Millisecond); c.record.StartedAt != 0 && !c.init.gone(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(barrierLimit); c.record.StartedAt != 0 && !c.init.gone(); time.Sleep(time.Millisecond) {
 		waits, err := beforeExec(c.record.PID)
 		if err != nil || !waits {
 			return
@@ -141,9 +141,6 @@ func (c *container) checkStarted() {
 	}
 }
 
-// reportTimeout is how long the daemon may take to report the status of an init that it has reaped.
-const reportTimeout = 2500 * time.Millisecond
-
 // awaitAdopted waits for the end of an init that is not our child. It waits less for the code of one that
 // we killed, which says nothing more, because whoever removes the container waits too.
 func (c *container) awaitAdopted() {
@@ -153,16 +150,16 @@ func (c *container) awaitAdopted() {
 		c.conclude(c.left)
 		return
 	}
-	ended, limit := time.Now(), 10*time.Second // in which a busy parent reaps it
+	ended, limit := time.Now(), reapLimit
 	c.mu.Lock()
 	if c.killed {
-		limit = reportTimeout
+		limit = reportLimit
 	}
 	c.mu.Unlock()
 	reaped := false
 	for deadline := ended.Add(limit); time.Now().Before(deadline); {
 		if _, now := c.init.exiting(); now && !reaped {
-			reaped, deadline = true, time.Now().Add(reportTimeout)
+			reaped, deadline = true, time.Now().Add(reportLimit)
 		}
 		if status, known := c.init.kernelExit(); known {
 			c.finish(ended, status, true)

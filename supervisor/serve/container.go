@@ -92,9 +92,6 @@ func (s *Supervisor) newContainer(r record) *container {
 	return c
 }
 
-// operationLimit bounds each operation, whatever its caller says.
-const operationLimit = 4 * time.Minute
-
 // errKilled ends what is under way for a container that is killed.
 var errKilled = fmt.Errorf("it was ended with its container: %w", errdefs.ErrFailedPrecondition)
 

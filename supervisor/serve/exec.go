@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
@@ -62,7 +63,7 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 		e.pipes.Finish()
 		close(e.exited)
 	}()
-	e.expire = time.AfterFunc(30*time.Second, func() { // no client waits for it
+	e.expire = time.AfterFunc(unaskedLimit, func() {
 		_ = e.killTree()
 		c.forgetExec(request.ExecId)
 		e.release()
@@ -184,7 +185,7 @@ func (c *container) execWait(ctx context.Context, id string) (int32, error) {
 		}
 		select {
 		case <-e.exited:
-		case <-time.After(killTimeout): // D state: it ends when it can, and is reaped then
+		case <-time.After(process.KillLimit): // D state: it ends when it can, and is reaped then
 			return 0, context.DeadlineExceeded
 		}
 	}

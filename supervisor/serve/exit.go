@@ -28,7 +28,7 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		Code: exitCode(status, known), CodeKnown: known, FinishedAt: ended.UnixNano(), PID: c.snapshot().PID,
 		OOMKilled: known && c.killedByOOM(status),
 	}
-	time.AfterFunc(5*time.Second, c.abandon) // a start that hangs in a hook would keep it from being deleted
+	time.AfterFunc(abandonAfter, c.abandon) // a start that hangs in a hook would keep it from being deleted
 	// In a shared pid namespace (pid_namespaces(7)), what init has started would run on.
 	if err := c.record.Cgroups.Signal("", syscall.SIGKILL); err != nil {
 		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.record.ID, "error", err)
@@ -62,7 +62,7 @@ func (c *container) conclude(exit *api.ExitRecord) {
 	c.publish(api.EventKind_EVENT_EXITED)
 }
 
-// drain ends the streams. It waits up to half a second for the output to be in the log, where people look when
+// drain ends the streams. It waits up to drainLimit for the output to be in the log, where people look when
 // they hear of the end. If the disk hangs, the goroutine ends with the last write. The fifos stay until the
 // log has all: a successor, and the daemon, which holds them, see by them that something is missing.
 func (c *container) drain() {
@@ -75,7 +75,7 @@ func (c *container) drain() {
 		}()
 		select {
 		case <-done:
-		case <-time.After(500 * time.Millisecond):
+		case <-time.After(drainLimit):
 		}
 	})
 }
@@ -90,9 +90,6 @@ func exitCode(status syscall.WaitStatus, known bool) int32 {
 	}
 	return int32(status.ExitStatus())
 }
-
-// killTimeout is how long a killed process may take to be gone, in D state for example.
-const killTimeout = 3 * time.Second
 
 // kill signals init, or every process of the container. If that has stopped, the error is ErrNotFound.
 func (c *container) kill(sig syscall.Signal, all bool) error {
@@ -129,14 +126,14 @@ func (c *container) end() error {
 	select {
 	case <-c.exited:
 		return nil
-	case <-time.After(killTimeout):
-		return fmt.Errorf("end container %s: it still runs %v after SIGKILL: %w", c.record.ID, killTimeout, errdefs.ErrUnavailable)
+	case <-time.After(process.KillLimit):
+		return fmt.Errorf("end container %s: it still runs %v after SIGKILL: %w", c.record.ID, process.KillLimit, errdefs.ErrUnavailable)
 	}
 }
 
 // delete removes a stopped container. It can be repeated.
 func (c *container) delete(ctx context.Context) error {
-	waiting, over := context.WithTimeoutCause(ctx, killTimeout, fmt.Errorf("another operation on it is not done within %v: %w", killTimeout, errdefs.ErrUnavailable))
+	waiting, over := context.WithTimeoutCause(ctx, process.KillLimit, fmt.Errorf("another operation on it is not done within %v: %w", process.KillLimit, errdefs.ErrUnavailable))
 	defer over()
 	if c.op.Acquire(waiting, 1) != nil { // a hook that hangs may hold it
 		return fmt.Errorf("delete container %s: %w", c.record.ID, context.Cause(waiting))

@@ -29,6 +29,19 @@ import (
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
+// What a supervisor waits for, at most, beside process.KillLimit.
+const (
+	operationLimit = 4 * time.Minute         // for each operation, whatever its caller says
+	unaskedLimit   = 30 * time.Second        // for a client that waits for its exec
+	reapLimit      = 10 * time.Second        // for a busy parent to reap an adopted init
+	reportLimit    = 2500 * time.Millisecond // for the daemon to report the status of an init that it has reaped
+	abandonAfter   = 5 * time.Second         // for a start that hangs in a hook, when its container has ended
+	requestLimit   = 5 * time.Second         // for the request of a stream
+	drainLimit     = 500 * time.Millisecond  // for the last output to be in the log
+	barrierLimit   = 100 * time.Millisecond  // for an init behind its barrier to become the program
+	lastAnswer     = time.Second             // for answers under way when it ends
+)
+
 // Serve configures the supervisor of the pods that one build has made.
 type Serve struct {
 	Dir           string   // the group's directory, absolute
@@ -160,8 +173,8 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 	}
 	_, _ = s.control.Close(), s.streams.Close() // who comes now finds that no supervisor serves
 	// ttrpc takes a connection for idle before it has written the last answer.
-	time.Sleep(100 * time.Millisecond)
-	grace, cancel := context.WithTimeout(context.Background(), time.Second)
+	time.Sleep(lastAnswer / 10)
+	grace, cancel := context.WithTimeout(context.Background(), lastAnswer)
 	defer cancel()
 	_ = server.Shutdown(grace)
 	return server.Close()

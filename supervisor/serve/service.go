@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
@@ -81,7 +82,7 @@ func (s service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, 
 		c.abandon()
 		select {
 		case <-c.created:
-		case <-time.After(killTimeout):
+		case <-time.After(process.KillLimit):
 		}
 	}
 	return s.on(r.Id, func(c *container) error {

@@ -44,7 +44,7 @@ func (s *Supervisor) serveStream(conn *net.UnixConn) {
 
 // openStream reads the request. A client sends no data before the answer, so one read holds it alone.
 func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(requestLimit))
 	defer conn.SetDeadline(time.Time{})
 	buffer := make([]byte, 4096)
 	n, err := conn.Read(buffer)

@@ -13,6 +13,8 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Container is what has to be known of a container to do something to it.
@@ -150,13 +152,9 @@ func (g Cgroups) Frozen() bool {
 	return says(g[""], "cgroup.freeze", "1") || says(g[""], "cgroup.events", "frozen 1") // by those above it, too
 }
 
-// killLimit is how long processes that were killed may take to be gone. Longer takes only
-// an uninterruptible sleep.
-const killLimit = 2 * time.Second
-
-// repeat calls do until it is done, within the limit.
+// repeat calls do until it is done, which it is when killed processes are gone.
 func repeat(do func() (done bool)) {
-	for deadline := time.Now().Add(killLimit); !do() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(process.KillLimit); !do() && time.Now().Before(deadline); {
 		time.Sleep(500 * time.Microsecond)
 	}
 }

@@ -189,6 +189,6 @@ func (p *starter) end() {
 	process.KillTree(p.child.PID)
 	select {
 	case <-p.child.Exited():
-	case <-time.After(2 * time.Second): // in uninterruptible sleep; it is reaped when it ends
+	case <-time.After(process.KillLimit): // in uninterruptible sleep; it is reaped when it ends
 	}
 }

@@ -177,6 +177,9 @@ func (s *Streams) Run() {
 	}
 }
 
+// shortagePause is how long a log that has no room or no descriptor waits before it is tried again.
+const shortagePause = time.Second
+
 // Resume runs streams that were adopted. Once the log is open, it first gets what the predecessor has left:
 // a disk that hangs holds up that container's output alone. report gets what is lost, or comes late.
 func (s *Streams) Resume(report func(error)) {
@@ -188,7 +191,7 @@ func (s *Streams) Resume(report func(error)) {
 		err := s.log.Reopen()
 		for ; IsShortage(err); err = s.log.Reopen() {
 			report(err)
-			time.Sleep(time.Second)
+			time.Sleep(shortagePause)
 		}
 		outputs := slices.Clone(s.outputs)
 		if last := len(outputs) - 1; last > 0 && outputs[last].spool.begun() {
@@ -335,10 +338,13 @@ func (f *Fanout) drop(client chan []byte) {
 	}
 }
 
+// MasterLimit is how long a terminal's master may take to come, which is sent before the barrier.
+const MasterLimit = time.Second
+
 // ReceiveMaster takes the terminal's master, which init sends before the barrier, out of the socket. The
 // sender may be a program of the node's administrator: all but one master of a pseudo-terminal is refused.
 func ReceiveMaster(from *net.UnixConn) (*os.File, error) {
-	if err := from.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := from.SetReadDeadline(time.Now().Add(MasterLimit)); err != nil {
 		return nil, fmt.Errorf("receive the terminal: %w", err)
 	}
 	// Room for a second descriptor shows that more than one was sent.
