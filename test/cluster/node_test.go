@@ -65,9 +65,7 @@ func (s *space) checkLives(before map[string]life) {
 	s.t.Helper()
 	after := s.lives("many")
 	for name, was := range before {
-		if after[name] != was {
-			s.t.Errorf("pod %s was %+v, and is %+v", name, was, after[name])
-		}
+		harness.Want(s.t, after[name] == was, "pod %s was %+v, and is %+v", name, was, after[name])
 	}
 	same(s.t, "pods", len(after), len(before))
 	for name := range before {
@@ -159,9 +157,8 @@ func TestNodeReboot(t *testing.T) {
 	t.Logf("10 pods ran again %v after the power cut", time.Since(begun).Round(time.Second))
 	addresses := make(map[string]string)
 	for name, l := range s.lives("many") {
-		if other, taken := addresses[l.address]; taken {
-			t.Errorf("%s and %s have the address %s", name, other, l.address)
-		}
+		other, taken := addresses[l.address]
+		harness.Want(t, !taken, "%s and %s have the address %s", name, other, l.address)
 		addresses[l.address] = name
 	}
 	s.checkNodeMakesPods("new")
@@ -184,9 +181,8 @@ func TestNodeJoinsAndLeaves(t *testing.T) {
 	same(t, "a pod of the new node, asked from another", s.sh("near", "wget -qO- http://"+address+":8080/hostname"), "far")
 	contains(t, "the node's end", onCluster(t, "node", "remove", "node9"), "no leak")
 	removed = true
-	if _, err := read[corev1.Node]("/api/v1/nodes/node9"); !errors.Is(err, errNotFound) {
-		t.Errorf("the node after its removal: %v", err)
-	}
+	_, err := read[corev1.Node]("/api/v1/nodes/node9")
+	harness.Want(t, errors.Is(err, errNotFound), "the node after its removal: %v", err)
 }
 
 // web is a Deployment of web servers on both nodes, with a Service.
@@ -232,9 +228,8 @@ func TestDeploymentOverBothNodes(t *testing.T) {
 	for _, from := range pods {
 		for _, to := range pods {
 			seen := s.sh(from.Name, "wget -qO- http://"+to.Status.PodIP+":8080/clientip")
-			if from.Name != to.Name && !strings.HasPrefix(seen, from.Status.PodIP+":") {
-				t.Errorf("%s on %s is seen by %s on %s as %s", from.Status.PodIP, from.Spec.NodeName, to.Name, to.Spec.NodeName, seen)
-			}
+			harness.Want(t, from.Name == to.Name || strings.HasPrefix(seen, from.Status.PodIP+":"),
+				"%s on %s is seen by %s on %s as %s", from.Status.PodIP, from.Spec.NodeName, to.Name, to.Spec.NodeName, seen)
 		}
 	}
 	s.kubectl("set", "env", "deployment/web", "VERSION=2")

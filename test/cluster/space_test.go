@@ -63,9 +63,8 @@ func (s *space) remove() {
 			s.t.Logf("%s:\n%s", what, out)
 		}
 	}
-	if out, err := s.try("delete", "namespace", s.name, "--timeout=3m"); err != nil {
-		s.t.Errorf("delete the namespace: %v\n%s", err, out)
-	}
+	out, err := s.try("delete", "namespace", s.name, "--timeout=3m")
+	harness.Want(s.t, err == nil, "delete the namespace: %v\n%s", err, out)
 }
 
 // command is kubectl in the namespace.
@@ -198,16 +197,12 @@ func isReady(pod *corev1.Pod) bool {
 
 func same[T comparable](t testing.TB, what string, got, want T) {
 	t.Helper()
-	if got != want {
-		t.Errorf("%s: got %v, want %v", what, got, want)
-	}
+	harness.Want(t, got == want, "%s: got %v, want %v", what, got, want)
 }
 
 func contains(t testing.TB, what, got, want string) {
 	t.Helper()
-	if !strings.Contains(got, want) {
-		t.Errorf("%s: got %q, want %q in it", what, got, want)
-	}
+	harness.Want(t, strings.Contains(got, want), "%s: got %q, want %q in it", what, got, want)
 }
 
 // status is that of the container, empty before there is one.

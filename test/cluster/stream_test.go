@@ -28,9 +28,7 @@ func TestStreams(t *testing.T) {
 	command.Stdin, command.Stdout, command.Stderr = strings.NewReader("input\n"), &stdout, &stderr
 	err := command.Run()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != 42 {
-		t.Errorf("exit code: %v, want 42", err)
-	}
+	harness.Want(t, errors.As(err, &exit) && exit.ExitCode() == 42, "exit code: %v, want 42", err)
 	same(t, "stdout", stdout.String(), "input\n")
 	contains(t, "stderr", stderr.String(), "error\n")
 
@@ -40,9 +38,7 @@ func TestStreams(t *testing.T) {
 	s.kubectl("cp", file, "pod:/tmp/file")
 	s.kubectl("cp", "pod:/tmp/file", back)
 	copied, err := os.ReadFile(back)
-	if err != nil || !bytes.Equal(copied, content) {
-		t.Errorf("%d bytes came back, of %d, or others (%v)", len(copied), len(content), err)
-	}
+	harness.Want(t, err == nil && bytes.Equal(copied, content), "%d bytes came back, of %d, or others (%v)", len(copied), len(content), err)
 
 	command = s.command(harness.Limited(t, limit), "attach", "-i", "reader")
 	command.Stdin = strings.NewReader("one\ntwo\n")
@@ -101,9 +97,7 @@ func TestTop(t *testing.T) {
 		t.Fatalf("kubectl top pod: %q", top)
 	}
 	cpu, err := strconv.Atoi(strings.TrimSuffix(fields[2], "m"))
-	if err != nil || cpu < 1 || cpu > 300 {
-		t.Errorf("CPU of a busy loop with the limit of 200m: %s", fields[2])
-	}
+	harness.Want(t, err == nil && cpu >= 1 && cpu <= 300, "CPU of a busy loop with the limit of 200m: %s", fields[2])
 	nodes := s.kubectl("top", "nodes", "--no-headers")
 	contains(t, "kubectl top nodes", nodes, "node1")
 	contains(t, "kubectl top nodes", nodes, node2)

@@ -82,16 +82,13 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	harness.Want(t, !clean && len(found) == 6, "want the 6 orphans, got %v, clean %v", found, clean)
 	wantClean(t, n, "--fix")
 	for _, path := range append(left, orphan, cgroupDir(group), cgroupDir(pause)) {
-		if _, err := os.Lstat(path); err == nil {
-			t.Errorf("%s is still there", path)
-		}
+		_, err := os.Lstat(path)
+		harness.Want(t, err != nil, "%s is still there", path)
 	}
-	if _ = process.Wait(); ctx.Err() != nil {
-		t.Error("the process runs on")
-	}
-	if _, err := os.Lstat(cgroupDir(foreign)); err != nil && harness.CgroupDriver() != "systemd" {
-		t.Errorf("the cgroup of another node was removed: %v", err)
-	}
+	_ = process.Wait()
+	harness.Want(t, ctx.Err() == nil, "the process runs on")
+	_, err := os.Lstat(cgroupDir(foreign))
+	harness.Want(t, err == nil || harness.CgroupDriver() == "systemd", "the cgroup of another node was removed: %v", err)
 	check(t, os.Remove(notOurs))
 	wantClean(t, n)
 	harness.Want(t, ready(t, n, id), "the pod is not ready")
@@ -112,9 +109,8 @@ func TestCheckRemovesWhatHasNoRecord(t *testing.T) {
 	}
 	found, clean := problems(t, n)
 	for _, facts := range []string{filepath.Join(n.Root, "container-facts", id+".json"), filepath.Join(n.State, "facts", pod+".json")} {
-		if clean || !slices.ContainsFunc(found, func(f nodecheck.Finding) bool { return strings.Contains(f.Message, facts) }) {
-			t.Errorf("%s is not found: %v", facts, found)
-		}
+		harness.Want(t, !clean && slices.ContainsFunc(found, func(f nodecheck.Finding) bool { return strings.Contains(f.Message, facts) }),
+			"%s is not found: %v", facts, found)
 	}
 	for _, flags := range [][]string{{"--fix"}, nil} {
 		wantClean(t, n, flags...)
@@ -160,9 +156,7 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	harness.WantError(t, n.TryStart())
 	harness.Want(t, strings.Contains(n.Log(), "quarantine"), "the daemon does not say why it ends")
 	says(true, "quarantine", "--fix")
-	if !alive(pid) || len(addresses(t, n)) != 2 {
-		t.Errorf("pause lives: %v, addresses %v", alive(pid), addresses(t, n))
-	}
+	harness.Want(t, alive(pid) && len(addresses(t, n)) == 2, "pause lives: %v, addresses %v", alive(pid), addresses(t, n))
 	check(t, os.Remove(away))
 	check(t, os.Rename(away+".away", away))
 	n.Start()
@@ -186,9 +180,8 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	harness.Same(t, "copies that are put back", strings.Count(says(true, "", "--fix"), "not fixed: it is the record of "), 3)
 	says(false, "given up", "--fix", "--force")
 	n.Restart()
-	if wantPods(t, n, mended); !ready(t, n, mended) {
-		t.Error("the pod whose record was mended is not ready")
-	}
+	wantPods(t, n, mended)
+	harness.Want(t, ready(t, n, mended), "the pod whose record was mended is not ready")
 	eventually(t, "what was given up is removed", patience, func() bool {
 		left, _ := filepath.Glob(filepath.Join(n.Netns, "*"+givenUp))
 		return len(left) == 0

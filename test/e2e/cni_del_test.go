@@ -121,12 +121,10 @@ func TestProperty22_GarbageCollection(t *testing.T) {
 	n.Start()
 	eventually(t, "the orphaned address is free", patience, func() bool { return len(addresses(t, n)) == 1 })
 	eventually(t, "the orphaned pause process is gone", patience, func() bool { return !alive(pid) })
-	if wantPods(t, n, kept); !ready(t, n, kept) {
-		t.Error("a pod whose record is there is not ready")
-	}
-	if calls := r.calls("DEL"); len(calls) != 1 || calls[0].Container != lost {
-		t.Errorf("got %+v", calls)
-	}
+	wantPods(t, n, kept)
+	harness.Want(t, ready(t, n, kept), "a pod whose record is there is not ready")
+	calls := r.calls("DEL")
+	harness.Want(t, len(calls) == 1 && calls[0].Container == lost, "got %+v", calls)
 	eventually(t, "GC runs", patience, func() bool { return len(r.calls("GC")) > 0 })
 	for _, call := range r.calls("GC") {
 		var config struct {

@@ -268,9 +268,8 @@ func TestProperty15_CancelledInTheMiddleOfADD(t *testing.T) {
 	r.order("one", "ADD", "")
 	// The work went on and is handed to the retry.
 	id := n.RunPod(n.PodConfig("web"))
-	if got := r.calls("ADD"); len(got) != 1 || got[0].Container != id {
-		t.Errorf("pod %s, plugin calls %s", id, sequence(got))
-	}
+	got := r.calls("ADD")
+	harness.Want(t, len(got) == 1 && got[0].Container == id, "pod %s, plugin calls %s", id, sequence(got))
 }
 
 // cri: RunPodSandboxRequest.config
@@ -299,9 +298,8 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 	harness.WantCode(t, err, codes.AlreadyExists, "config.hostname differs")
 	_, err = run(t, n, n.PodConfig("web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{} }))
 	harness.WantCode(t, err, codes.AlreadyExists, "config.linux.security_context.seccomp differs")
-	if wantPods(t, n, answers[0]); len(r.calls("ADD")) != 1 {
-		t.Errorf("ADD ran %d times", len(r.calls("ADD")))
-	}
+	wantPods(t, n, answers[0])
+	harness.Want(t, len(r.calls("ADD")) == 1, "ADD ran %d times", len(r.calls("ADD")))
 }
 
 // cri: PodSandboxNetworkStatus.ip PodSandboxStatus.network
@@ -319,9 +317,8 @@ func TestProperty26_ManyPodsAtOnce(t *testing.T) {
 	for _, id := range pods {
 		seen[podStatus(t, n, id).Network.Ip] = true
 	}
-	if len(seen) != count || len(list(t, n, nil)) != count || len(addresses(t, n)) != 2*count {
-		t.Errorf("%d addresses, %d pods, host-local has %d", len(seen), len(list(t, n, nil)), len(addresses(t, n)))
-	}
+	harness.Want(t, len(seen) == count && len(list(t, n, nil)) == count && len(addresses(t, n)) == 2*count,
+		"%d addresses, %d pods, host-local has %d", len(seen), len(list(t, n, nil)), len(addresses(t, n)))
 	each(count, func(i int) {
 		harness.Same(t, "the end of a pod", errors.Join(stop(t, n, pods[i]), remove(t, n, pods[i])), nil)
 	})

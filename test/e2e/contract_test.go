@@ -155,9 +155,8 @@ func TestMetricsOfPods(t *testing.T) {
 	described := harness.Call(t, c.Runtime.ListMetricDescriptors, &runtimeapi.ListMetricDescriptorsRequest{})
 	labels := make(map[string][]string)
 	for _, d := range described.Descriptors {
-		if labels[d.Name] = d.LabelKeys; d.Help == "" {
-			t.Errorf("%s has no help", d.Name)
-		}
+		labels[d.Name] = d.LabelKeys
+		harness.Want(t, d.Help != "", "%s has no help", d.Name)
 	}
 	for _, name := range []string{"container_hugetlb_usage_bytes", "container_hugetlb_max_usage_bytes", "container_spec_memory_reservation_limit_bytes", "container_ulimits_soft"} {
 		harness.Want(t, labels[name] != nil, "%s, which critest wants, is not described", name)
@@ -173,9 +172,8 @@ func TestMetricsOfPods(t *testing.T) {
 		found := make(map[string]*runtimeapi.Metric)
 		for _, m := range append(pods[at].Metrics, pods[at].ContainerMetrics[0].Metrics...) {
 			found[m.Name] = m
-			if len(m.LabelValues) != len(labels[m.Name]) || time.Since(time.Unix(0, m.Timestamp)) > time.Minute {
-				t.Errorf("%s: labels %q for %q, of %d", m.Name, m.LabelValues, labels[m.Name], m.Timestamp)
-			}
+			harness.Want(t, len(m.LabelValues) == len(labels[m.Name]) && time.Since(time.Unix(0, m.Timestamp)) <= time.Minute,
+				"%s: labels %q for %q, of %d", m.Name, m.LabelValues, labels[m.Name], m.Timestamp)
 		}
 		if processes := found["container_processes"]; processes.GetValue().GetValue() < 1 || processes.GetMetricType() != runtimeapi.MetricType_GAUGE ||
 			found["container_cpu_usage_seconds_total"].GetMetricType() != runtimeapi.MetricType_COUNTER || found["container_network_receive_bytes_total"] == nil {
@@ -206,9 +204,8 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 			Overhead, Resources struct{ CPUShares, MemoryLimitInBytes string }
 		}
 		check(t, json.Unmarshal([]byte(response.GetInfo()["info"]), &got))
-		if got.Overhead.CPUShares != overhead || got.Resources.CPUShares != resources || got.Resources.MemoryLimitInBytes != memory {
-			t.Errorf("shown are %+v, want %q, %q, %q", got, overhead, resources, memory)
-		}
+		harness.Want(t, got.Overhead.CPUShares == overhead && got.Resources.CPUShares == resources && got.Resources.MemoryLimitInBytes == memory,
+			"shown are %+v, want %q, %q, %q", got, overhead, resources, memory)
 	}
 	update := func(id string, resources, overhead *runtimeapi.LinuxContainerResources, code codes.Code) {
 		_, err := n.Runtime.UpdatePodSandboxResources(limited(t), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: resources, Overhead: overhead})

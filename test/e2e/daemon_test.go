@@ -83,15 +83,13 @@ func TestProperty23_RestartChangesNothing(t *testing.T) {
 		n.Start()
 		for id, status := range before {
 			harness.Want(t, proto.Equal(podStatus(t, n, id), status), "before: %v\nafter: %v", status, podStatus(t, n, id))
-			if status.State == runtimeapi.PodSandboxState_SANDBOX_READY && pausePID(t, n, id) != pids[id] {
-				t.Errorf("another pause process: %d", pausePID(t, n, id))
+			if status.State == runtimeapi.PodSandboxState_SANDBOX_READY {
+				harness.Same(t, "pause process", pausePID(t, n, id), pids[id])
 			}
 		}
 		harness.Same(t, "runs of plugins", sequence(r.calls("")), "")
 	}
-	if len(list(t, n, nil)) != len(before) {
-		t.Errorf("listed: %v", list(t, n, nil))
-	}
+	harness.Want(t, len(list(t, n, nil)) == len(before), "listed: %v", list(t, n, nil))
 	// The names are reserved again, also that of a pod that is stopped, until it is removed.
 	for id, status := range before {
 		config := n.PodConfig(status.Metadata.Name, harness.Attempt(status.Metadata.Attempt))
@@ -141,9 +139,7 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 	check(t, unix.Kill(pid, unix.SIGKILL))
 	eventually(t, "pause is gone", patience, func() bool { return !alive(pid) })
 	n.Start()
-	if ready(t, n, id) || !ready(t, n, lives) {
-		t.Errorf("got %v", list(t, n, nil))
-	}
+	harness.Want(t, !ready(t, n, id) && ready(t, n, lives), "got %v", list(t, n, nil))
 }
 
 // What stands in the place of a file, and cannot be read as one, costs its pod nothing and blocks nothing:

@@ -62,13 +62,11 @@ func TestPodsAreReached(t *testing.T) {
 	for at, pid := range map[string]int{address: client, "127.0.0.1:83": pausePID(t, n, id)} {
 		inside(t, pid, "net", func() error { _, err := read(net.DialTimeout("tcp", at, patience)); return err })
 	}
-	if got, err := fetch(n, "127.0.0.1:8082"); err == nil {
-		t.Errorf("another address answers %q", got)
-	}
+	got, err := fetch(n, "127.0.0.1:8082")
+	harness.Want(t, err != nil, "another address answers %q", got)
 	check(t, stop(t, n, id))
-	if got, err := fetch(n, gateway+":8080"); err == nil {
-		t.Errorf("the host port answers %q after Stop", got)
-	}
+	got, err = fetch(n, gateway+":8080")
+	harness.Want(t, err != nil, "the host port answers %q after Stop", got)
 }
 
 // The first IPv4 address is the primary one wherever the plugins put it.
@@ -117,9 +115,8 @@ func wantAddressIn(t *testing.T, network *runtimeapi.PodSandboxNetworkStatus, su
 		t.Fatalf("want addresses of %v, got %v", subnets, got)
 	}
 	for i, subnet := range subnets {
-		if address, err := netip.ParseAddr(got[i]); err != nil || !netip.MustParsePrefix(subnet).Contains(address) {
-			t.Errorf("want an address of %s, got %s", subnet, got[i])
-		}
+		address, err := netip.ParseAddr(got[i])
+		harness.Want(t, err == nil && netip.MustParsePrefix(subnet).Contains(address), "want an address of %s, got %s", subnet, got[i])
 	}
 }
 
@@ -244,12 +241,10 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	n := newNode(t, harness.Config(fmt.Sprintf("[runtimes.own]\ntype = 'builtin'\ncni_conf_dir = %q", conf)))
 	wantProblem := func() {
 		t.Helper()
-		if holds, said := condition(t, n, "RuntimeHandlerReady/own"); holds || !strings.Contains(said, `"own"`) || !strings.Contains(said, conf) {
-			t.Errorf("Status says %q of the handler", said)
-		}
-		if isReady, said := networkReady(t, n); !isReady {
-			t.Errorf("the node's network is not ready: %s", said)
-		}
+		holds, said := condition(t, n, "RuntimeHandlerReady/own")
+		harness.Want(t, !holds && strings.Contains(said, `"own"`) && strings.Contains(said, conf), "Status says %q of the handler", said)
+		isReady, said := networkReady(t, n)
+		harness.Want(t, isReady, "the node's network is not ready: %s", said)
 	}
 	_, err := runBy(t, n, n.PodConfig("early"), "own")
 	harness.WantCode(t, err, codes.Unavailable, conf)

@@ -141,9 +141,8 @@ func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
 				continue // hybrid: the version 2 hierarchy has no controllers
 			}
 			found++
-			if !strings.HasPrefix(fields[2], parent+"/") || !strings.HasPrefix(info.CgroupsPath, parent+"/") {
-				t.Errorf("%s: in the hierarchy %q pause is in %s, status says %s", name, fields[1], fields[2], info.CgroupsPath)
-			}
+			harness.Want(t, strings.HasPrefix(fields[2], parent+"/") && strings.HasPrefix(info.CgroupsPath, parent+"/"),
+				"%s: in the hierarchy %q pause is in %s, status says %s", name, fields[1], fields[2], info.CgroupsPath)
 		}
 		harness.Same(t, name+": hierarchies that pause is in", found, max(len(v1), 1))
 		check(t, remove(t, n, id))
@@ -154,9 +153,8 @@ func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
 			below = slices.DeleteFunc(below, func(path string) bool {
 				return strings.Contains(path, "-pool-") || strings.HasSuffix(path, named+"/cgroup.procs")
 			})
-			if _, err := os.Stat(filepath.Join(m.Mountpoint, parent)); err != nil || len(below) != 0 {
-				t.Errorf("%s: in %s: %v, left %v", name, m.Mountpoint, err, below)
-			}
+			_, err = os.Stat(filepath.Join(m.Mountpoint, parent))
+			harness.Want(t, err == nil && len(below) == 0, "%s: in %s: %v, left %v", name, m.Mountpoint, err, below)
 		}
 	}
 }
@@ -192,9 +190,8 @@ func TestSysctls(t *testing.T) {
 	}
 	own, _ := os.ReadFile("/proc/sys/net/core/somaxconn")
 	harness.Want(t, string(own) != "777\n", "the node's somaxconn was set")
-	if _, err := run(t, n, n.PodConfig("refused", sysctls("net.ipv4.conf.eth0.arp_announce", "no number"))); err == nil || len(list(t, n, nil)) != 1 {
-		t.Errorf("a value that the kernel refuses: %v", err)
-	}
+	_, err := run(t, n, n.PodConfig("refused", sysctls("net.ipv4.conf.eth0.arp_announce", "no number")))
+	harness.Want(t, err != nil && len(list(t, n, nil)) == 1, "a value that the kernel refuses: %v", err)
 }
 
 // userNamespace maps ids by triples of container, host and length.
@@ -305,9 +302,7 @@ func TestPauseIsConfined(t *testing.T) {
 	harness.Same(t, "descriptors", len(entries), 3)
 	for _, entry := range entries {
 		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, entry.Name()))
-		if entry.Name() > "2" || !strings.HasPrefix(target, "pipe:") {
-			t.Errorf("descriptor %s is %s", entry.Name(), target)
-		}
+		harness.Want(t, entry.Name() <= "2" && strings.HasPrefix(target, "pipe:"), "descriptor %s is %s", entry.Name(), target)
 	}
 }
 

@@ -60,9 +60,8 @@ func TestLifeOfAPod(t *testing.T) {
 		t.Errorf("got %+v", info)
 	}
 	var stored runtimeapi.PodSandboxConfig
-	if err := protojson.Unmarshal(info.Config, &stored); err != nil || !proto.Equal(&stored, config) {
-		t.Errorf("the config is %v, %v", &stored, err)
-	}
+	err = protojson.Unmarshal(info.Config, &stored)
+	harness.Want(t, err == nil && proto.Equal(&stored, config), "the config is %v, %v", &stored, err)
 
 	check(t, stop(t, n, start))
 	status = podStatus(t, n, id)
@@ -218,9 +217,8 @@ func TestFilesOfAPod(t *testing.T) {
 		harness.Same(t, name+": the host in pause's namespace", unix.ByteSliceToString(uts.Nodename[:]), c.hostname)
 		var shm unix.Statfs_t
 		check(t, unix.Statfs(filepath.Join(dir, "shm"), &shm))
-		if shm.Type != unix.TMPFS_MAGIC || shm.Blocks*uint64(shm.Bsize) != 64<<20 {
-			t.Errorf("%s: shm is of type %x with %d bytes", name, shm.Type, shm.Blocks*uint64(shm.Bsize))
-		}
+		harness.Want(t, shm.Type == unix.TMPFS_MAGIC && shm.Blocks*uint64(shm.Bsize) == 64<<20,
+			"%s: shm is of type %x with %d bytes", name, shm.Type, shm.Blocks*uint64(shm.Bsize))
 		check(t, os.WriteFile(filepath.Join(dir, "shm", "much"), make([]byte, 8<<20), 0o600))
 		check(t, stop(t, n, id))
 		mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))

@@ -143,9 +143,8 @@ required_plugins = []
 	check(t, os.MkdirAll(filepath.Join(dir, "after", "nowhere.invalid"), 0o755))
 	check(t, os.WriteFile(filepath.Join(dir, "after", "nowhere.invalid", "hosts.toml"), []byte("server = 'http://127.0.0.1:1'\n"), 0o600))
 	reload(t, n, dir+"/before", dir+"/after")
-	if _, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "nowhere.invalid/app:1"}}); err == nil || !strings.Contains(err.Error(), "127.0.0.1:1") {
-		t.Errorf("a pull by the new directories: %v", err)
-	}
+	_, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "nowhere.invalid/app:1"}})
+	harness.Want(t, err != nil && strings.Contains(err.Error(), "127.0.0.1:1"), "a pull by the new directories: %v", err)
 
 	// A drop-in is followed like the file itself.
 	check(t, os.Mkdir(filepath.Join(n.Dir, "config.toml.d"), 0o755))
@@ -159,9 +158,8 @@ required_plugins = []
 	reload(t, n, "required_plugins = ['absent']", "required_plugins = []")
 	n.RunPod(n.PodConfig("refused"))
 	reload(t, n, dir+"/nri.sock", dir+"/other.sock")
-	if _, err := os.Stat(dir + "/other.sock"); err != nil || !ready(t, n, id) {
-		t.Errorf("plugins cannot connect at the other socket, or the pod has ended: %v", err)
-	}
+	_, err = os.Stat(dir + "/other.sock")
+	harness.Want(t, err == nil && ready(t, n, id), "plugins cannot connect at the other socket, or the pod has ended: %v", err)
 }
 
 // timeOf is when the daemon wrote the first line of its log that has these words.
@@ -196,18 +194,16 @@ func TestWatchdogOfAWedgedLock(t *testing.T) {
 	eventually(t, "the log says why the pings end", patience, func() bool { return strings.Contains(n.Log(), "probe=pods") })
 	_, last := s.count("WATCHDOG=1")
 	// systemd ends the daemon when an interval has passed.
-	if after := timeOf(t, n, "probe=pods").Sub(last); after > interval-interval/20 {
-		t.Errorf("the log says why only %s after the last ping", after)
-	}
+	after := timeOf(t, n, "probe=pods").Sub(last)
+	harness.Want(t, after <= interval-interval/20, "the log says why only %s after the last ping", after)
 	eventually(t, "the pings have ended", patience, func() bool { return time.Since(last) > interval })
 	_, now := s.count("WATCHDOG=1")
 	harness.Want(t, now.Equal(last), "a ping has come from a daemon that is stuck")
 	n.Kill() // as systemd does, with SIGABRT
 	check(t, os.Remove(points))
 	n.Start()
-	if after := verbose(t, n, id).PID; after != pause || !ready(t, n, id) {
-		t.Errorf("the pod has pause %d, it had %d", after, pause)
-	}
+	harness.Same(t, "pause of the pod", verbose(t, n, id).PID, pause)
+	harness.Want(t, ready(t, n, id), "the pod is not ready")
 	n.Stop()
 	eventually(t, "systemd is told of the end", patience, func() bool { stopping, _ := s.count("STOPPING=1"); return stopping > 0 })
 }

@@ -116,9 +116,8 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 				files += written(t, n, id, file)
 			}
 			harness.Want(t, files >= 100<<10 && files <= 257<<10, "the files of the pod hold %d bytes", files)
-			if _, output := run(t, n, p.run("next"), "/bin/sh", "-c", "echo $HOSTNAME"); output != p.pod.Hostname+"\n" {
-				t.Errorf("HOSTNAME is %q, want %q", output, p.pod.Hostname)
-			}
+			_, output := run(t, n, p.run("next"), "/bin/sh", "-c", "echo $HOSTNAME")
+			harness.Want(t, output == p.pod.Hostname+"\n", "HOSTNAME is %q, want %q", output, p.pod.Hostname)
 			for file, most := range map[string]int64{"/dev/shm/x": 64 << 20, "/dev/x": 64 << 20} {
 				size := written(t, n, id, file)
 				harness.Want(t, size != 0 && size <= most, "%s holds %d bytes", file, size)

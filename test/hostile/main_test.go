@@ -351,7 +351,6 @@ func wantNothingLeft(t testing.TB, n *harness.Node, pids []int, before holdings)
 		after = held(t, pids)
 	}
 	t.Logf("of the supervisor: before %+v, after %+v", before, after)
-	if after.descriptors > before.descriptors || after.children > before.children || after.threads > before.threads+moreThreads {
-		t.Errorf("the supervisor has %+v, before the attack %+v", after, before)
-	}
+	harness.Want(t, after.descriptors <= before.descriptors && after.children <= before.children && after.threads <= before.threads+moreThreads,
+		"the supervisor has %+v, before the attack %+v", after, before)
 }

@@ -227,9 +227,8 @@ func (p *tenant) wantNothingShared(pid int, request []string) {
 			p.t.Errorf("starter %d has %s open as %s, which is no part of its request", pid, to, number)
 		}
 	}
-	if slices.Sort(given); !slices.Equal(given, request) {
-		p.t.Errorf("starter %d has %v of its request, want %v", pid, given, request)
-	}
+	slices.Sort(given)
+	harness.Want(p.t, slices.Equal(given, request), "starter %d has %v of its request, want %v", pid, given, request)
 }
 
 // hookThatHangs is a container with a hook of the node that does not end in time.

@@ -381,9 +381,8 @@ func TestProgramsThatAreCalledAsOurs(t *testing.T) {
 			harness.Want(t, end.GetExitCode() == 7 && end.GetReason() == "Error" && end.GetMessage() == "",
 				"%s (%s): %d, %s: %s", name, way, end.GetExitCode(), end.GetReason(), end.GetMessage())
 			witness := p.run("witness-"+container, func(c *runtimeapi.ContainerConfig) { c.Image.Image = attackerImage })
-			if answer, err := p.exec(witness, 30, words...); err != nil || answer.GetExitCode() != 7 {
-				t.Errorf("an exec of %s (%s): %d, %v", name, way, answer.GetExitCode(), err)
-			}
+			answer, err := p.exec(witness, 30, words...)
+			harness.Want(t, err == nil && answer.GetExitCode() == 7, "an exec of %s (%s): %d, %v", name, way, answer.GetExitCode(), err)
 		}
 	}
 }

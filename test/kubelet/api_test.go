@@ -83,9 +83,8 @@ func (k *kubelet) checkExec() {
 		var out, errs bytes.Buffer
 		streams := remotecommand.StreamOptions{Stdin: strings.NewReader("some input"), Stdout: &out, Stderr: &errs}
 		err := executor.StreamWithContext(k.limited(), streams)
-		if out.String() != "some input" || errs.String() != "oops\n" || err == nil || !strings.Contains(err.Error(), "exit code 5") {
-			k.t.Errorf("%s: got %q, %q and %v", name, &out, &errs, err)
-		}
+		harness.Want(k.t, out.String() == "some input" && errs.String() == "oops\n" && err != nil && strings.Contains(err.Error(), "exit code 5"),
+			"%s: got %q, %q and %v", name, &out, &errs, err)
 	}
 	harness.Same(k.t, "by ExecSync", k.run("pair", "server", "cat /www/page"), "from the sidecar\n")
 }

@@ -90,14 +90,8 @@ func (k *kubelet) start(gates harness.Object) {
 	log, err := os.OpenFile(k.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	harness.Check(k.t, err)
 	defer log.Close()
-	k.process = exec.Command(k.binary,
-		"--config", k.path("config.json"),
-		"--root-dir", k.path("root"),
-		"--cert-dir", k.path("certificates"),
-		"--hostname-override", nodeName,
-		"--node-ip", nodeAddress,
-		"--v", "2",
-	)
+	k.process = exec.Command(k.binary, "--config", k.path("config.json"), "--root-dir", k.path("root"),
+		"--cert-dir", k.path("certificates"), "--hostname-override", nodeName, "--node-ip", nodeAddress, "--v", "2")
 	k.process.Dir, k.process.Env = k.dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + k.path("home"), "TMPDIR=" + k.path("home")}
 	k.process.Stdout, k.process.Stderr = log, log
 	k.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -148,9 +142,7 @@ func (k *kubelet) stop() {
 	case <-time.After(time.Minute):
 		k.t.Fatal("the kubelet runs a minute after SIGTERM")
 	}
-	if !k.process.ProcessState.Success() {
-		k.t.Errorf("after SIGTERM the kubelet ended with %v", k.process.ProcessState)
-	}
+	harness.Want(k.t, k.process.ProcessState.Success(), "after SIGTERM the kubelet ended with %v", k.process.ProcessState)
 }
 
 // kill ends a kubelet that a failed test has left.

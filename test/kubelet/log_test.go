@@ -1,8 +1,8 @@
 package kubelet
 
 import (
-	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/minicri/minicri/test/harness"
@@ -34,33 +34,19 @@ var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG
 // the time in which there is no daemon.
 func (k *kubelet) markLog() { k.marks = append(k.marks, len(k.log())) }
 
-func (k *kubelet) log() string {
-	data, err := os.ReadFile(k.path("log"))
-	harness.Check(k.t, err)
-	return string(data)
-}
+func (k *kubelet) log() string { return string(harness.Read(k.t, k.path("log"))) }
 
 // checkLog fails the test for every error of the runtime's in the kubelet's log,
 // and for settings of the machine that it changed.
 func (k *kubelet) checkLog() {
 	log := k.log()
-	if strings.Contains(log, "Updating kernel flag") {
-		k.t.Error("the kubelet changed a setting of the machine's kernel")
-	}
+	harness.Want(k.t, !strings.Contains(log, "Updating kernel flag"), "the kubelet changed a setting of the machine's kernel")
 	at := 0
 	for line := range strings.Lines(log) {
 		isDown := at >= k.marks[0] && at < k.marks[1]
-		if at += len(line); runtimeError.MatchString(line) && !isHarmless(line) && !(isDown && down.MatchString(line)) {
-			k.t.Errorf("the kubelet complains (the daemon is down: %t): %s", isDown, line)
-		}
+		at += len(line)
+		isHarmless := slices.ContainsFunc(harmless, func(h struct{ text, why string }) bool { return strings.Contains(line, h.text) })
+		harness.Want(k.t, !runtimeError.MatchString(line) || isHarmless || isDown && down.MatchString(line),
+			"the kubelet complains (the daemon is down: %t): %s", isDown, line)
 	}
-}
-
-func isHarmless(line string) bool {
-	for _, h := range harmless {
-		if strings.Contains(line, h.text) {
-			return true
-		}
-	}
-	return false
 }

@@ -68,12 +68,8 @@ func (k *kubelet) checkPair() {
 		k.t.Errorf("the init container: %v", all)
 	}
 	prepare := k.inRuntime("pair", "prepare")
-	if sidecar := k.inRuntime("pair", "sidecar"); sidecar.StartedAt > prepare.StartedAt {
-		k.t.Error("the init container started before the sidecar")
-	}
-	if server := k.inRuntime("pair", "server"); server.CreatedAt < prepare.FinishedAt {
-		k.t.Error("the server was created before the init container had ended")
-	}
+	harness.Want(k.t, k.inRuntime("pair", "sidecar").StartedAt <= prepare.StartedAt, "the init container started before the sidecar")
+	harness.Want(k.t, k.inRuntime("pair", "server").CreatedAt >= prepare.FinishedAt, "the server was created before the init container had ended")
 	k.eventually("the client has the page by localhost, and logs it", func() bool {
 		return k.logs("pair", "client", "") == "from the sidecar\nsaid so\n"
 	})
@@ -89,9 +85,7 @@ func (k *kubelet) checkPair() {
 	} {
 		harness.Same(k.t, said.command, k.run("pair", said.name, said.command), said.want)
 	}
-	if got := len(k.fetch(pod.Status.PodIP+":8080", "/big")); got != bigFile {
-		k.t.Errorf("the node reads %d bytes from the pod", got)
-	}
+	harness.Same(k.t, "bytes that the node reads from the pod", len(k.fetch(pod.Status.PodIP+":8080", "/big")), bigFile)
 }
 
 // host is a privileged pod in the node's network and process namespace.
@@ -130,8 +124,7 @@ const (
 
 // listed are the containers that the runtime has.
 func (k *kubelet) listed(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
-	list := harness.Call(k.t, k.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter})
-	return list.Containers
+	return harness.Call(k.t, k.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter}).Containers
 }
 
 // inRuntime is what the runtime knows of a pod's container.
@@ -141,19 +134,15 @@ func (k *kubelet) inRuntime(pod, name string) *runtimeapi.ContainerStatus {
 	if len(list) != 1 {
 		k.t.Fatalf("the runtime has %d containers %s of pod %s", len(list), name, pod)
 	}
-	answer := harness.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id})
-	return answer.Status
+	return harness.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id}).Status
 }
 
 // running tells for each pod and container that runs what it would lose if it
 // was started again: id and process.
 func (k *kubelet) running() map[string]string {
 	found := make(map[string]string)
-	pods, err := k.Runtime.ListPodSandbox(k.limited(), &runtimeapi.ListPodSandboxRequest{
-		Filter: &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}},
-	})
-	harness.Check(k.t, err)
-	for _, pod := range pods.Items {
+	ready := &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}}
+	for _, pod := range harness.Call(k.t, k.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{Filter: ready}).Items {
 		answer := harness.Call(k.t, k.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod.Id, Verbose: true})
 		found[pod.Metadata.Name] = pod.Id + " " + k.pid(answer.Info)
 	}
@@ -168,8 +157,7 @@ func (k *kubelet) running() map[string]string {
 func (k *kubelet) pid(verbose map[string]string) string {
 	k.t.Helper()
 	var info struct{ PID int }
-	if err := json.Unmarshal([]byte(verbose["info"]), &info); err != nil || info.PID == 0 {
-		k.t.Errorf("no pid in %v: %v", verbose, err)
-	}
+	err := json.Unmarshal([]byte(verbose["info"]), &info)
+	harness.Want(k.t, err == nil && info.PID != 0, "no pid in %v: %v", verbose, err)
 	return fmt.Sprint(info.PID)
 }

@@ -120,7 +120,5 @@ func (k *kubelet) checkMetrics() {
 
 func (k *kubelet) between(what string, low, got, high uint64) {
 	k.t.Helper()
-	if got < low || got > high {
-		k.t.Errorf("%s: %d is not within %d and %d", what, got, low, high)
-	}
+	harness.Want(k.t, got >= low && got <= high, "%s: %d is not within %d and %d", what, got, low, high)
 }

@@ -2,6 +2,7 @@ package release
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // laterDaemon builds the daemon of a later version: with a key that this one does not have,
@@ -25,12 +27,9 @@ func laterDaemon(t *testing.T) string {
 		"internal/config/config.go": {"type Config struct {", "type Config struct {\n\tTomorrow string `toml:\"tomorrow\" comment:\"a key of tomorrow\"`"},
 	} {
 		path := absolute(t, "../../"+file)
-		source, err := os.ReadFile(path)
-		check(t, err)
-		changed := strings.Replace(string(source), change[0], change[1], 1)
-		if changed == string(source) {
-			t.Fatalf("%s has no %q", file, change[0])
-		}
+		source := string(harness.Read(t, path))
+		harness.Want(t, strings.Contains(source, change[0]), "%s has no %q", file, change[0])
+		changed := strings.Replace(source, change[0], change[1], 1)
 		replacement := filepath.Join(dir, filepath.Base(file))
 		check(t, os.WriteFile(replacement, []byte(changed), 0o600))
 		overlay["Replace"][path] = replacement
@@ -64,25 +63,19 @@ func TestOlderBuildOnLaterState(t *testing.T) {
 	pause := pausePID(t, connect(t), old)
 	stop()
 	stop = serve(t, newer...)
-	if now := pausePID(t, connect(t), old); now != pause {
-		t.Errorf("under the later build pause was %d, is %d", pause, now)
-	}
+	harness.Same(t, "pause under the later build", pausePID(t, connect(t), old), pause)
 	removePod(t, old)
 	pod := runPod(t, "later")
 	pause = pausePID(t, connect(t), pod)
 	stop()
 
 	out, err := exec.Command("/usr/bin/minicri").CombinedOutput()
-	last := lastLine(string(out))
-	if err == nil || !strings.Contains(last, "/var/lib/minicri/") || !strings.Contains(last, "written by 99.0.0") || !strings.Contains(last, "run that version again") {
-		t.Errorf("on the later state the older build says %v, %s", err, last)
-	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	harness.WantError(t, errors.Join(err, errors.New(lines[len(lines)-1])), "exit status", "/var/lib/minicri/", "written by 99.0.0", "run that version again")
 
 	check(t, os.WriteFile(dropIn, []byte("tomorrow = \"yes\"\n[default_network]\nenabled = true\nsubnet = \"10.99.0.0/16\"\n"), 0o644))
 	stop = serve(t, newer...)
-	if now := pausePID(t, connect(t), pod); now != pause {
-		t.Errorf("after the older build was refused pause was %d, is %d", pause, now)
-	}
+	harness.Same(t, "pause after the older build was refused", pausePID(t, connect(t), pod), pause)
 	removePod(t, pod)
 	stop()
 	stop = serve(t) // on a configuration with a key that it does not know
@@ -90,32 +83,23 @@ func TestOlderBuildOnLaterState(t *testing.T) {
 	stop()
 }
 
-func lastLine(text string) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return lines[len(lines)-1]
-}
-
 // podParent is the cgroup of a pod, as a kubelet has one.
 const podParent = "/minicri-release-test"
 
 func runPod(t *testing.T, name string) string {
 	t.Helper()
-	pod, err := connect(t).RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
+	return harness.Call(t, connect(t).RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Uid: name, Namespace: "test"}, LogDirectory: t.TempDir(),
 		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: podParent},
-	}})
-	check(t, err)
-	return pod.PodSandboxId
+	}}).PodSandboxId
 }
 
 // removePod also removes its parent cgroup, which is a kubelet's.
 func removePod(t *testing.T, id string) {
 	t.Helper()
 	client := connect(t)
-	_, err := client.StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
-	check(t, err)
-	_, err = client.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
-	check(t, err)
+	harness.Call(t, client.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	harness.Call(t, client.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 	hierarchies, err := cgroup.FindHierarchies()
 	check(t, err)
 	check(t, hierarchies.Remove(podParent, time.Minute))

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const nobody = 65534
@@ -49,20 +51,16 @@ func TestMakeInstall(t *testing.T) {
 		"/usr/local/bin/minicri", "/usr/local/bin/minicri-shim", "/usr/local/lib/minicri/cni/bridge", "/usr/local/lib/systemd/system/minicri.service",
 		"/usr/local/share/man/man8/minicri.8", "/usr/local/share/doc/minicri/docs/quickstart.md", "/usr/local/share/doc/minicri/grafana.json", "/usr/local/share/doc/minicri/alerts.yml", "/etc/minicri/config.toml", "/etc/crictl.yaml",
 	} {
-		if !slices.Contains(all, path) {
-			t.Errorf("make install: there is no %s", path)
-		}
+		harness.Want(t, slices.Contains(all, path), "make install: there is no %s", path)
 	}
-	if says := unprivileged("uninstall"); says != "" || len(installed(t, target)) > 0 {
-		t.Errorf("make uninstall says %q, and leaves %v", says, installed(t, target))
-	}
+	harness.Same(t, "what make uninstall says", unprivileged("uninstall"), "")
+	harness.Same(t, "what make uninstall leaves", installed(t, target), nil)
 
 	unprivileged("install")
 	check(t, os.WriteFile(target+"/etc/minicri/config.toml", []byte("log_level = \"debug\"\n"), 0o644))
 	says := unprivileged("uninstall")
-	if left := installed(t, target); len(left) != 1 || !strings.Contains(says, "left where it is: "+target+"/etc/minicri\n") {
-		t.Errorf("make uninstall says %q, and leaves %v", says, left)
-	}
+	harness.Want(t, strings.Contains(says, "left where it is: "+target+"/etc/minicri\n"), "make uninstall says %q", says)
+	harness.Same(t, "what make uninstall leaves", installed(t, target), []string{"/etc/minicri/config.toml"})
 }
 
 // installed are the files below a directory.
@@ -85,25 +83,19 @@ func TestRPM(t *testing.T) {
 	run(t, "mv", root+"/usr/share/zsh/vendor-completions", root+"/usr/share/zsh/site-functions") // Debian's zsh has another directory
 	run(t, "diff", "-r", root+"/usr", root+"/rpm/usr")
 	run(t, "diff", "-r", root+"/etc", root+"/rpm/etc")
-	if list := run(t, "rpm", "-qpl", rpm); !strings.Contains(list, "/usr/bin/minicri\n") || !strings.Contains(list, "/etc/minicri/config.toml\n") {
-		t.Errorf("rpm -qpl: %s", list)
-	}
-
-	if host := run(t, "rpm", "-qp", "--qf", "%{BUILDHOST}", rpm); host != "minicri" {
-		t.Errorf("the .rpm names the machine that it was made on, %s", host)
-	}
+	list := run(t, "rpm", "-qpl", rpm)
+	harness.Want(t, strings.Contains(list, "/usr/bin/minicri\n") && strings.Contains(list, "/etc/minicri/config.toml\n"), "rpm -qpl: %s", list)
+	harness.Same(t, "machine that the .rpm says it was made on", run(t, "rpm", "-qp", "--qf", "%{BUILDHOST}", rpm), "minicri")
 
 	// Of Debian: nothing here provides what rpm asks for.
 	run(t, "rpm", "--install", "--nodeps", rpm)
 	run(t, "rpm", "--verify", "--nodeps", "minicri")
 	run(t, "minicri", "config", "check", "/etc/minicri/config.toml")
-	if _, err := os.Stat("/etc/crictl.yaml"); err != nil {
-		t.Error(err)
-	}
+	_, err := os.Stat("/etc/crictl.yaml")
+	check(t, err)
 	run(t, "rpm", "--erase", "--nodeps", "minicri")
 	for _, path := range []string{"/usr/bin/minicri", "/usr/lib/minicri", "/etc/crictl.yaml", "/etc/minicri/config.toml"} {
-		if _, err := os.Stat(path); err == nil {
-			t.Errorf("rpm --erase: %s is there", path)
-		}
+		_, err := os.Stat(path)
+		harness.Want(t, err != nil, "rpm --erase: %s is there", path)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const offered = "../../bin/release/node" // by cluster offer
@@ -32,9 +34,8 @@ func TestReadyNode(t *testing.T) {
 			runsAPod(t)
 			runsANode(t)
 		case strings.Contains(text, "tar -C"):
-			if _, err := os.Stat("/usr/bin/minicri"); err == nil {
-				t.Error("dpkg --remove has left /usr/bin/minicri")
-			}
+			_, err := os.Stat("/usr/bin/minicri")
+			harness.Want(t, err != nil, "dpkg --remove has left /usr/bin/minicri")
 		}
 		script(t, dir, text)
 	}
@@ -88,9 +89,7 @@ func runsAPod(t *testing.T) {
 	run(t, "kubectl", "wait", "--for=create", "serviceaccount/default", "--timeout=10m") // by a controller, some time after the node
 	run(t, "kubectl", "run", "web", "--image", image, "--image-pull-policy", "Never", "--command", "--", "httpd", "-f", "-p", "8080")
 	run(t, "kubectl", "wait", "--for=condition=Ready", "pod/web", "--timeout=10m")
-	if says := run(t, "kubectl", "exec", "web", "--", "hostname"); says != "web\n" {
-		t.Errorf("hostname in the pod is %q", says)
-	}
+	harness.Same(t, "hostname in the pod", run(t, "kubectl", "exec", "web", "--", "hostname"), "web\n")
 }
 
 // runsANode boots the node image by its page, and runs a pod in that.

@@ -6,14 +6,15 @@ import (
 	"path/filepath"
 	"regexp"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // blocks are the commands of a page that its tests run: its blocks of sh.
 func blocks(t *testing.T, page string) (scripts []string) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/" + page)
-	check(t, err)
-	for _, found := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+	text := string(harness.Read(t, "../../docs/"+page))
+	for _, found := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(text, -1) {
 		scripts = append(scripts, found[1])
 	}
 	return scripts
@@ -66,9 +67,6 @@ func TestFromContainerd(t *testing.T) {
 	for _, text := range blocks(t, "from-containerd.md") {
 		script(t, t.TempDir(), text)
 	}
-	made, err := os.ReadFile("/etc/minicri/config.toml.d/10-containerd.toml")
-	check(t, err)
-	if !regexp.MustCompile(`(?m)^max_downloads = 9$`).Match(made) {
-		t.Errorf("the file is\n%s", made)
-	}
+	made := harness.Read(t, "/etc/minicri/config.toml.d/10-containerd.toml")
+	harness.Want(t, regexp.MustCompile(`(?m)^max_downloads = 9$`).Match(made), "the file is\n%s", made)
 }

@@ -26,7 +26,7 @@ import (
 
 const files = "../../bin/release/files"
 
-func check(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
+var check = harness.Check
 
 // run runs a program and returns what it writes.
 func run(t *testing.T, name string, arguments ...string) string {
@@ -54,31 +54,26 @@ func file(t *testing.T, suffix string) string {
 func TestChecksumsAndList(t *testing.T) {
 	check := exec.Command("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
 	check.Dir = files
-	if out, err := check.CombinedOutput(); err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
+	out, err := check.CombinedOutput()
+	harness.Want(t, err == nil, "%v: %s", err, out)
 	for _, arch := range []string{"amd64", "arm64"} {
 		for _, suffix := range []string{".deb", ".rpm", ".tar.gz", ".cdx.json"} {
 			sums := run(t, "cat", files+"/SHA256SUMS")
-			if name := filepath.Base(file(t, arch+suffix)); !strings.Contains(sums, name) {
-				t.Errorf("SHA256SUMS does not name %s", name)
-			}
+			name := filepath.Base(file(t, arch+suffix))
+			harness.Want(t, strings.Contains(sums, name), "SHA256SUMS does not name %s", name)
 		}
 		var list struct {
 			BOMFormat  string `json:"bomFormat"`
 			Components []struct{ Name string }
 		}
-		if err := json.Unmarshal([]byte(run(t, "cat", file(t, arch+".cdx.json"))), &list); err != nil || list.BOMFormat != "CycloneDX" {
-			t.Errorf("%s: %v, %s", arch, err, list.BOMFormat)
-		}
+		err := json.Unmarshal([]byte(run(t, "cat", file(t, arch+".cdx.json"))), &list)
+		harness.Want(t, err == nil && list.BOMFormat == "CycloneDX", "%s: %v, %s", arch, err, list.BOMFormat)
 		names := map[string]bool{}
 		for _, c := range list.Components {
 			names[c.Name] = true
 		}
 		for _, name := range []string{"bin/minicri", "bin/minicri-shim", "lib/minicri/cni/bridge", "stdlib", "libseccomp", "google.golang.org/grpc"} {
-			if !names[name] {
-				t.Errorf("%s: the list does not name %s", arch, name)
-			}
+			harness.Want(t, names[name], "%s: the list does not name %s", arch, name)
 		}
 	}
 }
@@ -102,9 +97,8 @@ func TestPackage(t *testing.T) {
 	deb := file(t, "amd64.deb")
 	run(t, "dpkg", "--path-exclude=/usr/share/doc/*", "-i", deb) // as small images of Debian do
 	for _, path := range []string{"/usr/bin/minicri", "/usr/lib/systemd/system/minicri.service", "/usr/share/man/man8/minicri.8", "/etc/minicri/config.toml", "/etc/crictl.yaml"} {
-		if _, err := os.Stat(path); err != nil {
-			t.Error(err)
-		}
+		_, err := os.Stat(path)
+		check(t, err)
 	}
 	run(t, "minicri", "config", "check", "/etc/minicri/config.toml")
 	const network = "/etc/minicri/config.toml.d/10-network.toml"
@@ -116,27 +110,21 @@ func TestPackage(t *testing.T) {
 	before := pausePID(t, connect(t), pod)
 	same := func(when string) {
 		t.Helper()
-		if now := pausePID(t, connect(t), pod); now != before {
-			t.Errorf("%s: pause was %d, is %d", when, before, now)
-		}
+		harness.Same(t, when+": pause", pausePID(t, connect(t), pod), before)
 	}
 
 	stop()
 	run(t, "dpkg", "-i", later(t, deb))
-	if version := run(t, "dpkg-query", "-W", "-f", "${Version}", "minicri"); !strings.HasPrefix(version, "99.") {
-		t.Errorf("the version is %s", version)
-	}
+	harness.Same(t, "version", run(t, "dpkg-query", "-W", "-f", "${Version}", "minicri"), "99.0.0")
 	stop = serve(t)
 	same("upgrade")
 
 	stop()
-	if says := run(t, "dpkg", "--remove", "minicri"); !strings.Contains(says, "pods keep running") {
-		t.Errorf("dpkg --remove says %s", says)
-	}
+	says := run(t, "dpkg", "--remove", "minicri")
+	harness.Want(t, strings.Contains(says, "pods keep running"), "dpkg --remove says %s", says)
 	for path, stays := range map[string]bool{"/usr/bin/minicri": false, "/etc/crictl.yaml": false, "/usr/lib/minicri": false, network: true, "/var/lib/minicri": true} {
-		if _, err := os.Stat(path); (err == nil) != stays {
-			t.Errorf("dpkg --remove: %s: %v", path, err)
-		}
+		_, err := os.Stat(path)
+		harness.Want(t, (err == nil) == stays, "dpkg --remove: %s: %v", path, err)
 	}
 	check(t, syscall.Kill(before, 0))
 	run(t, "dpkg", "-i", deb)
@@ -148,9 +136,7 @@ func TestPackage(t *testing.T) {
 	run(t, "dpkg", "--purge", "minicri")
 	hierarchies, err := cgroup.FindHierarchies()
 	check(t, err)
-	if hierarchies.Exists("/minicri") {
-		t.Error("dpkg --purge left the daemon's cgroup")
-	}
+	harness.Want(t, !hierarchies.Exists("/minicri"), "dpkg --purge left the daemon's cgroup")
 }
 
 // TestPackageWithoutStart has a systemd that starts no daemon: dpkg goes on, whoever
@@ -170,12 +156,9 @@ func TestPackageWithoutStart(t *testing.T) {
 			command = []string{"--remove", "minicri"}
 		}
 		says := run(t, "dpkg", command...)
-		if got := run(t, "cat", asked); !strings.Contains(got, step.want) {
-			t.Errorf("dpkg %v: systemctl was asked for %q, not for %s", command, got, step.want)
-		}
-		if told := strings.Contains(says, "minicri does not start: journalctl -u minicri"); told != (step.deb != "") {
-			t.Errorf("dpkg %v says %s", command, says)
-		}
+		got := run(t, "cat", asked)
+		harness.Want(t, strings.Contains(got, step.want), "dpkg %v: systemctl was asked for %q, not for %s", command, got, step.want)
+		harness.Want(t, strings.Contains(says, "minicri does not start: journalctl -u minicri") == (step.deb != ""), "dpkg %v says %s", command, says)
 	}
 }
 
@@ -224,9 +207,7 @@ func connect(t *testing.T) runtimeapi.RuntimeServiceClient {
 func pausePID(t *testing.T, client runtimeapi.RuntimeServiceClient, id string) int {
 	t.Helper()
 	answer := harness.Call(t, client.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
-	if state := answer.Status.GetState(); state != runtimeapi.PodSandboxState_SANDBOX_READY {
-		t.Errorf("the pod is %v", state)
-	}
+	harness.Same(t, "state of the pod", answer.Status.GetState(), runtimeapi.PodSandboxState_SANDBOX_READY)
 	var info struct {
 		PID int `json:"pid"`
 	}

@@ -39,9 +39,8 @@ func TestExec(t *testing.T) {
 		harness.Want(t, out.String() == "out\n" && errs.String() == "err\n", "%s: stdout %q, stderr %q", name, &out, &errs)
 		harness.WantError(t, p.session(client, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"/no/such"}, Stdout: true}), streams{Stdout: io.Discard}))
 		errs.Reset()
-		if err := p.session(client, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "seq 100000; echo err >&2"}, Stderr: true}), streams{Stderr: &errs}); err != nil || errs.String() != "err\n" {
-			t.Errorf("%s: stderr alone: %v, %q", name, err, &errs)
-		}
+		err = p.session(client, p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "seq 100000; echo err >&2"}, Stderr: true}), streams{Stderr: &errs})
+		harness.Want(t, err == nil && errs.String() == "err\n", "%s: stderr alone: %v, %q", name, err, &errs)
 	}
 }
 
@@ -136,9 +135,8 @@ func TestTokens(t *testing.T) {
 	u := p.execURL(shell("echo once"))
 	var out bytes.Buffer
 	check(t, p.session(spdyClient, u, streams{Stdout: &out, Stderr: io.Discard}))
-	if err := p.session(spdyClient, u, streams{Stdout: &out, Stderr: io.Discard}); err == nil || out.String() != "once\n" {
-		t.Errorf("a token worked twice: %v, %q", err, &out)
-	}
+	err := p.session(spdyClient, u, streams{Stdout: &out, Stderr: io.Discard})
+	harness.Want(t, err != nil && out.String() == "once\n", "a token worked twice: %v, %q", err, &out)
 	for _, path := range []string{"/", "/exec", "/exec/", "/exec/x", "/metrics"} {
 		answer, err := http.Get("http://" + p.relay + path)
 		check(t, err)
@@ -147,7 +145,6 @@ func TestTokens(t *testing.T) {
 	}
 	token := u.Path[strings.LastIndex(u.Path, "/")+1:]
 	harness.Want(t, len(token) >= 20 && !strings.Contains(p.Log(), token), "token %q is short or in the log", token)
-	var err error
 	for range 4 {
 		r := shell("true")
 		r.ContainerId = p.container
@@ -248,9 +245,8 @@ func (p *pod) rawExec(protocol string, r *runtimeapi.ExecRequest, input string) 
 			check(p.t, err)
 		}
 		if first < 0 {
-			if first = channel; len(data) != 0 {
-				p.t.Errorf("%q: the first message is not empty: %q", protocol, data)
-			}
+			first = channel
+			harness.Want(p.t, len(data) == 0, "%q: the first message is not empty: %q", protocol, data)
 		}
 		channels[channel].Write(data)
 	}
@@ -268,9 +264,8 @@ func TestWebSocketProtocols(t *testing.T) {
 		request := shell("head -c 5; echo >&2 error")
 		request.Stdin = true
 		channels, first := p.rawExec(protocol, request, "hello")
-		if first != 1 || channels[1].String() != "hello" || channels[2].String() != "error\n" {
-			t.Errorf("%q: first channel %d, stdout %q, stderr %q", protocol, first, &channels[1], &channels[2])
-		}
+		harness.Want(t, first == 1 && channels[1].String() == "hello" && channels[2].String() == "error\n",
+			"%q: first channel %d, stdout %q, stderr %q", protocol, first, &channels[1], &channels[2])
 		want := ""
 		if inJSON {
 			want = `{"status":"Success"}`

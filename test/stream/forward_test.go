@@ -249,9 +249,8 @@ func TestPortForwardRefused(t *testing.T) {
 		conn := p.rawForward(client)
 		last = conn
 		data, errs := openPair(t, conn, 81, 0)
-		if text := readAll(t, errs); !strings.Contains(text, "port 81") || !strings.Contains(text, "connection refused") {
-			t.Errorf("%s: error %q", name, text)
-		}
+		text := readAll(t, errs)
+		harness.Want(t, strings.Contains(text, "port 81") && strings.Contains(text, "connection refused"), "%s: error %q", name, text)
 		harness.Same(t, name+": data", readAll(t, data), "")
 		data, errs = openPair(t, conn, 7, 1)
 		_, err := data.Write([]byte("hello"))
