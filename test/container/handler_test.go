@@ -71,8 +71,7 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 
 // wantStates counts the directories named like the container below a directory of any shim.
 func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
-	found, err := filepath.Glob(filepath.Join(n.State, "shims", "*", below, id))
-	check(t, err)
+	found := harness.Glob(t, n.State, "shims", "*", below, id)
 	same(t, "states of the container in "+below, len(found), want)
 }
 
@@ -198,8 +197,7 @@ func (p *pod) runErr(config *runtimeapi.ContainerConfig) error {
 }
 
 func processesWithArgument(t *testing.T, argument string) (pids []string) {
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	check(t, err)
+	files := harness.Glob(t, "/proc/[0-9]*/cmdline")
 	for _, file := range files {
 		line, err := os.ReadFile(file)
 		if err == nil && strings.Contains(string(line), "\x00"+argument+"\x00") {

@@ -50,8 +50,7 @@ func TestLife(t *testing.T) {
 	check(t, p.remove(id))
 	check(t, p.remove(id))
 	check(t, p.stop(id, 0))
-	_, err := p.Runtime.ContainerStatus(limited(t), &runtimeapi.ContainerStatusRequest{ContainerId: id})
-	wantCode(t, err, codes.NotFound)
+	wantCode(t, harness.Err(t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}), codes.NotFound)
 	stopped := p.list(nil) // before its start
 	expect(t, len(stopped) == 1 && stopped[0].State == exited && p.status(stopped[0].Id).FinishedAt != 0, "listed: %v", stopped)
 	check(t, p.remove(stopped[0].Id))

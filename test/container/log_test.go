@@ -20,8 +20,7 @@ import (
 func logPath(path string) option { return func(c *runtimeapi.ContainerConfig) { c.LogPath = path } }
 
 func (p *pod) reopen(id string) error {
-	_, err := p.Runtime.ReopenContainerLog(limited(p.t), &runtimeapi.ReopenContainerLogRequest{ContainerId: id})
-	return err
+	return harness.Err(p.t, p.Runtime.ReopenContainerLog, &runtimeapi.ReopenContainerLogRequest{ContainerId: id})
 }
 
 func TestLogFormat(t *testing.T) {

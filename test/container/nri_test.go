@@ -355,8 +355,7 @@ func TestNRIPluginDiesOrRefuses(t *testing.T) {
 func TestNRIRequiredPlugin(t *testing.T) {
 	n := newNRINode(t, "required_plugins = ['logger']\ntolerate_missing_annotation = 'tolerate.nri.test'")
 	request := &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")}
-	_, err := n.Runtime.RunPodSandbox(limited(t), request)
-	wantError(t, err, "required NRI plugin logger")
+	wantError(t, harness.Err(t, n.Runtime.RunPodSandbox, request), "required NRI plugin logger")
 	wantFound(t, n.Node, "required NRI plugin logger is not connected")
 	runPod(t, n.Node, "tolerant", annotated("tolerate.nri.test", "true")).run("app", forever)
 	logger := n.connect("10", "logger")

@@ -114,8 +114,7 @@ func (p *pod) create(config *runtimeapi.ContainerConfig) string {
 }
 
 func (p *pod) start(id string) error {
-	_, err := p.Runtime.StartContainer(limited(p.t), &runtimeapi.StartContainerRequest{ContainerId: id})
-	return err
+	return harness.Err(p.t, p.Runtime.StartContainer, &runtimeapi.StartContainerRequest{ContainerId: id})
 }
 
 func (p *pod) run(name, script string, opts ...option) string {
@@ -134,13 +133,11 @@ func (p *pod) output(name, script string, opts ...option) string {
 }
 
 func (p *pod) stop(id string, seconds int64) error {
-	_, err := p.Runtime.StopContainer(limited(p.t), &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: seconds})
-	return err
+	return harness.Err(p.t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: seconds})
 }
 
 func (p *pod) remove(id string) error {
-	_, err := p.Runtime.RemoveContainer(limited(p.t), &runtimeapi.RemoveContainerRequest{ContainerId: id})
-	return err
+	return harness.Err(p.t, p.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
 }
 
 func (p *pod) list(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
@@ -230,13 +227,11 @@ func (p *pod) awaitExecs(id string) {
 
 // stopPod stops the pod, which stays.
 func (p *pod) stopPod() error {
-	_, err := p.Runtime.StopPodSandbox(limited(p.t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
-	return err
+	return harness.Err(p.t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 }
 
 func (p *pod) removePod() error {
-	_, err := p.Runtime.RemovePodSandbox(limited(p.t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
-	return err
+	return harness.Err(p.t, p.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
 }
 
 func (p *pod) address() string {
@@ -263,10 +258,8 @@ func (p *pod) inCgroup(path string) (commands []string) {
 }
 
 func (p *pod) pidsInCgroup(path string) (pids []int) {
-	files, err := filepath.Glob("/sys/fs/cgroup/*" + path + "/cgroup.procs")
-	check(p.t, err)
-	unified, err := filepath.Glob("/sys/fs/cgroup" + path + "/cgroup.procs")
-	check(p.t, err)
+	files := harness.Glob(p.t, "/sys/fs/cgroup/*" + path + "/cgroup.procs")
+	unified := harness.Glob(p.t, "/sys/fs/cgroup" + path + "/cgroup.procs")
 	for _, file := range append(files, unified...) {
 		// hack/test-runtimes hides version 2 from crun, which makes files all the same.
 		var system unix.Statfs_t

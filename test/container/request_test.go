@@ -115,8 +115,7 @@ func TestFieldsOfWindows(t *testing.T) {
 	wantRefused(t, err, "sandbox_config.windows:")
 	own := func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }
 	wantRefused(t, p.createErr(shell("windows", forever, own)), "config.windows")
-	_, err = p.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: other.config})
-	wantRefused(t, err, "config.windows:")
+	wantRefused(t, harness.Err(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: other.config}), "config.windows:")
 }
 
 // What can be seen to be wrong before anything is made is refused by its name: an image for a runtime handler that

@@ -52,8 +52,7 @@ func (p *pod) limit(id, name string) string {
 }
 
 func (p *pod) update(id string, r *runtimeapi.LinuxContainerResources) error {
-	_, err := p.Runtime.UpdateContainerResources(limited(p.t), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: r})
-	return err
+	return harness.Err(p.t, p.Runtime.UpdateContainerResources, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: r})
 }
 
 // cri: LinuxContainerResources.cpu_period LinuxContainerResources.cpuset_mems

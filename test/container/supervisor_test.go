@@ -97,8 +97,7 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 }
 
 func supervisorDirs(t *testing.T, n *harness.Node) []string {
-	dirs, err := filepath.Glob(filepath.Join(n.State, "shims", "*"))
-	check(t, err)
+	dirs := harness.Glob(t, n.State, "shims", "*")
 	return dirs
 }
 

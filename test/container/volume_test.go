@@ -115,8 +115,7 @@ func TestVolumesOfTheImage(t *testing.T) {
 	same(t, "after a write", p.exec(id, "cat /data/sub/file /absent/here/new"), "changed\nnew")
 	check(t, p.remove(id))
 	check(t, p.remove(other))
-	left, err := filepath.Glob(filepath.Join(n.Root, "container-volumes", "*"))
-	check(t, err)
+	left := harness.Glob(t, n.Root, "container-volumes", "*")
 	same(t, "left", left, nil)
 }
 

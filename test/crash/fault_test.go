@@ -122,8 +122,7 @@ func (c *trial) killAtPoint(t *testing.T) {
 
 // tripRuns: whether a plugin of the daemon's ADD runs.
 func (n *node) tripRuns(t *testing.T) bool {
-	files, err := filepath.Glob("/proc/[0-9]*/environ")
-	harness.Check(t, err)
+	files := harness.Glob(t, "/proc/[0-9]*/environ")
 	for _, file := range files {
 		environment, _ := os.ReadFile(file) // the process may have ended
 		if text := string(environment); strings.Contains(text, "CNI_PATH="+n.State) && strings.Contains(text, "CNI_COMMAND=ADD") {

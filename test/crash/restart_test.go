@@ -22,8 +22,7 @@ import (
 func TestProperty1_OrphansAreSweptAndForeignThingsStay(t *testing.T) {
 	n := newNode(t)
 	n.runWitness(t)
-	pins, err := filepath.Glob(filepath.Join(n.Netns, "*"+n.witness.Id))
-	harness.Check(t, err)
+	pins := harness.Glob(t, n.Netns, "*"+n.witness.Id)
 	mark := strings.TrimSuffix(filepath.Base(pins[0]), n.witness.Id)
 	before := n.Look()
 	n.Kill()

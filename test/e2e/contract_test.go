@@ -131,8 +131,7 @@ func TestStatsFilters(t *testing.T) {
 	}
 	_, err := c.Runtime.PodSandboxStats(limited(t), &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.container})
 	harness.WantCode(t, err, codes.NotFound)
-	_, err = c.Runtime.ContainerStats(limited(t), &runtimeapi.ContainerStatsRequest{ContainerId: c.pod})
-	harness.WantCode(t, err, codes.NotFound)
+	harness.WantCode(t, harness.Err(t, c.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: c.pod}), codes.NotFound)
 }
 
 func (c *counted) wantAttributes(t *testing.T, a *runtimeapi.ContainerAttributes) {

@@ -79,13 +79,11 @@ func runBy(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig, h
 }
 
 func stop(t testing.TB, n *harness.Node, id string) error {
-	_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
-	return err
+	return harness.Err(t, n.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 }
 
 func remove(t testing.TB, n *harness.Node, id string) error {
-	_, err := n.Runtime.RemovePodSandbox(limited(t), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
-	return err
+	return harness.Err(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 }
 
 func list(t testing.TB, n *harness.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {

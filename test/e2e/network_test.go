@@ -275,8 +275,7 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	n.Start()
 	wantProblem()
 	n.RemovePod(own)
-	left, err := filepath.Glob(filepath.Join(addresses, "own", "10.89.*"))
-	check(t, err)
+	left := harness.Glob(t, addresses, "own", "10.89.*")
 	harness.Want(t, len(left) == 0, "DEL has left %v", left)
 	n.RemovePod(other)
 }

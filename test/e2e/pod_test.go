@@ -70,8 +70,7 @@ func TestLifeOfAPod(t *testing.T) {
 	}
 	wantAddresses(t, n, 0)
 	check(t, remove(t, n, start))
-	_, err = n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	harness.WantCode(t, err, codes.NotFound)
+	harness.WantCode(t, harness.Err(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}), codes.NotFound)
 	wantPods(t, n)
 }
 
@@ -158,8 +157,7 @@ func each(count int, do func(i int)) {
 func TestProperty29_UnknownIDs(t *testing.T) {
 	n := newNode(t)
 	for id, code := range map[string]codes.Code{"0123456789abcdef": codes.NotFound, "no-such-pod": codes.NotFound, "../../etc": codes.NotFound, "": codes.InvalidArgument} {
-		_, err := n.Runtime.PodSandboxStatus(limited(t), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-		harness.WantCode(t, err, code)
+		harness.WantCode(t, harness.Err(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}), code)
 		if id != "" {
 			check(t, stop(t, n, id))
 			check(t, remove(t, n, id))
@@ -336,10 +334,8 @@ func TestMalformedRequests(t *testing.T) {
 		_, err := run(t, n, bad)
 		harness.WantCode(t, err, codes.InvalidArgument, field)
 	}
-	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{})
-	harness.WantCode(t, err, codes.InvalidArgument)
-	_, err = n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{})
-	harness.WantCode(t, err, codes.InvalidArgument)
+	harness.WantCode(t, harness.Err(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{}), codes.InvalidArgument)
+	harness.WantCode(t, harness.Err(t, n.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{}), codes.InvalidArgument)
 	wantPods(t, n)
 	// The daemon is as good as before.
 	n.RunPod(n.PodConfig("good"))

@@ -100,6 +100,14 @@ func Read(t testing.TB, path string) []byte {
 	return content
 }
 
+// Glob are the paths that match a pattern, joined of parts.
+func Glob(t testing.TB, parts ...string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(parts...))
+	Check(t, err)
+	return found
+}
+
 // WantError fails the test, which goes on, unless there is an error that says all this.
 func WantError(t testing.TB, err error, says ...string) {
 	t.Helper()
@@ -131,6 +139,12 @@ func Call[Request, Answer any](t testing.TB, rpc func(context.Context, Request, 
 	answer, err := rpc(Limited(t, callTime), request)
 	Check(t, err)
 	return answer
+}
+
+// Err is the error of an RPC.
+func Err[Request, Answer any](t testing.TB, rpc func(context.Context, Request, ...grpc.CallOption) (Answer, error), request Request) error {
+	_, err := rpc(Limited(t, callTime), request)
+	return err
 }
 
 // pollInterval is how often Eventually asks.

@@ -121,18 +121,15 @@ func (p *tenant) create(name string, changes ...change) (id string, err error) {
 }
 
 func (p *tenant) start(id string) error {
-	_, err := p.Runtime.StartContainer(limited(p.t), &runtimeapi.StartContainerRequest{ContainerId: id})
-	return err
+	return harness.Err(p.t, p.Runtime.StartContainer, &runtimeapi.StartContainerRequest{ContainerId: id})
 }
 
 func (p *tenant) stop(id string) error {
-	_, err := p.Runtime.StopContainer(limited(p.t), &runtimeapi.StopContainerRequest{ContainerId: id})
-	return err
+	return harness.Err(p.t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: id})
 }
 
 func (p *tenant) remove(id string) error {
-	_, err := p.Runtime.RemoveContainer(limited(p.t), &runtimeapi.RemoveContainerRequest{ContainerId: id})
-	return err
+	return harness.Err(p.t, p.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
 }
 
 func (p *tenant) run(name string, changes ...change) (id string) {

@@ -203,8 +203,7 @@ func kindsOf(open map[string]string) (kinds []string) {
 
 // fifosOf are the outputs of the node's containers.
 func fifosOf(t *testing.T, n *harness.Node) []string {
-	fifos, err := filepath.Glob(filepath.Join(n.Dir, "state", "shims", "*", "io", "*.std???"))
-	check(t, err)
+	fifos := harness.Glob(t, n.Dir, "state", "shims", "*", "io", "*.std???")
 	return fifos
 }
 

@@ -186,8 +186,7 @@ func (k *kubelet) removeCgroups() {
 		harness.Want(k.t, err == nil, "stop the slices of classes: %v: %s", err, output)
 		return
 	}
-	hierarchies, err := filepath.Glob(filepath.Join("/sys/fs/cgroup/*", k.CgroupParent))
-	harness.Check(k.t, err)
+	hierarchies := harness.Glob(k.t, "/sys/fs/cgroup/*", k.CgroupParent)
 	for _, hierarchy := range append(hierarchies, filepath.Join("/sys/fs/cgroup", k.CgroupParent)) {
 		for _, class := range []string{"kubepods/burstable", "kubepods/besteffort", "kubepods"} {
 			if err := os.Remove(filepath.Join(hierarchy, class)); err != nil && !os.IsNotExist(err) {

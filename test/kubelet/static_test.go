@@ -16,7 +16,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -146,8 +145,7 @@ func (k *kubelet) checkEverythingGoes() {
 func (k *kubelet) cgroups(uid string) (found []string) {
 	for _, class := range []string{"*kubepods*", "*kubepods*/*"} { // the driver systemd repeats the names of those above
 		for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
-			dirs, err := filepath.Glob(filepath.Join(hierarchy, k.CgroupParent, class, "*pod"+cmp.Or(strings.ReplaceAll(uid, "-", "_"), "[0-9a-f]")+"*"))
-			harness.Check(k.t, err)
+			dirs := harness.Glob(k.t, hierarchy, k.CgroupParent, class, "*pod"+cmp.Or(strings.ReplaceAll(uid, "-", "_"), "[0-9a-f]")+"*")
 			found = append(found, dirs...)
 		}
 	}

@@ -64,8 +64,7 @@ func giveKubernetes(t *testing.T) {
 // giveImages imports the images, by the names that kubeadm wants.
 func giveImages(t *testing.T) {
 	t.Helper()
-	archives, err := filepath.Glob(offered + "/*.tar")
-	check(t, err)
+	archives := harness.Glob(t, offered + "/*.tar")
 	for _, archive := range archives {
 		run(t, "minicri", "image", "import", archive)
 	}

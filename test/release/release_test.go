@@ -41,8 +41,7 @@ func run(t *testing.T, name string, arguments ...string) string {
 // file is the one file of the release whose name ends so.
 func file(t *testing.T, suffix string) string {
 	t.Helper()
-	found, err := filepath.Glob(files + "/minicri-*-linux-" + suffix)
-	check(t, err)
+	found := harness.Glob(t, files + "/minicri-*-linux-" + suffix)
 	if len(found) != 1 {
 		t.Fatalf("%s: %v: make release makes one", suffix, found)
 	}

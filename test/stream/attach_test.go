@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -153,8 +152,7 @@ func (p *pod) contiguous(what, text string) {
 // logged is what the container's log has, without the time and the stream's name.
 func (p *pod) logged() string {
 	p.t.Helper()
-	paths, err := filepath.Glob(filepath.Join(p.Logs, "*", "app.log"))
-	check(p.t, err)
+	paths := harness.Glob(p.t, p.Logs, "*", "app.log")
 	if len(paths) != 1 {
 		p.t.Fatalf("logs: %q", paths)
 	}

@@ -120,8 +120,7 @@ func TestBadRequests(t *testing.T) {
 		"cmd":                   {ContainerId: p.container, Stdout: true},
 		"container id":          {Cmd: []string{"true"}, Stdout: true},
 	} {
-		_, err := p.Runtime.Exec(limited(t), r)
-		harness.WantCode(t, err, codes.InvalidArgument, field)
+		harness.WantCode(t, harness.Err(t, p.Runtime.Exec, r), codes.InvalidArgument, field)
 	}
 	_, err := p.Runtime.Attach(limited(t), &runtimeapi.AttachRequest{ContainerId: p.container, Stdout: true, Tty: true})
 	harness.WantCode(t, err, codes.InvalidArgument, "tty")
