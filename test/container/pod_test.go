@@ -258,8 +258,8 @@ func (p *pod) inCgroup(path string) (commands []string) {
 }
 
 func (p *pod) pidsInCgroup(path string) (pids []int) {
-	files := harness.Glob(p.t, "/sys/fs/cgroup/*" + path + "/cgroup.procs")
-	unified := harness.Glob(p.t, "/sys/fs/cgroup" + path + "/cgroup.procs")
+	files := harness.Glob(p.t, "/sys/fs/cgroup/*"+path+"/cgroup.procs")
+	unified := harness.Glob(p.t, "/sys/fs/cgroup"+path+"/cgroup.procs")
 	for _, file := range append(files, unified...) {
 		// hack/test-runtimes hides version 2 from crun, which makes files all the same.
 		var system unix.Statfs_t

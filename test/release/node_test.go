@@ -64,7 +64,7 @@ func giveKubernetes(t *testing.T) {
 // giveImages imports the images, by the names that kubeadm wants.
 func giveImages(t *testing.T) {
 	t.Helper()
-	archives := harness.Glob(t, offered + "/*.tar")
+	archives := harness.Glob(t, offered+"/*.tar")
 	for _, archive := range archives {
 		run(t, "minicri", "image", "import", archive)
 	}

@@ -41,7 +41,7 @@ func run(t *testing.T, name string, arguments ...string) string {
 // file is the one file of the release whose name ends so.
 func file(t *testing.T, suffix string) string {
 	t.Helper()
-	found := harness.Glob(t, files + "/minicri-*-linux-" + suffix)
+	found := harness.Glob(t, files+"/minicri-*-linux-"+suffix)
 	if len(found) != 1 {
 		t.Fatalf("%s: %v: make release makes one", suffix, found)
 	}

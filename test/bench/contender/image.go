@@ -45,21 +45,21 @@ func writeImages(path string) {
 		app = append(app, registry.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox"}})
 	}
 	Check(tarball.MultiWriteToFile(path, map[name.Tag]v1.Image{
-		Must(name.NewTag(Image)):      ImageOf(v1.Config{Entrypoint: []string{App}, Env: []string{"PATH=/bin"}}, LayerOf(app...)),
-		Must(name.NewTag(pauseImage)): ImageOf(v1.Config{Entrypoint: []string{"/pause"}}, LayerOf(registry.File("pause", 0o755, string(program)))),
+		Must(name.NewTag(Image)):      imageOf(v1.Config{Entrypoint: []string{App}, Env: []string{"PATH=/bin"}}, layerOf(app...)),
+		Must(name.NewTag(pauseImage)): imageOf(v1.Config{Entrypoint: []string{"/pause"}}, layerOf(registry.File("pause", 0o755, string(program)))),
 	}))
 }
 
-// ImageOf is an image for this machine.
-func ImageOf(config v1.Config, layers ...v1.Layer) v1.Image {
+// imageOf is an image for this machine.
+func imageOf(config v1.Config, layers ...v1.Layer) v1.Image {
 	img := Must(mutate.AppendLayers(empty.Image, layers...))
 	file := Must(img.ConfigFile()).DeepCopy()
 	file.OS, file.Architecture, file.Config = "linux", runtime.GOARCH, config
 	return Must(mutate.ConfigFile(img, file))
 }
 
-// LayerOf is a layer of these entries.
-func LayerOf(entries ...registry.Entry) v1.Layer {
+// layerOf is a layer of these entries.
+func layerOf(entries ...registry.Entry) v1.Layer {
 	data := registry.Layer(entries...)
 	return Must(tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil },
 		tarball.WithCompressionLevel(gzip.DefaultCompression)))

@@ -45,9 +45,6 @@ func Memory(pid int) (kib int) {
 	return kib
 }
 
-// PeakMemory is the most resident memory that a process has had, in KiB.
-func PeakMemory(pid int) int { return field(procFile(pid, "status"), "VmHWM") }
-
 func field(of []byte, name string) (kib int) {
 	for line := range strings.Lines(string(of)) {
 		if value, found := strings.CutPrefix(line, name+":"); found {
