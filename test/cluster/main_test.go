@@ -58,16 +58,12 @@ func kubectl(ctx context.Context, arguments ...string) *exec.Cmd {
 
 // onCluster runs bin/cluster.
 func onCluster(t testing.TB, arguments ...string) string {
-	t.Helper()
 	out, err := exec.CommandContext(harness.Limited(t, limit), tool, append([]string{"--name", clusterName}, arguments...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("cluster %s: %v\n%s", strings.Join(arguments, " "), err, out)
-	}
+	harness.Need(t, err == nil, "cluster %s: %v\n%s", strings.Join(arguments, " "), err, out)
 	return string(out)
 }
 
 // onNode runs a shell in a node.
 func onNode(t testing.TB, node, script string) string {
-	t.Helper()
 	return onCluster(t, "exec", node, "sh", "-c", script)
 }

@@ -37,7 +37,6 @@ type life struct {
 }
 
 func (s *space) lives(app string) map[string]life {
-	s.t.Helper()
 	lives := make(map[string]life)
 	for _, pod := range s.pods(app) {
 		c := status(&pod)
@@ -51,7 +50,6 @@ func (s *space) lives(app string) map[string]life {
 }
 
 func (s *space) startMany(n int) map[string]life {
-	s.t.Helper()
 	s.apply(strings.Replace(many, "N", fmt.Sprint(n), 1))
 	s.kubectl("rollout", "status", "deployment/many", "--timeout=4m")
 	lives := s.lives("many")
@@ -80,7 +78,6 @@ func (s *space) checkLives(before map[string]life) {
 
 // checkNodeMakesPods waits until the node is Ready and makes a pod.
 func (s *space) checkNodeMakesPods(name string) {
-	s.t.Helper()
 	s.run(name, "sleep 1000", "nodeName: node2,")
 	s.ready(name)
 	s.kubectl("delete", "pod", name)

@@ -30,14 +30,12 @@ type space struct {
 
 // newSpace makes a namespace for the test, which runs beside others.
 func newSpace(t *testing.T) *space {
-	t.Helper()
 	t.Parallel()
 	return serialSpace(t)
 }
 
 // serialSpace makes a namespace for a test that runs alone.
 func serialSpace(t *testing.T) *space {
-	t.Helper()
 	s := &space{t, strings.ToLower(strings.ReplaceAll(t.Name(), "_", "-"))}
 	s.kubectl("create", "namespace", s.name)
 	t.Cleanup(s.remove)
@@ -49,7 +47,6 @@ func serialSpace(t *testing.T) *space {
 }
 
 func (s *space) eventually(what string, is func() bool) {
-	s.t.Helper()
 	harness.Eventually(s.t, what, limit, func() bool {
 		time.Sleep(200 * time.Millisecond) // kubectl is dear
 		return is()
@@ -80,28 +77,22 @@ func (s *space) try(arguments ...string) (string, error) {
 }
 
 func (s *space) kubectl(arguments ...string) string {
-	s.t.Helper()
 	out, err := s.try(arguments...)
-	if err != nil {
-		s.t.Fatalf("kubectl %s: %v\n%s", strings.Join(arguments, " "), err, out)
-	}
+	harness.Need(s.t, err == nil, "kubectl %s: %v\n%s", strings.Join(arguments, " "), err, out)
 	return out
 }
 
 // apply applies a manifest, in which IMAGE stands for the image of the tests.
 func (s *space) apply(manifest string) {
-	s.t.Helper()
 	command := s.command(harness.Limited(s.t, limit), "apply", "-f", "-")
 	command.Stdin = strings.NewReader(strings.ReplaceAll(manifest, "IMAGE", image))
-	if out, err := command.CombinedOutput(); err != nil {
-		s.t.Fatalf("apply: %v\n%s\n%s", err, out, manifest)
-	}
+	out, err := command.CombinedOutput()
+	harness.Need(s.t, err == nil, "apply: %v\n%s\n%s", err, out, manifest)
 }
 
 // run makes a pod of one container, named main, that runs a shell script. More is lines of
 // its spec, and after "---" such of its container, in the flow style of YAML.
 func (s *space) run(name, script, more string) {
-	s.t.Helper()
 	pod, container, _ := strings.Cut(more, "---\n")
 	s.apply(fmt.Sprintf(`
 apiVersion: v1
@@ -115,7 +106,6 @@ spec: {
 
 // sh runs a script in the main container of a pod.
 func (s *space) sh(pod, script string) string {
-	s.t.Helper()
 	return s.kubectl("exec", pod, "--", "sh", "-c", script)
 }
 
@@ -156,7 +146,6 @@ func (s *space) pod(name string) *corev1.Pod {
 
 // pods are those with a label app.
 func (s *space) pods(app string) []corev1.Pod {
-	s.t.Helper()
 	list, err := read[corev1.PodList]("/api/v1/namespaces/" + s.name + "/pods?labelSelector=app%3D" + app)
 	harness.Check(s.t, err)
 	return list.Items
@@ -164,7 +153,6 @@ func (s *space) pods(app string) []corev1.Pod {
 
 // await waits until a pod is as it should be, and returns it.
 func (s *space) await(name, what string, is func(*corev1.Pod) bool) *corev1.Pod {
-	s.t.Helper()
 	var pod *corev1.Pod
 	s.eventually("pod "+name+": "+what, func() bool {
 		pod = s.pod(name)
@@ -174,7 +162,6 @@ func (s *space) await(name, what string, is func(*corev1.Pod) bool) *corev1.Pod 
 }
 
 func (s *space) ready(name string) *corev1.Pod {
-	s.t.Helper()
 	return s.await(name, "is ready", isReady)
 }
 
@@ -196,12 +183,10 @@ func isReady(pod *corev1.Pod) bool {
 }
 
 func same[T comparable](t testing.TB, what string, got, want T) {
-	t.Helper()
 	harness.Want(t, got == want, "%s: got %v, want %v", what, got, want)
 }
 
 func contains(t testing.TB, what, got, want string) {
-	t.Helper()
 	harness.Want(t, strings.Contains(got, want), "%s: got %q, want %q in it", what, got, want)
 }
 

@@ -93,9 +93,7 @@ func TestTop(t *testing.T) {
 		return err == nil
 	})
 	fields := strings.Fields(top) // pod, container, CPU, memory
-	if len(fields) != 4 || fields[1] != "main" {
-		t.Fatalf("kubectl top pod: %q", top)
-	}
+	harness.Need(t, len(fields) == 4 && fields[1] == "main", "kubectl top pod: %q", top)
 	cpu, err := strconv.Atoi(strings.TrimSuffix(fields[2], "m"))
 	harness.Want(t, err == nil && cpu >= 1 && cpu <= 300, "CPU of a busy loop with the limit of 200m: %s", fields[2])
 	nodes := s.kubectl("top", "nodes", "--no-headers")

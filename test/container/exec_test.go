@@ -131,9 +131,7 @@ func TestExecThatSleepsUninterruptibly(t *testing.T) {
 	cgroup := p.info(id).CgroupsPath
 	// A busy machine may not have come to the write when the time is over.
 	for seconds := int64(1); len(p.pidsInCgroup(cgroup+"/minicri-exec-*")) == 0; seconds *= 4 {
-		if seconds > 16 {
-			t.Fatal("the command does not sleep uninterruptibly: nothing is tested")
-		}
+		harness.Need(t, seconds <= 16, "the command does not sleep uninterruptibly: nothing is tested")
 		began := time.Now()
 		_, err := p.tryExec(id, seconds, "/bin/sh", "-c", "echo x > /disk/file")
 		if late := time.Since(began) - time.Duration(seconds)*time.Second; err == nil || late > 14*time.Second { // 5 s of it are the supervisor's
@@ -232,9 +230,7 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 				err := p.inTime(20*kill, call)
 				expect(t, err == nil || status.Code(err) == codes.Unavailable, "while it sleeps: %v", err)
 			}
-			if !p.sleepsUninterruptibly(cgroup) {
-				t.Fatal("the process does not sleep any more: this proves nothing")
-			}
+			harness.Need(t, p.sleepsUninterruptibly(cgroup), "the process does not sleep any more: this proves nothing")
 			same(t, "containers listed while a process of it is there", len(p.list(&runtimeapi.ContainerFilter{Id: id})), 1)
 			same(t, "another container", pod.exec(witness, "echo here"), "here")
 			thaw()

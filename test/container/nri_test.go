@@ -105,12 +105,9 @@ func (n *nriNode) events(pod, container string) (events []string) {
 }
 
 func (n *nriNode) find(event, pod, container string) (found seen) {
-	n.t.Helper()
 	all := n.seen()
 	at := slices.IndexFunc(all, func(s seen) bool { return s.Event == event && s.Pod == pod && s.Container == container })
-	if at < 0 {
-		n.t.Fatalf("the plugin has seen no %s of %s %s: %v", event, pod, container, all)
-	}
+	harness.Need(n.t, at >= 0, "the plugin has seen no %s of %s %s: %v", event, pod, container, all)
 	return all[at]
 }
 

@@ -241,11 +241,8 @@ func (p *pod) address() string {
 func shims(n *harness.Node) []int { return n.Supervisors() }
 
 func (p *pod) killShim() {
-	p.t.Helper()
 	pids := shims(p.Node)
-	if len(pids) != 1 {
-		p.t.Fatalf("shims: %v", pids)
-	}
+	harness.Need(p.t, len(pids) == 1, "shims: %v", pids)
 	check(p.t, unix.Kill(pids[0], unix.SIGKILL))
 }
 

@@ -362,9 +362,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	})
 	counters := func(link string) (c [4]uint64) {
 		words := strings.Fields(p.exec(id, "cd /sys/class/net/"+link+"/statistics && cat rx_bytes rx_errors tx_bytes tx_errors"))
-		if len(words) != len(c) {
-			t.Fatalf("the statistics of %s in the container are %q", link, words)
-		}
+		harness.Need(t, len(words) == len(c), "the statistics of %s in the container are %q", link, words)
 		for i := range c {
 			c[i], _ = strconv.ParseUint(words[i], 10, 64)
 		}

@@ -33,10 +33,7 @@ func fileLabel(t *testing.T, path string) string {
 }
 
 func enforcing(t *testing.T) {
-	t.Helper()
-	if selinux.EnforceMode() != selinux.Enforcing {
-		t.Fatal("SELinux does not enforce here")
-	}
+	harness.Need(t, selinux.EnforceMode() == selinux.Enforcing, "SELinux does not enforce here")
 }
 
 // The containers of a pod have its level, other pods have others, and what a container has open and mounted has its

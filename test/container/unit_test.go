@@ -33,11 +33,8 @@ func systemctl(t *testing.T, arguments ...string) string {
 
 // program runs one of the node, which has to succeed, and returns what it says.
 func program(t testing.TB, name string, arguments ...string) string {
-	t.Helper()
 	output, err := exec.Command(name, arguments...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %q: %v: %s", name, arguments, err, output)
-	}
+	harness.Need(t, err == nil, "%s %q: %v: %s", name, arguments, err, output)
 	return strings.TrimSpace(string(output))
 }
 
@@ -104,9 +101,8 @@ func unitPod(t *testing.T, handler string) *pod {
 	answer := harness.Call(t, p.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
 	same(t, "driver that the kubelet is told", answer.GetLinux().GetCgroupDriver(), runtimeapi.CgroupDriver_SYSTEMD)
 	p.config = &runtimeapi.PodSandboxConfig{
-		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"},
-		LogDirectory: t.TempDir(),
-		Linux:        &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice"},
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"}, LogDirectory: t.TempDir(),
+		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice"},
 	}
 	pod := harness.Call(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: handler})
 	p.id = pod.PodSandboxId

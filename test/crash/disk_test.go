@@ -48,7 +48,6 @@ func (n *node) endSupervisors(t *testing.T) {
 }
 
 func fill(t *testing.T, directory string) (free func()) {
-	t.Helper()
 	name := filepath.Join(directory, "filler")
 	file, err := os.Create(name)
 	harness.Check(t, err)
@@ -56,9 +55,7 @@ func fill(t *testing.T, directory string) (free func()) {
 	for block := make([]byte, 4096); err == nil; {
 		_, err = file.Write(block)
 	}
-	if !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("filling %s: %v", directory, err)
-	}
+	harness.Need(t, errors.Is(err, unix.ENOSPC), "filling %s: %v", directory, err)
 	return func() { harness.Check(t, os.Remove(name)) }
 }
 
@@ -248,11 +245,9 @@ func (n *node) files(t *testing.T) (files []string) {
 // unreadable makes every read of the file fail with EIO: nothing is mapped at
 // the beginning of a process's memory (proc(5), /proc/PID/mem).
 func unreadable(t *testing.T, file string) (readable func()) {
-	t.Helper()
 	harness.Check(t, unix.Mount("/proc/self/mem", file, "", unix.MS_BIND, ""))
-	if _, err := os.ReadFile(file); err == nil || !strings.Contains(err.Error(), unix.EIO.Error()) {
-		t.Fatalf("reading %s: %v", file, err)
-	}
+	_, err := os.ReadFile(file)
+	harness.Need(t, err != nil && strings.Contains(err.Error(), unix.EIO.Error()), "reading %s: %v", file, err)
 	return func() { harness.Check(t, unix.Unmount(file, unix.MNT_DETACH)) }
 }
 

@@ -222,9 +222,7 @@ func shimKilledAfter(milliseconds int) fault {
 		shim, before := c.awaitShim(t), c.inMaking()
 		c.Disarm(t)
 		for deadline := time.Now().Add(patience); c.inMaking() == before && len(done) == 0; time.Sleep(100 * time.Microsecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("the shim does not begin to make pause within %v", patience)
-			}
+			harness.Need(t, !time.Now().After(deadline), "the shim does not begin to make pause within %v", patience)
 		}
 		time.Sleep(time.Duration(milliseconds) * time.Millisecond)
 		kill(t, shim)

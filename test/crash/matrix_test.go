@@ -104,32 +104,23 @@ type pod struct {
 
 var (
 	ownNetwork = pod{
-		name:    "own network",
-		options: []harness.PodOption{harness.HostPort(8080, 80)},
-		is:      []string{sandbox.OwnNetwork},
-		run:     points("run", sandbox.OwnNetwork),
-		shim:    []string{"pod/prepare after", "first ADD", "last ADD", "pod/addresses after", "pod/start before"},
+		name: "own network", options: []harness.PodOption{harness.HostPort(8080, 80)}, is: []string{sandbox.OwnNetwork},
+		run:  points("run", sandbox.OwnNetwork),
+		shim: []string{"pod/prepare after", "first ADD", "last ADD", "pod/addresses after", "pod/start before"},
 	}
 	userns = pod{
-		name:    "user namespace",
-		options: []harness.PodOption{harness.UserNamespace},
-		is:      []string{sandbox.OwnNetwork, sandbox.OwnUsers},
-		run:     points("run", sandbox.OwnNetwork, sandbox.OwnUsers),
-		shim:    []string{"pod/prepare after", "pod/start before"},
+		name: "user namespace", options: []harness.PodOption{harness.UserNamespace},
+		is: []string{sandbox.OwnNetwork, sandbox.OwnUsers}, run: points("run", sandbox.OwnNetwork, sandbox.OwnUsers),
+		shim: []string{"pod/prepare after", "pod/start before"},
 	}
 	hostNetwork = pod{
-		name:    "host network",
-		options: []harness.PodOption{harness.HostNetwork()},
-		run:     points("run"),
-		shim:    []string{"pod/prepare after", "pod/start before"},
+		name: "host network", options: []harness.PodOption{harness.HostNetwork()}, run: points("run"),
+		shim: []string{"pod/prepare after", "pod/start before"},
 	}
 	// lateInterfaces is prepared after ADD, see needsInterfaces in package sandbox.
 	lateInterfaces = pod{
-		name:    "interface sysctl",
-		options: []harness.PodOption{interfaceSysctl},
-		is:      []string{sandbox.OwnNetwork},
-		run:     from(points("run", sandbox.OwnNetwork), "pod/cni add before"),
-		shim:    []string{"pod/prepare after", "pod/start before"},
+		name: "interface sysctl", options: []harness.PodOption{interfaceSysctl}, is: []string{sandbox.OwnNetwork},
+		run: from(points("run", sandbox.OwnNetwork), "pod/cni add before"), shim: []string{"pod/prepare after", "pod/start before"},
 	}
 )
 

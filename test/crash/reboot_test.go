@@ -34,9 +34,7 @@ func TestProperty18_Reboot(t *testing.T) {
 		{"killed in the first start", func(t *testing.T, n *node) {
 			n.Reboot()
 			n.Arm(t, "rename facts kill")
-			if err := n.TryStart(); err == nil {
-				t.Fatal("the daemon was not killed where it writes facts")
-			}
+			harness.Need(t, n.TryStart() != nil, "the daemon was not killed where it writes facts")
 			n.Disarm(t)
 		}},
 	} {
@@ -82,13 +80,10 @@ func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 }
 
 func (n *node) wantAddressesBack(t *testing.T) {
-	eventually(t, "the addresses are freed without any call", func() bool { return n.addressesOut() == 0 })
+	eventually(t, "the addresses are freed without any call", func() bool { return len(n.addressesOut(t)) == 0 })
 }
 
-func (n *node) addressesOut() int {
-	files, _ := filepath.Glob(filepath.Join(n.Addresses, "10.*")) // a good pattern
-	return len(files)
-}
+func (n *node) addressesOut(t *testing.T) []string { return harness.Glob(t, n.Addresses, "10.*") }
 
 func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 	n.wantNotReady(t, were)
@@ -121,9 +116,7 @@ PATH=$CNI_PATH:$PATH exec bridge
 	eventually(t, "the configuration is loaded", func() bool { return strings.Contains(n.Log(), "network configuration loaded") })
 	before := n.Look()
 	stays, goes := n.RunPod(n.PodConfig("stays")), n.RunPod(n.PodConfig("goes"))
-	if out := n.addressesOut(); out != 2 {
-		t.Fatalf("%d addresses are out, want 2", out)
-	}
+	same(t, "addresses that are out", len(n.addressesOut(t)), 2)
 	n.Reboot()
 	n.Start()
 	eventually(t, "DEL has failed for both", func() bool { return len(harness.Info[[]any](t, n.Node, "pendingAttachments")) == 2 })
@@ -131,7 +124,7 @@ PATH=$CNI_PATH:$PATH exec bridge
 	n.Crash()
 	eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(limited(t), goes) == nil })
 	harness.Check(t, n.remove(limited(t), goes))
-	same(t, "addresses that are out", n.addressesOut(), 2)
+	same(t, "addresses that are out", len(n.addressesOut(t)), 2)
 	listener, err := net.Listen("unix", socket)
 	harness.Check(t, err)
 	defer listener.Close()

@@ -66,9 +66,7 @@ func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 					} else {
 						n.wantState(t, id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 					}
-					if !alive(pause) {
-						t.Fatal("its pause was killed")
-					}
+					harness.Need(t, alive(pause), "its pause was killed")
 					n.Kill()
 				}
 				harness.Check(t, os.RemoveAll(filepath.Join(n.Root, "sandboxes", "quarantine")))
@@ -90,7 +88,7 @@ func (n *node) wantQuarantined(t *testing.T, ids ...string) {
 		shown = append(shown, strings.TrimSuffix(filepath.Base(file), ".json"))
 	}
 	slices.Sort(shown)
-	harness.Want(t, slices.Equal(shown, ids), "the verbose status shows %v", shown)
+	same(t, "records in quarantine, by the verbose status", shown, ids)
 }
 
 // alive reports whether the process is pause, whose file another build may have replaced.
@@ -110,9 +108,7 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 		damage(t, file, func(data []byte) []byte {
 			return bytes.Replace(data, []byte(`"version": 1`), []byte(`"version": 1000, "ignored": 1`), 1)
 		})
-		if err := n.TryStart(); err == nil {
-			t.Fatalf("the daemon has started with %s of a later schema", file)
-		}
+		harness.Need(t, n.TryStart() != nil, "the daemon has started with %s of a later schema", file)
 		log := n.Log()
 		harness.Want(t, strings.Contains(log, file) && strings.Contains(log, "schema 1000"), "the log does not name %s", file)
 		harness.Check(t, os.WriteFile(file, whole, 0o600))
@@ -181,14 +177,11 @@ func TestProperty8_NameOfAHalfMadeSandbox(t *testing.T) {
 	before := n.Look()
 	config := n.PodConfig("half")
 	n.Arm(t, "pod/start before error", "pod/remove files before error")
-	if _, err := n.run(limited(t), config); err == nil {
-		t.Fatal("the request succeeded")
-	}
-	half := n.list(t)
-	if len(half) != 1 || half[0].State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
-		t.Fatalf("listed: %v", half)
-	}
 	_, err := n.run(limited(t), config)
+	harness.Need(t, err != nil, "the request succeeded")
+	half := n.list(t)
+	harness.Need(t, len(half) == 1 && half[0].State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY, "listed: %v", half)
+	_, err = n.run(limited(t), config)
 	harness.Want(t, err != nil, "a second request succeeded")
 	for range 2 {
 		n.wantListed(t, half[0].Id)
@@ -213,8 +206,7 @@ func damage(t *testing.T, file string, change func([]byte) []byte) {
 		harness.Check(t, os.Remove(file))
 		return
 	}
-	data := harness.Read(t, file)
-	harness.Check(t, os.WriteFile(file, change(slices.Clone(data)), 0o600))
+	harness.Check(t, os.WriteFile(file, change(harness.Read(t, file)), 0o600))
 }
 
 // wantListed: these sandboxes are listed, in any order, and no others.
@@ -225,7 +217,7 @@ func (n *node) wantListed(t *testing.T, want ...string) {
 	}
 	slices.Sort(got)
 	slices.Sort(want)
-	harness.Want(t, slices.Equal(got, want), "listed are %v, want %v", got, want)
+	same(t, "listed", got, want)
 }
 
 func (n *node) wantSame(t *testing.T, before leak.Snapshot) {

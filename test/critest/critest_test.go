@@ -96,7 +96,6 @@ func (s spec) name() string {
 // run runs the suite and returns its report. CRITEST_FOCUS is a pattern of the
 // specs to run.
 func run(t *testing.T, n *harness.Node) (specs []spec) {
-	t.Helper()
 	images := filepath.Join(n.Dir, "images.yaml")
 	text := "defaultTestContainerImage: " + local + "busybox:1\nwebServerTestImage: " + local + "nginx:1\n"
 	harness.Check(t, os.WriteFile(images, []byte(text), 0o644))
@@ -115,9 +114,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 		return nil
 	})
 	data, err := os.ReadFile(report)
-	if err != nil {
-		t.Fatalf("critest wrote no report, its log is in bin/critest/log: %v", err)
-	}
+	harness.Need(t, err == nil, "critest wrote no report, its log is in bin/critest/log: %v", err)
 	var suites []struct{ SpecReports []spec }
 	harness.Check(t, json.Unmarshal(data, &suites))
 	for _, suite := range suites {
@@ -128,9 +125,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 			}
 		}
 	}
-	if len(specs) == 0 {
-		t.Fatal("critest ran no spec, its log is in bin/critest/log")
-	}
+	harness.Need(t, len(specs) != 0, "critest ran no spec, its log is in bin/critest/log")
 	return specs
 }
 

@@ -134,11 +134,9 @@ func busyboxFiles(t *testing.T) []registry.Entry {
 // prefers its own commands to those in the file system, and a spec masks /bin/ls.
 // The name is replaced by one that sorts the same.
 func shellWithoutLs(t *testing.T, busybox string) string {
-	t.Helper()
 	const names = "\x00ls\x00lsmod\x00"
-	if strings.Count(busybox, names) != 1 {
-		t.Fatalf("%q is in busybox %d times, not once: this test does not know its table of commands any more", names, strings.Count(busybox, names))
-	}
+	harness.Need(t, strings.Count(busybox, names) == 1,
+		"%q is in busybox %d times, not once: this test does not know its table of commands any more", names, strings.Count(busybox, names))
 	return strings.Replace(busybox, names, "\x00lr\x00lsmod\x00", 1)
 }
 

@@ -28,9 +28,8 @@ func problems(t *testing.T, n *harness.Node, flags ...string) (found []nodecheck
 		t.Fatal(err)
 	}
 	var findings []nodecheck.Finding
-	if jsonErr := json.Unmarshal([]byte(output), &findings); jsonErr != nil {
-		t.Fatalf("%v in\n%s", jsonErr, output)
-	}
+	jsonErr := json.Unmarshal([]byte(output), &findings)
+	harness.Need(t, jsonErr == nil, "%v in\n%s", jsonErr, output)
 	for _, f := range findings {
 		if f.Grade == nodecheck.Problem {
 			found = append(found, f)
@@ -133,11 +132,8 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	}
 	n.Start()
 	quarantined := func(want int) (files []string) {
-		t.Helper()
 		files, err := filepath.Glob(filepath.Join(dir, "quarantine", "*"))
-		if err != nil || len(files) != want {
-			t.Fatalf("in quarantine: %v, %v", files, err)
-		}
+		harness.Need(t, err == nil && len(files) == want, "in quarantine: %v, %v", files, err)
 		return files
 	}
 	quarantined(2)

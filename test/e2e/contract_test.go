@@ -58,9 +58,7 @@ func TestListsShowWhatWasAskedFor(t *testing.T) {
 	stream, err := c.Runtime.StreamContainers(limited(t), &runtimeapi.StreamContainersRequest{Filter: filter})
 	streamed := receive(t, stream, err, (*runtimeapi.StreamContainersResponse).GetContainers)
 	for how, containers := range map[string][]*runtimeapi.Container{"list": listed.Containers, "stream": streamed} {
-		if len(containers) != 1 {
-			t.Fatalf("the %s of containers is %v", how, containers)
-		}
+		harness.Need(t, len(containers) == 1, "the %s of containers is %v", how, containers)
 		if one := containers[0]; one.Id != c.container || one.Annotations["container"] != "note" || one.Metadata.Attempt != 3 ||
 			one.Image.Image != "registry.test/as/written:1" || one.ImageRef == "" {
 			t.Errorf("the container of the %s is %v", how, one)
@@ -165,9 +163,8 @@ func TestMetricsOfPods(t *testing.T) {
 	streamed := receive(t, stream, err, (*runtimeapi.StreamPodSandboxMetricsResponse).GetPodSandboxMetrics)
 	for how, pods := range map[string][]*runtimeapi.PodSandboxMetrics{"list": listed.PodMetrics, "stream": streamed} {
 		at := slices.IndexFunc(pods, func(p *runtimeapi.PodSandboxMetrics) bool { return p.PodSandboxId == c.pod })
-		if at < 0 || len(pods[at].ContainerMetrics) != 1 || pods[at].ContainerMetrics[0].ContainerId != c.container {
-			t.Fatalf("the %s is %v", how, pods)
-		}
+		harness.Need(t, at >= 0 && len(pods[at].ContainerMetrics) == 1 && pods[at].ContainerMetrics[0].ContainerId == c.container,
+			"the %s is %v", how, pods)
 		found := make(map[string]*runtimeapi.Metric)
 		for _, m := range append(pods[at].Metrics, pods[at].ContainerMetrics[0].Metrics...) {
 			found[m.Name] = m
@@ -197,7 +194,6 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	})), n.RunPod(n.PodConfig("ended"))
 	check(t, stop(t, n, ended))
 	shown := func(id, overhead, resources, memory string) {
-		t.Helper()
 		response := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 		var got struct {
 			Overhead, Resources struct{ CPUShares, MemoryLimitInBytes string }

@@ -106,14 +106,11 @@ func TestDualStack(t *testing.T) {
 }
 
 func wantAddressIn(t *testing.T, network *runtimeapi.PodSandboxNetworkStatus, subnets ...string) {
-	t.Helper()
 	got := []string{network.GetIp()}
 	for _, ip := range network.GetAdditionalIps() {
 		got = append(got, ip.Ip)
 	}
-	if len(got) != len(subnets) {
-		t.Fatalf("want addresses of %v, got %v", subnets, got)
-	}
+	harness.Need(t, len(got) == len(subnets), "want addresses of %v, got %v", subnets, got)
 	for i, subnet := range subnets {
 		address, err := netip.ParseAddr(got[i])
 		harness.Want(t, err == nil && netip.MustParsePrefix(subnet).Contains(address), "want an address of %s, got %s", subnet, got[i])
@@ -240,7 +237,6 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	conf, addresses := filepath.Join(dir, "own.d"), filepath.Join(dir, "addresses")
 	n := newNode(t, harness.Config(fmt.Sprintf("[runtimes.own]\ntype = 'builtin'\ncni_conf_dir = %q", conf)))
 	wantProblem := func() {
-		t.Helper()
 		holds, said := condition(t, n, "RuntimeHandlerReady/own")
 		harness.Want(t, !holds && strings.Contains(said, `"own"`) && strings.Contains(said, conf), "Status says %q of the handler", said)
 		isReady, said := networkReady(t, n)

@@ -23,11 +23,9 @@ import (
 
 // pausePID is the id of a pod's pause process.
 func pausePID(t testing.TB, n *harness.Node, id string) int {
-	t.Helper()
 	pid := verbose(t, n, id).PID
-	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || filepath.Base(exe) != "pause" {
-		t.Fatalf("process %d of pod %s is not pause but %q: %v", pid, id, exe, err)
-	}
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	harness.Need(t, err == nil && filepath.Base(exe) == "pause", "process %d of pod %s is not pause but %q: %v", pid, id, exe, err)
 	return pid
 }
 

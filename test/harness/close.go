@@ -27,16 +27,14 @@ const resultDir = "/var/lib/cni/results"
 // executables are all that a node starts: the daemon, its shim, libcontainer's init, pause, and the plugins
 // that it may lose.
 var executables = []string{
-	"minicri", "minicri-shim", "runc:[1:CHILD]", "runc:[2:INIT]", "pause",
-	"bridge", "host-local", "portmap", "loopback",
+	"minicri", "minicri-shim", "runc:[1:CHILD]", "runc:[2:INIT]", "pause", "bridge", "host-local", "portmap", "loopback",
 }
 
 // machineScope is what there is of the node with and without its daemon.
 func (n *Node) machineScope() leak.Scope {
 	scope := leak.Scope{
-		NetnsDirs: []string{n.Netns}, Mounts: []string{n.Dir}, Cgroups: []string{n.CgroupParent},
-		Links: true, Rules: true, Tables: true,
-		AddressDirs: []string{n.Addresses}, ResultDirs: []string{resultDir}, Networks: []string{n.Network},
+		NetnsDirs: []string{n.Netns}, Mounts: []string{n.Dir}, Cgroups: []string{n.CgroupParent}, Links: true, Rules: true,
+		Tables: true, AddressDirs: []string{n.Addresses}, ResultDirs: []string{resultDir}, Networks: []string{n.Network},
 	}
 	if n.options.parallel {
 		scope.Marks = []string{n.Network}

@@ -92,6 +92,14 @@ func Want(t testing.TB, holds bool, format string, args ...any) {
 	}
 }
 
+// Need ends the test unless what it expects holds.
+func Need(t testing.TB, holds bool, format string, args ...any) {
+	t.Helper()
+	if !holds {
+		t.Fatalf("%s%s", fmt.Sprintf(format, args...), from())
+	}
+}
+
 // Read is what a file has.
 func Read(t testing.TB, path string) []byte {
 	t.Helper()

@@ -37,8 +37,7 @@ func (n *Node) BuildImage(name string, config Object, layers ...func(*Layer)) {
 		archive.File(names[i], 0o644, 0, string(content))
 	}
 	archive.File("config.json", 0o644, 0, n.encode(Object{
-		"architecture": runtime.GOARCH, "os": "linux", "config": config,
-		"rootfs": Object{"type": "layers", "diff_ids": digests},
+		"architecture": runtime.GOARCH, "os": "linux", "config": config, "rootfs": Object{"type": "layers", "diff_ids": digests},
 	}))
 	// As docker save writes it.
 	archive.File("manifest.json", 0o644, 0, n.encode([]Object{{"Config": "config.json", "RepoTags": []string{name}, "Layers": names}}))

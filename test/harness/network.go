@@ -196,8 +196,7 @@ func (n *Node) BridgePlugin() Object {
 		"type": "bridge", "bridge": n.Bridge,
 		"isGateway": true, "ipMasq": true, "hairpinMode": true,
 		"ipam": Object{
-			"type": "host-local", "dataDir": filepath.Dir(n.Addresses),
-			"ranges": ranges, "routes": routes,
+			"type": "host-local", "dataDir": filepath.Dir(n.Addresses), "ranges": ranges, "routes": routes,
 		},
 	}
 }

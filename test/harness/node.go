@@ -105,22 +105,11 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	Check(t, err)
 	unique := filepath.Base(dir)
 	n := &Node{
-		Dir: dir, Network: unique, Bridge: unique,
-		Root:    filepath.Join(dir, "root"),
-		State:   filepath.Join(dir, "state"),
-		Netns:   filepath.Join(dir, "netns"),
-		CNIConf: filepath.Join(dir, "net.d"),
-		CNIBin:  filepath.Join(binaries, "cni"),
-		Plugins: filepath.Join(dir, "plugins"),
-		Logs:    filepath.Join(dir, "logs"),
-		Socket:  filepath.Join(dir, "cri.sock"),
-
-		Addresses:    filepath.Join(dir, "addresses", unique),
-		CgroupParent: cgroupParent(unique),
-
-		t:        t,
-		binaries: binaries,
-		hangUp:   func() {},
+		Dir: dir, Network: unique, Bridge: unique, Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state"),
+		Netns: filepath.Join(dir, "netns"), CNIConf: filepath.Join(dir, "net.d"), CNIBin: filepath.Join(binaries, "cni"),
+		Plugins: filepath.Join(dir, "plugins"), Logs: filepath.Join(dir, "logs"), Socket: filepath.Join(dir, "cri.sock"),
+		Addresses: filepath.Join(dir, "addresses", unique), CgroupParent: cgroupParent(unique), t: t, binaries: binaries,
+		hangUp: func() {},
 	}
 	t.Cleanup(n.removeAll)
 	for _, option := range append([]Option{testedRuntime()}, opts...) {

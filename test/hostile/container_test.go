@@ -91,13 +91,10 @@ func modeOfNull(t *testing.T) os.FileMode {
 
 // written is how many bytes of file a command of the container could write, of the many that it tries.
 func written(t testing.TB, n *harness.Node, container, file string) int64 {
-	t.Helper()
 	const most = 128 // MiB, more than anything here may hold
 	_, output := run(t, n, container, "/bin/sh", "-c", fmt.Sprintf("dd if=/dev/zero of=%s bs=65536 count=%d 2>/dev/null; wc -c <%s", file, most<<4, file))
 	size, err := strconv.ParseInt(strings.TrimSpace(output), 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %q", file, output)
-	}
+	harness.Need(t, err == nil, "%s: %q", file, output)
 	return size
 }
 
@@ -254,9 +251,7 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 		check(t, err) // else it would prove nothing
 	}
 	found = append(found, dangerous(t, n.Root, n.State)...)
-	if len(found) < 2+2*3 {
-		t.Fatalf("the attack is not in place: %q", found)
-	}
+	harness.Need(t, len(found) >= 2+2*3, "the attack is not in place: %q", found)
 	for _, path := range found {
 		harness.Want(t, !strings.Contains(path, "container-volumes") || !strings.HasSuffix(path, "/mem"),
 			"a device node was copied into a volume: %s", path)

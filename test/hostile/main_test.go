@@ -62,11 +62,9 @@ const attackerImage = "test.example/attacker:1"
 
 // newAttackedNode makes a node with both images.
 func newAttackedNode(t testing.TB, options ...harness.Option) *harness.Node {
-	t.Helper()
 	program := filepath.Join(t.TempDir(), "attacker")
-	if out, err := exec.Command("gcc", "-static", "-O2", "-o", program, "testdata/attacker.c").CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v: %s", err, out)
-	}
+	out, err := exec.Command("gcc", "-static", "-O2", "-o", program, "testdata/attacker.c").CombinedOutput()
+	harness.Need(t, err == nil, "gcc: %v: %s", err, out)
 	content := harness.Read(t, program)
 	n := newNode(t, options...)
 	n.BuildImage(attackerImage, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox, func(l *harness.Layer) {
@@ -212,11 +210,8 @@ func stoppedIn(namespace string) (pids []int) {
 // releaseStopped kills, at the test's end, what an attacker has stopped in the pid namespace of a process:
 // where the attack succeeds, nobody else can.
 func releaseStopped(t testing.TB, of int) {
-	t.Helper()
 	theirs := pidNamespaceOf(of)
-	if theirs == "" || theirs == pidNamespaceOf(os.Getpid()) {
-		t.Fatalf("process %d is in no pid namespace of its own", of)
-	}
+	harness.Need(t, theirs != "" && theirs != pidNamespaceOf(os.Getpid()), "process %d is in no pid namespace of its own", of)
 	t.Cleanup(func() {
 		for began := time.Now(); time.Since(began) < time.Second; time.Sleep(10 * time.Millisecond) {
 			for _, pid := range stoppedIn(theirs) {
@@ -314,9 +309,7 @@ func besides(t *testing.T, n *harness.Node, attack func()) {
 	pause := make(chan struct{})
 	time.AfterFunc(reference, func() { close(pause) })
 	usual := p.watch(pause)
-	if t.Failed() {
-		t.Fatal("this failed before the attack")
-	}
+	harness.Need(t, !t.Failed(), "this failed before the attack")
 	pids := n.Supervisors()
 	node, own := n.Look(), held(t, pids)
 

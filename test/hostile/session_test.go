@@ -73,7 +73,6 @@ func (p *target) upgrade(address, protocol string) spdyClient {
 
 // upgradeRaw asks for a session over SPDY that has no client yet.
 func (p *target) upgradeRaw(address, protocol string) net.Conn {
-	p.t.Helper()
 	u, err := url.Parse(address)
 	check(p.t, err)
 	raw, err := p.Dial(u.Host)
@@ -84,9 +83,7 @@ func (p *target) upgradeRaw(address, protocol string) net.Conn {
 	check(p.t, raw.SetReadDeadline(time.Now().Add(patience)))
 	answer, err := http.ReadResponse(bufio.NewReaderSize(raw, 1), nil)
 	check(p.t, err)
-	if answer.StatusCode != http.StatusSwitchingProtocols {
-		p.t.Fatalf("the upgrade is answered with %s", answer.Status)
-	}
+	harness.Need(p.t, answer.StatusCode == http.StatusSwitchingProtocols, "the upgrade is answered with %s", answer.Status)
 	check(p.t, raw.SetReadDeadline(time.Time{}))
 	return raw
 }

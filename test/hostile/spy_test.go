@@ -176,13 +176,9 @@ func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 	}()
 	awaitSleep(t, "7772") // the hook
 	request := slices.DeleteFunc(fifosOf(t, p.Node), func(fifo string) bool { return slices.Contains(before, fifo) })
-	if len(request) != 2 {
-		t.Fatalf("the new container has the streams %v, want two", request)
-	}
+	harness.Need(t, len(request) == 2, "the new container has the streams %v, want two", request)
 	working := starters(true)
-	if len(working) == 0 {
-		t.Fatal("no starter has a child: this shows nothing")
-	}
+	harness.Need(t, len(working) != 0, "no starter has a child: this shows nothing")
 	for _, pid := range working {
 		p.wantNothingShared(pid, request)
 	}

@@ -47,14 +47,12 @@ type kubelet struct {
 
 // newKubelet makes a node with the image, and all that a kubelet needs to start.
 func newKubelet(t testing.TB) *kubelet {
-	t.Helper()
 	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'"))
 	n.BuildImage(imageName, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox)
 	binary, err := filepath.Abs("../../bin/kubelet/kubelet")
 	harness.Check(t, err)
-	if _, err := os.Stat(binary); err != nil {
-		t.Fatalf("the kubelet is absent, run 'make kubelet': %v", err)
-	}
+	_, err = os.Stat(binary)
+	harness.Need(t, err == nil, "the kubelet is absent, run 'make kubelet': %v", err)
 	k := &kubelet{Node: n, t: t, binary: binary, dir: filepath.Join(n.Dir, "kubelet")}
 	for _, dir := range []string{"root", "fixed", "manifests", "logs", "certificates", "plugins", "home"} {
 		harness.Check(t, os.MkdirAll(k.path(dir), 0o755))

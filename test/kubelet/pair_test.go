@@ -129,11 +129,8 @@ func (k *kubelet) listed(filter *runtimeapi.ContainerFilter) []*runtimeapi.Conta
 
 // inRuntime is what the runtime knows of a pod's container.
 func (k *kubelet) inRuntime(pod, name string) *runtimeapi.ContainerStatus {
-	k.t.Helper()
 	list := k.listed(&runtimeapi.ContainerFilter{LabelSelector: map[string]string{podLabel: pod + "-" + nodeName, containerLabel: name}})
-	if len(list) != 1 {
-		k.t.Fatalf("the runtime has %d containers %s of pod %s", len(list), name, pod)
-	}
+	harness.Need(k.t, len(list) == 1, "the runtime has %d containers %s of pod %s", len(list), name, pod)
 	return harness.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id}).Status
 }
 
@@ -155,7 +152,6 @@ func (k *kubelet) running() map[string]string {
 }
 
 func (k *kubelet) pid(verbose map[string]string) string {
-	k.t.Helper()
 	var info struct{ PID int }
 	err := json.Unmarshal([]byte(verbose["info"]), &info)
 	harness.Want(k.t, err == nil && info.PID != 0, "no pid in %v: %v", verbose, err)

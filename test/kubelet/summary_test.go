@@ -110,15 +110,12 @@ func (k *kubelet) checkMetrics() {
 	text, err := k.ask(http.MethodGet, "/metrics/cadvisor")
 	harness.Check(k.t, err)
 	found := holdMemory.FindStringSubmatch(text)
-	if found == nil {
-		k.t.Fatalf("no %v in the metrics:\n%s", holdMemory, text)
-	}
+	harness.Need(k.t, found != nil, "no %v in the metrics:\n%s", holdMemory, text)
 	value, err := strconv.ParseFloat(found[1], 64)
 	harness.Check(k.t, err)
 	k.between("working set in the metrics", heldFile, uint64(value), heldFile+24*mega)
 }
 
 func (k *kubelet) between(what string, low, got, high uint64) {
-	k.t.Helper()
 	harness.Want(k.t, got >= low && got <= high, "%s: %d is not within %d and %d", what, got, low, high)
 }

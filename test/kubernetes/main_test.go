@@ -14,7 +14,6 @@ import (
 type spec = map[string]any
 
 func writeReport(t *testing.T, specs ...spec) string {
-	t.Helper()
 	data, err := json.Marshal([]any{spec{"SpecReports": specs}})
 	path := filepath.Join(t.TempDir(), "report.json")
 	harness.Check(t, errors.Join(err, os.WriteFile(path, data, 0o600)))

@@ -136,7 +136,8 @@ func TestEachKindIsFound(t *testing.T) {
 		lives = append(lives, life{
 			Cgroup, parent + "/pod",
 			Scope{Cgroups: []string{parent}},
-			func() error { return os.Mkdir(path+"/pod", 0o755) }, func() error { return os.Remove(path + "/pod") },
+			func() error { return os.Mkdir(path+"/pod", 0o755) },
+			func() error { return os.Remove(path + "/pod") },
 		})
 	}
 	for _, l := range lives {

@@ -19,7 +19,6 @@ import (
 // laterDaemon builds the daemon of a later version: with a key that this one does not have,
 // and a later schema of the records of pods and containers.
 func laterDaemon(t *testing.T) string {
-	t.Helper()
 	dir := t.TempDir()
 	overlay := map[string]map[string]string{"Replace": {}}
 	for file, change := range map[string][2]string{
@@ -40,9 +39,8 @@ func laterDaemon(t *testing.T) string {
 	build := exec.Command("go", "build", "-C", "../..", "-trimpath", "-buildvcs=false", "-overlay", dir+"/overlay.json",
 		"-ldflags", "-X main.version=99.0.0", "-tags", "grpcnotrace,nri_no_wasm", "-o", dir+"/minicri", "./cmd/minicri")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build a later version: %v: %s", err, out)
-	}
+	out, err := build.CombinedOutput()
+	harness.Need(t, err == nil, "build a later version: %v: %s", err, out)
 	return dir + "/minicri"
 }
 
@@ -87,7 +85,6 @@ func TestOlderBuildOnLaterState(t *testing.T) {
 const podParent = "/minicri-release-test"
 
 func runPod(t *testing.T, name string) string {
-	t.Helper()
 	return harness.Call(t, connect(t).RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Uid: name, Namespace: "test"}, LogDirectory: t.TempDir(),
 		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: podParent},
@@ -96,7 +93,6 @@ func runPod(t *testing.T, name string) string {
 
 // removePod also removes its parent cgroup, which is a kubelet's.
 func removePod(t *testing.T, id string) {
-	t.Helper()
 	client := connect(t)
 	harness.Call(t, client.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 	harness.Call(t, client.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})

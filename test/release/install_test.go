@@ -34,14 +34,11 @@ func TestMakeInstall(t *testing.T) {
 		check(t, os.Symlink(path, programs+"/"+name))
 	}
 	unprivileged := func(verb string) string {
-		t.Helper()
 		command := exec.Command(programs+"/make", "-s", "-C", tree, verb, "DESTDIR="+target)
 		command.Env = []string{"PATH=" + programs}
 		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 		out, err := command.CombinedOutput()
-		if err != nil {
-			t.Fatalf("make %s: %v: %s", verb, err, out)
-		}
+		harness.Need(t, err == nil, "make %s: %v: %s", verb, err, out)
 		return string(out)
 	}
 
@@ -65,7 +62,6 @@ func TestMakeInstall(t *testing.T) {
 
 // installed are the files below a directory.
 func installed(t *testing.T, root string) (paths []string) {
-	t.Helper()
 	check(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
 			paths = append(paths, strings.TrimPrefix(path, root))

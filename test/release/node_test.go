@@ -42,7 +42,6 @@ func TestReadyNode(t *testing.T) {
 }
 
 func giveNetwork(t *testing.T) {
-	t.Helper()
 	run(t, "ip", "link", "add", "eth0", "type", "dummy")
 	run(t, "ip", "address", "add", "192.0.2.10/24", "dev", "eth0")
 	run(t, "ip", "link", "set", "eth0", "up")
@@ -52,7 +51,6 @@ func giveNetwork(t *testing.T) {
 
 // giveKubernetes installs what Kubernetes' packages have.
 func giveKubernetes(t *testing.T) {
-	t.Helper()
 	for _, name := range []string{"kubelet", "kubeadm", "kubectl"} {
 		run(t, "install", "-m", "0755", offered+"/"+name, "/usr/bin")
 	}
@@ -63,7 +61,6 @@ func giveKubernetes(t *testing.T) {
 
 // giveImages imports the images, by the names that kubeadm wants.
 func giveImages(t *testing.T) {
-	t.Helper()
 	archives := harness.Glob(t, offered+"/*.tar")
 	for _, archive := range archives {
 		run(t, "minicri", "image", "import", archive)
@@ -72,9 +69,7 @@ func giveImages(t *testing.T) {
 	for name := range strings.FieldsSeq(wanted) {
 		short, _, _ := strings.Cut(filepath.Base(name), ":")
 		found, err := filepath.Glob(offered + "/" + short + "-*.tar")
-		if err != nil || len(found) != 1 {
-			t.Fatalf("%s: %v: %v", name, found, err)
-		}
+		harness.Need(t, err == nil && len(found) == 1, "%s: %v: %v", name, found, err)
 		tag := strings.TrimPrefix(filepath.Base(found[0]), short+"-")
 		tag = tag[:strings.LastIndex(tag, "-")]
 		run(t, "minicri", "image", "tag", "cluster.minicri.test/"+short+":"+tag, name)
@@ -83,7 +78,6 @@ func giveImages(t *testing.T) {
 
 // runsAPod asks of the node what it is for.
 func runsAPod(t *testing.T) {
-	t.Helper()
 	const image = "cluster.minicri.test/tools:minicri"
 	run(t, "kubectl", "wait", "--for=create", "serviceaccount/default", "--timeout=10m") // by a controller, some time after the node
 	run(t, "kubectl", "run", "web", "--image", image, "--image-pull-policy", "Never", "--command", "--", "httpd", "-f", "-p", "8080")
@@ -93,7 +87,6 @@ func runsAPod(t *testing.T) {
 
 // runsANode boots the node image by its page, and runs a pod in that.
 func runsANode(t *testing.T) {
-	t.Helper()
 	for _, text := range blocks(t, "kind.md") {
 		script(t, "../../bin/release", text)
 	}

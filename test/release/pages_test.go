@@ -12,7 +12,6 @@ import (
 
 // blocks are the commands of a page that its tests run: its blocks of sh.
 func blocks(t *testing.T, page string) (scripts []string) {
-	t.Helper()
 	text := string(harness.Read(t, "../../docs/"+page))
 	for _, found := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(text, -1) {
 		scripts = append(scripts, found[1])
@@ -22,17 +21,14 @@ func blocks(t *testing.T, page string) (scripts []string) {
 
 // script runs a block of a page in a directory.
 func script(t *testing.T, dir, text string) {
-	t.Helper()
 	command := exec.Command("sh", "-eux", "-c", text)
 	command.Dir = dir
 	command.Stdout, command.Stderr = os.Stdout, os.Stdout
-	if err := command.Run(); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
+	err := command.Run()
+	harness.Need(t, err == nil, "%v: %s", err, text)
 }
 
 func absolute(t *testing.T, path string) string {
-	t.Helper()
 	path, err := filepath.Abs(path)
 	check(t, err)
 	return path
@@ -42,9 +38,7 @@ func absolute(t *testing.T, path string) string {
 // systemd does there, starting the daemon, the test does; TestReadyNode goes on.
 func TestQuickstart(t *testing.T) {
 	all := blocks(t, "quickstart.md")
-	if len(all) < 3 {
-		t.Fatalf("the page has %d blocks of sh", len(all))
-	}
+	harness.Need(t, len(all) >= 3, "the page has %d blocks of sh", len(all))
 	script(t, files, all[0])
 	defer run(t, "dpkg", "--purge", "minicri")
 	defer os.RemoveAll("/etc/minicri")

@@ -30,21 +30,15 @@ var check = harness.Check
 
 // run runs a program and returns what it writes.
 func run(t *testing.T, name string, arguments ...string) string {
-	t.Helper()
 	out, err := exec.Command(name, arguments...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v: %s", name, strings.Join(arguments, " "), err, out)
-	}
+	harness.Need(t, err == nil, "%s %s: %v: %s", name, strings.Join(arguments, " "), err, out)
 	return string(out)
 }
 
 // file is the one file of the release whose name ends so.
 func file(t *testing.T, suffix string) string {
-	t.Helper()
 	found := harness.Glob(t, files+"/minicri-*-linux-"+suffix)
-	if len(found) != 1 {
-		t.Fatalf("%s: %v: make release makes one", suffix, found)
-	}
+	harness.Need(t, len(found) == 1, "%s: %v: make release makes one", suffix, found)
 	return found[0]
 }
 
@@ -108,7 +102,6 @@ func TestPackage(t *testing.T) {
 	pod := runPod(t, "web")
 	before := pausePID(t, connect(t), pod)
 	same := func(when string) {
-		t.Helper()
 		harness.Same(t, when+": pause", pausePID(t, connect(t), pod), before)
 	}
 
@@ -163,7 +156,6 @@ func TestPackageWithoutStart(t *testing.T) {
 
 // later is the same package with a later version.
 func later(t *testing.T, deb string) string {
-	t.Helper()
 	dir := filepath.Join(t.TempDir(), "later")
 	run(t, "dpkg-deb", "-R", deb, dir)
 	run(t, "sed", "-i", "s/^Version: .*/Version: 99.0.0/", dir+"/DEBIAN/control")
@@ -174,7 +166,6 @@ func later(t *testing.T, deb string) string {
 // serve starts the daemon as its unit does, or as another command line does; there is no
 // systemd. What ends it waits for its end.
 func serve(t *testing.T, command ...string) (stop func()) {
-	t.Helper()
 	if len(command) == 0 {
 		command = strings.Fields(run(t, "sed", "-n", "s/^ExecStart=//p", "/usr/lib/systemd/system/minicri.service"))
 	}
@@ -191,7 +182,6 @@ func serve(t *testing.T, command ...string) (stop func()) {
 
 // connect waits until the daemon answers.
 func connect(t *testing.T) runtimeapi.RuntimeServiceClient {
-	t.Helper()
 	connection, err := grpc.NewClient("unix:///run/minicri/minicri.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)
 	t.Cleanup(func() { connection.Close() })
@@ -204,14 +194,12 @@ func connect(t *testing.T) runtimeapi.RuntimeServiceClient {
 }
 
 func pausePID(t *testing.T, client runtimeapi.RuntimeServiceClient, id string) int {
-	t.Helper()
 	answer := harness.Call(t, client.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	harness.Same(t, "state of the pod", answer.Status.GetState(), runtimeapi.PodSandboxState_SANDBOX_READY)
 	var info struct {
 		PID int `json:"pid"`
 	}
-	if err := json.Unmarshal([]byte(answer.Info["info"]), &info); err != nil || info.PID == 0 {
-		t.Fatalf("the pod's process: %v: %s", err, fmt.Sprint(answer.Info))
-	}
+	err := json.Unmarshal([]byte(answer.Info["info"]), &info)
+	harness.Need(t, err == nil && info.PID != 0, "the pod's process: %v: %s", err, fmt.Sprint(answer.Info))
 	return info.PID
 }

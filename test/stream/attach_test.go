@@ -151,11 +151,8 @@ func (p *pod) contiguous(what, text string) {
 
 // logged is what the container's log has, without the time and the stream's name.
 func (p *pod) logged() string {
-	p.t.Helper()
 	paths := harness.Glob(p.t, p.Logs, "*", "app.log")
-	if len(paths) != 1 {
-		p.t.Fatalf("logs: %q", paths)
-	}
+	harness.Need(p.t, len(paths) == 1, "logs: %q", paths)
 	var text strings.Builder
 	for line := range strings.Lines(string(harness.Read(p.t, paths[0]))) {
 		if _, message, ok := strings.Cut(line, " F "); ok {

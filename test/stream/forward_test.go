@@ -132,12 +132,9 @@ func (p *pod) noErrors() {
 
 // rawForward is a session whose streams the test has in its hands.
 func (p *pod) rawForward(client forwardClient) httpstream.Connection {
-	p.t.Helper()
 	conn, protocol, err := client(p.t, p.forwardURL()).Dial("portforward.k8s.io")
 	check(p.t, err)
-	if protocol != "portforward.k8s.io" {
-		p.t.Fatalf("protocol %q", protocol)
-	}
+	harness.Need(p.t, protocol == "portforward.k8s.io", "protocol %q", protocol)
 	p.t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -275,9 +272,8 @@ func TestPortForwardChannels(t *testing.T) {
 	var got [4]bytes.Buffer
 	for got[0].String() != "\x07\x00hello" || !strings.Contains(got[3].String(), "connection refused") {
 		var message []byte
-		if err := websocket.Message.Receive(conn, &message); err != nil {
-			t.Fatalf("%v; until then %q %q", err, got[0].String(), got[3].String())
-		}
+		err := websocket.Message.Receive(conn, &message)
+		harness.Need(t, err == nil, "%v; until then %q %q", err, got[0].String(), got[3].String())
 		got[message[0]].Write(message[1:])
 	}
 	for i, port := range []uint16{7, 7, 81, 81} {

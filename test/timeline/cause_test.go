@@ -204,9 +204,7 @@ func TestNodeAtAGlance(t *testing.T) {
 	text, err := n.RunCommand("pods", "--json")
 	harness.Check(t, err)
 	harness.Check(t, json.Unmarshal([]byte(text), &glance))
-	if len(glance.Pods) != 1 || glance.Daemon < 1<<20 {
-		t.Fatalf("%s", text)
-	}
+	harness.Need(t, len(glance.Pods) == 1 && glance.Daemon >= 1<<20, "%s", text)
 	line := glance.Pods[0]
 	if line.Name != "test/web" || line.State != timeline.Ready || line.Running != 1 || line.Containers != 1 || len(line.Addresses) != 1 || line.Memory == 0 || line.Runtime == 0 {
 		t.Errorf("%+v", line)

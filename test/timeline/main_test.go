@@ -57,11 +57,8 @@ func (n node) network(plugins ...harness.Object) {
 
 // fails runs a pod, which has to fail with these words, and returns the error.
 func (n node) fails(pod *runtimeapi.PodSandboxConfig, words ...string) error {
-	n.t.Helper()
 	_, err := n.Runtime.RunPodSandbox(limited(n.t), &runtimeapi.RunPodSandboxRequest{Config: pod})
-	if err == nil {
-		n.t.Fatal("the pod runs")
-	}
+	harness.Need(n.t, err != nil, "the pod runs")
 	says(n.t, err, words...)
 	return err
 }
@@ -115,15 +112,12 @@ func wantWords(t *testing.T, what, text string, words []string) {
 // documented is explained, and keeps the page docs/troubleshooting.md what the tests see:
 // with -update it puts the text there, and otherwise it wants the words to be there.
 func (n node) documented(name, pod string, words ...string) string {
-	n.t.Helper()
 	t, text := n.t, n.explained(pod, words...)
 	page := harness.Read(t, docs)
 	begin, end := "<!-- "+name+" -->\n```\n", "```\n<!-- end -->\n"
 	before, rest, found := strings.Cut(string(page), begin)
 	shown, after, closed := strings.Cut(rest, end)
-	if !found || !closed {
-		t.Fatalf("docs/troubleshooting.md has no part %q", begin)
-	}
+	harness.Need(t, found && closed, "docs/troubleshooting.md has no part %q", begin)
 	if *update {
 		harness.Check(t, os.WriteFile(docs, []byte(before+begin+pluginDirs.ReplaceAllString(text, "/opt/cni/bin")+end+after), 0o644))
 		return text
