@@ -82,7 +82,7 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 		useBuild(t, n, byte(i))
 		all = append(all, startBuilt(t, n, i+1))
 	}
-	same(t, "supervisors and their directories", []int{len(shims(n)), len(supervisorDirs(t, n))}, []int{3, 3})
+	same(t, "supervisors and their directories", []int{len(n.Supervisors()), len(supervisorDirs(t, n))}, []int{3, 3})
 	for i, b := range all {
 		b.talk(t, b.terminal, "terminal")
 		b.talk(t, b.stdin, "stdin")
@@ -105,7 +105,7 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 		if i < 2 { // its own build's stays
 			eventually(t, "the supervisor ends with its last pod", func() bool {
 				_, err := os.Stat(b.dir)
-				return os.IsNotExist(err) && len(shims(n)) == 2-i
+				return os.IsNotExist(err) && len(n.Supervisors()) == 2-i
 			})
 		}
 	}
@@ -117,7 +117,7 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 func TestSupervisorOfAnOlderBuild(t *testing.T) {
 	n := newNode(t)
 	b := startRuns(t, n, 0)
-	old := shims(n)[0]
+	old := n.Supervisors()[0]
 	build, err := client.BuildOf(useBuild(t, n, 1))
 	check(t, err)
 	eventually(t, "a starter of the daemon's build waits", func() bool { return slices.Contains(startersOf(old), build) })
@@ -129,7 +129,7 @@ func TestSupervisorOfAnOlderBuild(t *testing.T) {
 	b.wantUndisturbed(t, 0)
 	same(t, "exec", newer.exec(id, "echo hi"), "hi")
 	n.RemovePod(b.id)
-	eventually(t, "it ends with its last pod", func() bool { return len(shims(n)) == 1 && len(supervisorDirs(t, n)) == 1 })
+	eventually(t, "it ends with its last pod", func() bool { return len(n.Supervisors()) == 1 && len(supervisorDirs(t, n)) == 1 })
 	n.RemovePod(newer.id)
 	useBuild(t, n)
 }
@@ -173,7 +173,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	other, err := api.ReadAbout(dir)
 	check(t, err)
 	other.Version = "9.9.9"
-	change(other, shims(n)[0])
+	change(other, n.Supervisors()[0])
 	content, err := json.Marshal(other)
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(dir, api.AboutFile), content, 0o600))

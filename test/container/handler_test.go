@@ -87,8 +87,7 @@ func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.Runtim
 func TestHandlerWithoutItsRuntime(t *testing.T) {
 	n := newNode(t, harness.Runtime("gone", "/no/such/runtime"))
 	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "gone"})
-	wantCode(t, err, codes.Unavailable)
-	wantError(t, err, "/no/such/runtime")
+	wantCode(t, err, codes.Unavailable, "/no/such/runtime")
 	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
 	said, handlers := condition(t, n, "gone"), fmt.Sprint(harness.Info[any](t, n, "handlers"))
@@ -111,8 +110,7 @@ func TestRuntimeThatCannot(t *testing.T) {
 		"network devices (linux.netDevices)":    shell("moves", forever),
 	} {
 		err := p.createErr(config)
-		wantRefused(t, err, says)
-		wantError(t, err, `handler "old"`)
+		wantRefused(t, err, says, `handler "old"`)
 	}
 	same(t, "left", p.list(nil), nil)
 	same(t, "exec in another", p.exec(p.run("app", forever), "echo hi"), "hi")
@@ -270,13 +268,13 @@ func TestHookThatHangs(t *testing.T) {
 	n := newNode(t, harness.Config("[limits]\ncreate = '5s'"))
 	p := runPod(t, n, "web")
 	witness := p.run("witness", "", command("sleep", "1000000"))
-	pids := shims(n)
+	pids := n.Supervisors()
 	for script, says := range map[string]string{"exec sleep 7776": "hook ran past specified timeout of 1.0s", "sleep 7776 & sleep 7776": ""} {
 		for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
 			before := p.Look()
 			config := shell("app", "true", noLog, hooked(t, harness.Hook{Kind: kind, Script: script, Seconds: 1}))
 			wantError(t, p.inTime(30*time.Second, func() error { return p.runErr(config) }), says)
-			same(t, "the supervisors", shims(n), pids)
+			same(t, "the supervisors", n.Supervisors(), pids)
 			p.exec(witness, "true")
 			same(t, fmt.Sprintf("%s, %q: differences", kind, script), p.Differences(before), nil)
 		}
@@ -294,15 +292,15 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			p, other := runPod(t, n, "web"), runPod(t, n, "other")
 			witness := other.run("witness", quiet)
 			p.wantExit(p.run("first", "true"), 0, "Completed")
-			pids := shims(n)
+			pids := n.Supervisors()
 			began := filepath.Join(t.TempDir(), "began")
 			config := shell("app", "true", hooked(t, harness.Hook{Kind: kind, Script: "touch " + began + "; sleep 7775 & sleep 7775"}))
 			made := beside(func() error { return p.createErr(config) })
 			eventually(t, "the hook runs", func() bool { _, err := os.Stat(began); return err == nil })
 			check(t, p.inTime(20*time.Second, p.stopPod))
 			wantError(t, <-made)
-			for _, pid := range shims(n) { // one of its own goes with the pod
-				expect(t, slices.Contains(pids, pid), "supervisors %v, before %v", shims(n), pids)
+			for _, pid := range n.Supervisors() { // one of its own goes with the pod
+				expect(t, slices.Contains(pids, pid), "supervisors %v, before %v", n.Supervisors(), pids)
 			}
 			other.exec(witness, "true")
 			n.RemovePod(p.id)

@@ -165,20 +165,33 @@ func all(options ...option) option {
 	}
 }
 
+// Lists and streams have what each container was made from, and of all of them those that a filter leaves.
+//
 // cri: Container.created_at Container.image_id Container.labels Container.pod_sandbox_id ContainerConfig.labels
-// cri: ContainerFilter.label_selector ListContainers StreamContainers StreamContainersResponse.containers
+// cri: ContainerFilter.label_selector ListContainers StreamContainers StreamContainersResponse.containers Container.metadata
+// cri: StreamContainersRequest.filter Container.annotations Container.image Container.image_ref ContainerMetadata.attempt
+// cri: ImageSpec.user_specified_image ListContainersRequest.filter
 func TestListFilters(t *testing.T) {
 	n := newNode(t)
 	a, b := runPod(t, n, "a"), runPod(t, n, "b")
-	label := func(c *runtimeapi.ContainerConfig) { c.Labels = map[string]string{"tier": "web", "x": "y"} }
-	first, second, third := a.run("one", forever, label), a.create(shell("two", "true")), b.run("one", "true", label)
+	label := func(c *runtimeapi.ContainerConfig) {
+		c.Labels, c.Annotations = map[string]string{"tier": "web", "x": "y"}, map[string]string{"container": "note"}
+		c.Image.UserSpecifiedImage = "registry.test/as/written:1"
+	}
+	first, second, third := a.run("one", forever, label, attempt(3)), a.create(shell("two", "true")), b.run("one", "true", label)
 	a.awaitExit(third)
-	wantList := func(filter *runtimeapi.ContainerFilter, want ...string) {
-		var got []string
-		for _, listed := range a.list(filter) {
-			got = append(got, listed.Id)
+	ids := func(all []*runtimeapi.Container) (ids []string) {
+		for _, c := range all {
+			ids = append(ids, c.Id)
 		}
-		same(t, filter.String(), got, want)
+		return ids
+	}
+	wantList := func(filter *runtimeapi.ContainerFilter, want ...string) {
+		same(t, filter.String(), ids(a.list(filter)), want)
+		stream := harness.Call(t, n.Runtime.StreamContainers, &runtimeapi.StreamContainersRequest{Filter: filter})
+		answer, err := stream.Recv()
+		expect(t, err == nil || err == io.EOF && len(want) == 0, "stream: %v", err)
+		same(t, "streamed: "+filter.String(), ids(answer.GetContainers()), want)
 	}
 	wantList(nil, third, second, first)
 	wantList(&runtimeapi.ContainerFilter{}, third, second, first)
@@ -192,11 +205,8 @@ func TestListFilters(t *testing.T) {
 	wantList(&runtimeapi.ContainerFilter{Id: "nosuch"})
 	wantList(&runtimeapi.ContainerFilter{Id: first, PodSandboxId: b.id})
 	l := a.list(&runtimeapi.ContainerFilter{Id: first})[0]
-	expect(t, l.State == running && l.PodSandboxId == a.id && l.Labels["tier"] == "web" && l.ImageId != "" && l.CreatedAt != 0, "listed: %v", l)
-	stream := harness.Call(t, n.Runtime.StreamContainers, &runtimeapi.StreamContainersRequest{})
-	answer, err := stream.Recv()
-	check(t, err)
-	expect(t, len(answer.Containers) == 3, "streamed: %v", answer)
+	expect(t, l.State == running && l.PodSandboxId == a.id && l.Labels["tier"] == "web" && l.ImageId != "" && l.CreatedAt != 0 &&
+		l.Annotations["container"] == "note" && l.Metadata.Attempt == 3 && l.Image.Image == "registry.test/as/written:1" && l.ImageRef != "", "listed: %v", l)
 }
 
 // cri: ReopenContainerLog ReopenContainerLogRequest.container_id UpdateContainerResources UpdateContainerResourcesRequest.container_id

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/logs"
 
@@ -238,10 +237,8 @@ func (p *pod) address() string {
 	return harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}).Status.Network.GetIp()
 }
 
-func shims(n *harness.Node) []int { return n.Supervisors() }
-
 func (p *pod) killShim() {
-	pids := shims(p.Node)
+	pids := p.Node.Supervisors()
 	harness.Need(p.t, len(pids) == 1, "shims: %v", pids)
 	check(p.t, unix.Kill(pids[0], unix.SIGKILL))
 }
@@ -283,8 +280,6 @@ func eventually(t testing.TB, what string, holds func() bool) {
 	harness.Eventually(t, what, patience, holds)
 }
 
-func check(t testing.TB, err error) { harness.Check(t, err) }
-
 // reload gives the daemon a drop-in of its configuration, and waits until it is in force.
 func reload(t testing.TB, n *harness.Node, keys string) {
 	const done = "configuration reloaded"
@@ -303,25 +298,10 @@ func beside(call func() error) <-chan error {
 	return done
 }
 
-// wantError fails the test unless there is an error that says all this.
-func wantError(t testing.TB, err error, says ...string) {
-	t.Helper()
-	if err == nil {
-		t.Errorf("there is no error, want one that says %q", says)
-		return
-	}
-	for _, text := range says {
-		expect(t, strings.Contains(err.Error(), text), "the error does not say %q: %.2000v", text, err)
-	}
-}
+var check, wantError, wantCode = harness.Check, harness.WantError, harness.WantCode
 
-func wantCode(t testing.TB, err error, code codes.Code) {
-	expect(t, status.Code(err) == code, "want code %v, got: %v", code, err)
-}
-
-func wantRefused(t testing.TB, err error, field string) {
-	wantCode(t, err, codes.InvalidArgument)
-	wantError(t, err, field)
+func wantRefused(t testing.TB, err error, fields ...string) {
+	wantCode(t, err, codes.InvalidArgument, fields...)
 }
 
 // expect fails the test with this text unless it holds.

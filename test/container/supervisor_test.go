@@ -24,7 +24,7 @@ func TestHungSupervisor(t *testing.T) {
 	id, other, gone := p.run("app", forever), p.run("other", forever), runPod(t, p.Node, "gone")
 	gone.run("app", forever)
 	hang := func() (pid int) {
-		pid = shims(p.Node)[0]
+		pid = p.Node.Supervisors()[0]
 		check(t, unix.Kill(pid, unix.SIGSTOP))
 		t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
 		return pid
@@ -32,8 +32,8 @@ func TestHungSupervisor(t *testing.T) {
 	wantReplaced := func(hung int) {
 		eventually(t, "it is adopted", func() bool { return p.status(id).State == running })
 		same(t, "exec", p.exec(id, "echo hi"), "hi")
-		same(t, "supervisors", len(shims(p.Node)), 1)
-		expect(t, shims(p.Node)[0] != hung, "the one that hung, %d, is still there", hung)
+		same(t, "supervisors", len(p.Node.Supervisors()), 1)
+		expect(t, p.Node.Supervisors()[0] != hung, "the one that hung, %d, is still there", hung)
 	}
 	pid := hang()
 	wantError(t, p.inTime(30*time.Second, func() error { _, err := p.tryExec(id, 1, "true"); return err }))
@@ -48,7 +48,7 @@ func TestHungSupervisor(t *testing.T) {
 	p.Kill()
 	pid = hang()
 	p.Start()
-	same(t, "supervisor, for which the daemon does not wait", shims(p.Node), []int{pid})
+	same(t, "supervisor, for which the daemon does not wait", p.Node.Supervisors(), []int{pid})
 	wantReplaced(pid)
 
 	hang()

@@ -40,32 +40,6 @@ func newCounted(t *testing.T) *counted {
 	return c
 }
 
-// The lists show a pod and a container with what they were made from; streams send the same, and filters
-// leave out the rest.
-//
-// cri: StreamContainers StreamContainersRequest.filter Container.annotations Container.image Container.image_ref Container.metadata
-// cri: ContainerMetadata.attempt ImageSpec.user_specified_image PodSandbox.annotations PodSandbox.runtime_handler
-// cri: ListPodSandboxRequest.filter ListContainersRequest.filter StreamPodSandboxes
-func TestListsShowWhatWasAskedFor(t *testing.T) {
-	c := newCounted(t)
-	podFilter := &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"app": "counted"}}
-	for _, pods := range [][]*runtimeapi.PodSandbox{list(t, c.Node, podFilter), streamPods(t, c.Node, podFilter)} {
-		harness.Want(t, len(pods) == 1 && pods[0].Id == c.pod && pods[0].Annotations["pod"] == "note" && pods[0].RuntimeHandler == "",
-			"the pods are %v", pods)
-	}
-	filter := &runtimeapi.ContainerFilter{PodSandboxId: c.pod, LabelSelector: map[string]string{"tier": "front"}}
-	listed := harness.Call(t, c.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter})
-	stream, err := c.Runtime.StreamContainers(limited(t), &runtimeapi.StreamContainersRequest{Filter: filter})
-	streamed := receive(t, stream, err, (*runtimeapi.StreamContainersResponse).GetContainers)
-	for how, containers := range map[string][]*runtimeapi.Container{"list": listed.Containers, "stream": streamed} {
-		harness.Need(t, len(containers) == 1, "the %s of containers is %v", how, containers)
-		if one := containers[0]; one.Id != c.container || one.Annotations["container"] != "note" || one.Metadata.Attempt != 3 ||
-			one.Image.Image != "registry.test/as/written:1" || one.ImageRef == "" {
-			t.Errorf("the container of the %s is %v", how, one)
-		}
-	}
-}
-
 // The stats of containers and pods have their attributes and numbers, and every filter.
 //
 // cri: ContainerStats ListContainerStats StreamContainerStats ContainerStats.attributes ContainerAttributes.id

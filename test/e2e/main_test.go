@@ -52,7 +52,7 @@ func newRecorded(t *testing.T, config string, others ...string) (*harness.Node, 
 	return n, r
 }
 
-func check(t testing.TB, err error) { harness.Check(t, err) }
+var check = harness.Check
 
 // wantRefused fails the test unless the pod is refused with an error that says all this.
 func wantRefused(t *testing.T, n *harness.Node, config *runtimeapi.PodSandboxConfig, says ...string) {

@@ -26,6 +26,7 @@ import (
 // cri: PodSandbox.id PodSandbox.created_at PodSandbox.labels PodSandbox.metadata PodSandboxStatus.labels PodSandboxConfig.labels PodSandboxStatus.annotations
 // cri: RemovePodSandbox RunPodSandbox StopPodSandbox PodSandboxStatus.id PodSandboxStatus.runtime_handler RunPodSandboxRequest.runtime_handler
 // cri: RunPodSandboxResponse.pod_sandbox_id PodSandboxStatusResponse.containers_statuses PodSandboxStatusResponse.timestamp
+// cri: PodSandbox.annotations PodSandbox.runtime_handler
 func TestLifeOfAPod(t *testing.T) {
 	n := newNode(t)
 	config := n.PodConfig("web", harness.Attempt(3))
@@ -75,7 +76,7 @@ func TestLifeOfAPod(t *testing.T) {
 }
 
 // cri: ListPodSandbox PodSandboxFilter.id PodSandboxFilter.label_selector PodSandboxFilter.state PodSandboxStateValue.state
-// cri: StreamPodSandboxes StreamPodSandboxesRequest.filter StreamPodSandboxesResponse.pod_sandboxes
+// cri: StreamPodSandboxes StreamPodSandboxesRequest.filter StreamPodSandboxesResponse.pod_sandboxes ListPodSandboxRequest.filter
 func TestListFilters(t *testing.T) {
 	n := newNode(t)
 	a, b := n.RunPod(n.PodConfig("a")), n.RunPod(n.PodConfig("b"))

@@ -25,7 +25,8 @@ import (
 // patience is the longest that a test waits for what has no limit of its own.
 const patience = time.Minute
 
-func check(t testing.TB, err error)        { harness.Check(t, err) }
+var check = harness.Check
+
 func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
 // target is a pod with one container, whose streams are attacked.

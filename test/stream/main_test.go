@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 // patience is the longest that a test waits for what has no limit of its own.
 const patience = time.Minute
 
-func check(t testing.TB, err error)        { harness.Check(t, err) }
+var check = harness.Check
+
 func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
 func eventually(t testing.TB, what string, holds func() bool) {
