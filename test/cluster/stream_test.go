@@ -80,8 +80,7 @@ func TestLogRotation(t *testing.T) {
 	same(t, "size of the new file", onNode(t, pod.Spec.NodeName, "cat "+directory+"/0.log | wc -l"), "2\n")
 }
 
-// kubectl top asks metrics-server, which test/cluster/run adds, that the kubelets,
-// and these minicri.
+// kubectl top asks metrics-server, which test/cluster/run adds, that the kubelets, and these minicri.
 func TestTop(t *testing.T) {
 	s := newSpace(t)
 	s.run("pod", "while :; do :; done", "---\nresources: {limits: {cpu: 200m, memory: 50Mi}}")

@@ -263,8 +263,7 @@ func TestShutdownCancelsWaits(t *testing.T) {
 	p.wantExit(id, 137, "Error")
 }
 
-// A container that is being made when the daemon is stopped is undone, and the caller
-// is told to ask the next daemon.
+// A container that is being made when the daemon is stopped is undone, and the caller is told to ask the next daemon.
 //
 // cri: CreateContainerRequest.config
 func TestShutdownDuringCreate(t *testing.T) {

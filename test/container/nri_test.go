@@ -115,9 +115,8 @@ func annotated(key, value string) harness.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) { c.Annotations = map[string]string{key: value} }
 }
 
-// A plugin hears of everything in a pod's life, in order, with the network's
-// namespace as long as that is there; one that the daemon has started, and one
-// that connects again after the daemon was killed, which is sent what there is.
+// A plugin hears of everything in a pod's life, in order, with the network's namespace as long as that is there; one
+// that the daemon has started, and one that connects again after the daemon was killed, which is sent what there is.
 func TestNRIEvents(t *testing.T) {
 	n := newNRINode(t, "")
 	n.install("05", "logger")

@@ -59,9 +59,8 @@ func fill(t *testing.T, directory string) (free func()) {
 	return func() { harness.Check(t, os.Remove(name)) }
 }
 
-// On a full disk requests fail and say why, nothing is half there, and what
-// was there stays, over a restart too. Pods can go, and do not come back with a
-// restart. With space requests work again.
+// On a full disk requests fail and say why, nothing is half there, and what was there stays, over a restart too. Pods
+// can go, and do not come back with a restart. With space requests work again.
 func TestProperty48_FullDisk(t *testing.T) {
 	for _, directory := range []string{"root", "state"} {
 		for _, option := range []harness.PodOption{harness.HostNetwork(), harness.HostPort(8080, 80), harness.UserNamespace} {
@@ -189,9 +188,8 @@ func (n *node) limitDescriptors(t *testing.T, limit uint64) (was uint64) {
 	return was
 }
 
-// A file that cannot be read now, whichever it is, costs no pod anything: the
-// daemon serves without it, or refuses to start and names it; no process ends, no
-// address is given back. When it can be read again all is as it was.
+// A file that cannot be read now, whichever it is, costs no pod anything: the daemon serves without it, or refuses to
+// start and names it; no process ends, no address is given back. When it can be read again all is as it was.
 func TestProperty48_EIOAtEachFile(t *testing.T) {
 	n := newNode(t)
 	were := n.runEachKind(t)

@@ -37,8 +37,7 @@ var (
 	cutOff              = fault{"SIGTERM and its limit", strikeCutOff, harness.Config(`shutdown = "200ms"`)}
 	rebooted            = []fault{{name: "reboot", strike: strikeReboot}, {name: "reboot, second start", strike: strikeRebootTwice}}
 
-	// shimKilledInTime kills the shim while it makes the container, which
-	// takes it some 10 to 30 ms.
+	// shimKilledInTime kills the shim while it makes the container, which takes it some 10 to 30 ms.
 	shimKilledInTime = []fault{
 		shimKilledAfter(0), shimKilledAfter(1), shimKilledAfter(2), shimKilledAfter(3), shimKilledAfter(4),
 		shimKilledAfter(6), shimKilledAfter(8), shimKilledAfter(10), shimKilledAfter(12), shimKilledAfter(15),
@@ -154,8 +153,7 @@ func (n *node) wantAllDown(t *testing.T) {
 	n.wantAddressesBack(t)
 }
 
-// strikeKillTwice: the daemon that comes next is killed too, and the one after it
-// has to know all that it knew.
+// strikeKillTwice: the daemon that comes next is killed too, and the one after it has to know all that it knew.
 func strikeKillTwice(t *testing.T, c *trial) {
 	strikeKill(t, c)
 	c.Crash()
@@ -237,8 +235,7 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// inMaking counts the containers of the node's supervisors: the directory of one is
-// the first that is made.
+// inMaking counts the containers of the node's supervisors: the directory of one is the first that is made.
 func (n *node) inMaking() int {
 	found, _ := filepath.Glob(filepath.Join(n.State, "shims", "*", "containers", "*"))
 	return len(found)

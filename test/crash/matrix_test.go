@@ -21,8 +21,7 @@ import (
 	"github.com/minicri/minicri/test/leak"
 )
 
-// row is a part of the matrix: an operation on a kind of pod, each of its
-// points with each of the faults.
+// row is a part of the matrix: an operation on a kind of pod, each of its points with each of the faults.
 type row struct {
 	operation operation
 	pod       pod
@@ -124,14 +123,12 @@ var (
 	}
 )
 
-// starter are the points in the life of the process that makes pause where it is not
-// launched: in a user namespace.
+// starter are the points in the life of the process that makes pause where it is not launched: in a user namespace.
 var starter = []string{"starter/asked", "starter/made", "starter/answered"}
 
 var adds = []string{"first ADD", "middle ADD", "last ADD"}
 
-// inside are the points that are passed within a step: where a record gets its
-// name, and the plugins of the chain.
+// inside are the points that are passed within a step: where a record gets its name, and the plugins of the chain.
 func inside(name step.Name, is []string) []string {
 	own := slices.Contains(is, sandbox.OwnNetwork)
 	switch {
@@ -149,8 +146,7 @@ func inside(name step.Name, is []string) []string {
 	return nil
 }
 
-// points are those that an operation passes, in order, as package failpoint
-// names them.
+// points are those that an operation passes, in order, as package failpoint names them.
 func points(operation string, is ...string) (all []string) {
 	for _, name := range step.Names(sandbox.Steps(), operation, is...) {
 		all = append(all, name.Before())
@@ -172,8 +168,7 @@ func teardown(p pod) []string {
 	return slices.Concat(release(p), from(removing(), "pod/remove files before"))
 }
 
-// release are the points at which Stop and destroy remove what the kernel and
-// the network hold.
+// release are the points at which Stop and destroy remove what the kernel and the network hold.
 func release(p pod) []string {
 	return until(from(stopping(p), "pod/end pause before"), "pod/unmount files after")
 }
@@ -374,8 +369,7 @@ func callRun(ctx context.Context, c *trial) error {
 func callStop(ctx context.Context, c *trial) error   { return c.stop(ctx, c.id) }
 func callRemove(ctx context.Context, c *trial) error { return c.remove(ctx, c.id) }
 
-// callStart: the work begins in the background once the daemon answers, or
-// before; so it may be killed before.
+// callStart: the work begins in the background once the daemon answers, or before; so it may be killed before.
 func callStart(_ context.Context, c *trial) error { return c.TryStart() }
 
 // attack: containers: the target of a container that joins its pid namespace ends while that one is made, and a process of the node gets its pid

@@ -15,8 +15,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// atOnce is how many nodes are at work, unless -parallel says so: most of the
-// time a case waits.
+// atOnce is how many nodes are at work, unless -parallel says so: most of the time a case waits.
 const atOnce = "4"
 
 // TestMain chooses the binaries with failpoints.
@@ -67,8 +66,7 @@ func newNode(t *testing.T, opts ...harness.Option) *node {
 
 const addresses = 3
 
-// writeChain configures a chain with a trip before, between and behind bridge
-// and portmap.
+// writeChain configures a chain with a trip before, between and behind bridge and portmap.
 func (n *node) writeChain() {
 	bridge := n.BridgePlugin()
 	bridge["ipam"].(harness.Object)["ranges"] = [][]harness.Object{{{

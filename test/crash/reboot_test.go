@@ -14,10 +14,9 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// After a reboot all sandboxes are NotReady and their addresses come back by
-// themselves; Stop and Remove work. The state directory is gone with the
-// machine, or was on a disk and is of another boot; and a daemon that is killed at its
-// first start after it is followed by one that knows of it, too.
+// After a reboot all sandboxes are NotReady and their addresses come back by themselves; Stop and Remove work. The
+// state directory is gone with the machine, or was on a disk and is of another boot; and a daemon that is killed at
+// its first start after it is followed by one that knows of it, too.
 func TestProperty18_Reboot(t *testing.T) {
 	for _, boot := range []struct {
 		name string
@@ -94,11 +93,9 @@ func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 	n.fillNetwork()
 }
 
-// After a reboot the daemon starts before the network's agent does: DEL says that
-// its socket is not there ("no such file or directory", which go-cni takes for
-// success where there is no namespace). The address is held until the agent is
-// there and is given back then, by itself, over restarts and when the pod has been
-// removed meanwhile.
+// After a reboot the daemon starts before the network's agent does: DEL says that its socket is not there ("no such
+// file or directory", which go-cni takes for success where there is no namespace). The address is held until the
+// agent is there and is given back then, by itself, over restarts and when the pod has been removed meanwhile.
 func TestProperty18_AgentThatComesLate(t *testing.T) {
 	n := newNode(t)
 	socket := filepath.Join(n.Dir, "agent.sock")

@@ -34,10 +34,9 @@ var damages = []damaged{
 
 const goneAtUpgrade = "gone at an upgrade"
 
-// A record that cannot be decoded is shown, and what it describes is left alone,
-// over restarts: the pod runs on. Given up by a person, it is removed. The other
-// pods do not notice. Facts are volatile: a sandbox whose facts are lost, and whose
-// pause lives, is listed NotReady and not touched until it is stopped and removed.
+// A record that cannot be decoded is shown, and what it describes is left alone, over restarts: the pod runs on.
+// Given up by a person, it is removed. The other pods do not notice. Facts are volatile: a sandbox whose facts are
+// lost, and whose pause lives, is listed NotReady and not touched until it is stopped and removed.
 func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 	n := newNode(t)
 	n.runWitness(t)
@@ -118,8 +117,7 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 	n.RemovePod(id)
 }
 
-// Without its attachment in the journal a pod stays Ready, keeps its address
-// and can be removed.
+// Without its attachment in the journal a pod stays Ready, keeps its address and can be removed.
 func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 	n := newNode(t)
 	n.runWitness(t)

@@ -17,8 +17,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// The start removes what carries our mark and has no record (P1), and
-// touches nothing else, be it in our directories.
+// The start removes what carries our mark and has no record (P1), and touches nothing else, be it in our directories.
 func TestProperty1_OrphansAreSweptAndForeignThingsStay(t *testing.T) {
 	n := newNode(t)
 	n.runWitness(t)

@@ -16,8 +16,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// many are more pods than a kubelet runs. One in five has a network of its own,
-// with an attachment to look after.
+// many are more pods than a kubelet runs. One in five has a network of its own, with an attachment to look after.
 const many, ownNetworks = 1000, 5
 
 // restartBound and listBound are generous: the goals are a second, and some
@@ -41,8 +40,7 @@ func runMany(n *harness.Node, count int) {
 	all.Wait()
 }
 
-// With 1000 pods a daemon serves again soon, all of them Ready (P23), and one of
-// their timelines is found at once.
+// With 1000 pods a daemon serves again soon, all of them Ready (P23), and one of their timelines is found at once.
 //
 // cri: PodSandbox.state
 func TestProperty49_RestartWith1000Pods(t *testing.T) {
@@ -155,8 +153,7 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 		harness.Check(t, err)
 		return len(files)
 	}
-	// What a process has allocated: not pages of its program, which the kernel drops
-	// when memory is short.
+	// What a process has allocated: not pages of its program, which the kernel drops when memory is short.
 	anonymous := func() int { return harness.ProcKiB(t, n.PID(), "RssAnon") }
 	ping(first)
 	before, files := anonymous(), open()

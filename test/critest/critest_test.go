@@ -1,12 +1,9 @@
-// Package critest runs critest, the validation suite of the CRI
-// (sigs.k8s.io/cri-tools), against a daemon: make critest. The images that its
-// specs pull are built here and served by a registry in this process, which
-// stands in for registry.k8s.io, k8s.gcr.io and gcr.io by hosts.toml files; no
-// other host is asked.
+// Package critest runs critest, the validation suite of the CRI (sigs.k8s.io/cri-tools), against a daemon: make
+// critest. The images that its specs pull are built here and served by a registry in this process, which stands in
+// for registry.k8s.io, k8s.gcr.io and gcr.io by hosts.toml files; no other host is asked.
 //
-// All specs run. None may fail, and those that skip themselves have to be
-// listed with their reason in skipped.txt. One constant of the suite is replaced
-// when it is built (hack/critest/build): the digest of an image that only its
+// All specs run. None may fail, and those that skip themselves have to be listed with their reason in skipped.txt.
+// One constant of the suite is replaced when it is built (hack/critest/build): the digest of an image that only its
 // owner can push.
 package critest
 
@@ -35,8 +32,7 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 // patience is how long the whole suite may take.
 const patience = 40 * time.Minute
 
-// No spec fails, and each one that skips itself is in skipped.txt with its
-// reason; what is in there does skip itself.
+// No spec fails, and each one that skips itself is in skipped.txt with its reason; what is in there does skip itself.
 func TestCritest(t *testing.T) {
 	certs := t.TempDir()
 	n := harness.NewNode(t, harness.PortMap(), harness.Flags("--certs-dir", certs))
@@ -64,8 +60,7 @@ func TestCritest(t *testing.T) {
 	}
 }
 
-// serve serves the registry in the node's network namespace, and makes the node
-// ask it for the images of all hosts.
+// serve serves the registry in the node's network namespace, and makes the node ask it for the images of all hosts.
 func serve(t *testing.T, n *harness.Node, r *registry.Registry, certs string) {
 	listener := n.Listen("127.0.0.1:0")
 	server := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
@@ -93,8 +88,7 @@ func (s spec) name() string {
 	return strings.Join(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), " ")
 }
 
-// run runs the suite and returns its report. CRITEST_FOCUS is a pattern of the
-// specs to run.
+// run runs the suite and returns its report. CRITEST_FOCUS is a pattern of the specs to run.
 func run(t *testing.T, n *harness.Node) (specs []spec) {
 	images := filepath.Join(n.Dir, "images.yaml")
 	text := "defaultTestContainerImage: " + local + "busybox:1\nwebServerTestImage: " + local + "nginx:1\n"

@@ -106,8 +106,7 @@ func link(name, target string) registry.Entry {
 	return registry.Entry{Header: header}
 }
 
-// busyboxFiles are busybox with all its commands, and the users that the specs
-// name.
+// busyboxFiles are busybox with all its commands, and the users that the specs name.
 func busyboxFiles(t *testing.T) []registry.Entry {
 	const program = "/bin/busybox" // Debian's busybox-static
 	commands, err := exec.Command(program, "--list").Output()
@@ -130,9 +129,8 @@ func busyboxFiles(t *testing.T) []registry.Entry {
 	return files
 }
 
-// shellWithoutLs is a busybox whose shell does not have ls in itself: Debian's
-// prefers its own commands to those in the file system, and a spec masks /bin/ls.
-// The name is replaced by one that sorts the same.
+// shellWithoutLs is a busybox whose shell does not have ls in itself: Debian's prefers its own commands to those in
+// the file system, and a spec masks /bin/ls. The name is replaced by one that sorts the same.
 func shellWithoutLs(t *testing.T, busybox string) string {
 	const names = "\x00ls\x00lsmod\x00"
 	harness.Need(t, strings.Count(busybox, names) == 1,

@@ -191,9 +191,8 @@ func TestCheckBesidePodsThatComeAndGo(t *testing.T) {
 	pods.Wait()
 }
 
-// A root may be behind a symlink, as operators have it on another disk. A daemon whose pods cannot be
-// executed does not start, and says by which key; one that cannot make a pause is not ready, and is once it
-// can.
+// A root may be behind a symlink, as operators have it on another disk. A daemon whose pods cannot be executed does
+// not start, and says by which key; one that cannot make a pause is not ready, and is once it can.
 //
 // cri: RuntimeCondition.reason
 func TestNodeThatCannotMakeAPause(t *testing.T) {

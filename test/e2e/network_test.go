@@ -229,9 +229,8 @@ func TestCheckFindsWhatTheDefaultNetworkLeaves(t *testing.T) {
 	n.Start()
 }
 
-// A handler with a directory of network configurations gives its pods the network of that one: without a
-// network there its pods fail, alone and by name; it comes and goes without a restart; and DEL takes what ADD
-// was given.
+// A handler with a directory of network configurations gives its pods the network of that one: without a network
+// there its pods fail, alone and by name; it comes and goes without a restart; and DEL takes what ADD was given.
 func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	dir := t.TempDir()
 	conf, addresses := filepath.Join(dir, "own.d"), filepath.Join(dir, "addresses")

@@ -52,8 +52,7 @@ func inside(t testing.TB, pid int, kind string, do func() error) {
 	check(t, harness.Inside(fmt.Sprintf("/proc/%d/ns/%s", pid, kind), do))
 }
 
-// netSysctl reads a parameter in the network namespace of a process: /proc/sys/net shows that of the reading
-// thread.
+// netSysctl reads a parameter in the network namespace of a process: /proc/sys/net shows that of the reading thread.
 func netSysctl(t testing.TB, pid int, name string) (value string) {
 	inside(t, pid, "net", func() error {
 		data, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))

@@ -182,10 +182,9 @@ func TestProperty30_CreatedAtGrows(t *testing.T) {
 	}
 }
 
-// What the containers of a pod share is as asked for, or the node's: the names of the host, DNS, hosts,
-// shared memory. What a pod that has ended keeps in memory is given back when it is stopped: the kubelet
-// keeps its sandbox for as long as the pod object lives. Its log directory, which has the kubelet's log of
-// its end, stays.
+// What the containers of a pod share is as asked for, or the node's: the names of the host, DNS, hosts, shared
+// memory. What a pod that has ended keeps in memory is given back when it is stopped: the kubelet keeps its sandbox
+// for as long as the pod object lives. Its log directory, which has the kubelet's log of its end, stays.
 //
 // cri: PodSandboxConfig.hostname DNSConfig.options DNSConfig.searches DNSConfig.servers PodSandboxConfig.dns_config
 // cri: PodSandboxConfig.log_directory
@@ -315,8 +314,7 @@ func TestNoContainerBreaksTheList(t *testing.T) {
 	harness.WantError(t, err, "config.image")
 }
 
-// Each malformed request is refused with the name of its field; that nothing stays is what the node's check
-// is for.
+// Each malformed request is refused with the name of its field; that nothing stays is what the node's check is for.
 //
 // cri: LinuxPodSandboxConfig.sysctls LinuxSandboxSecurityContext.supplemental_groups_policy
 // cri: NamespaceOption.pid

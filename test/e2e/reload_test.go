@@ -190,8 +190,7 @@ func TestReloadOfRuntimes(t *testing.T) {
 	n.RemovePod(id)
 }
 
-// Periods that were hours, or none, count at once when they are shorter, and a DEL that waits for an hour
-// does not.
+// Periods that were hours, or none, count at once when they are shorter, and a DEL that waits for an hour does not.
 func TestReloadOfPeriods(t *testing.T) {
 	const long = "status_period = '1h'\ngc_period = '0s'\ncheck_period = '0s'\nretry_first = '1h'\nretry_most = '1h'\n"
 	const short = "status_period = '50ms'\ngc_period = '50ms'\ncheck_period = '50ms'\nretry_first = '50ms'\nretry_most = '50ms'\n"

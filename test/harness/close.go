@@ -49,8 +49,7 @@ func (n *Node) machineScope() leak.Scope {
 func (n *Node) idleScope() leak.Scope {
 	scope := n.machineScope()
 	scope.Tables = false // the daemon's, as long as it lives
-	// The supervisor that serves now is not the one of before if a test has killed that; it goes with the
-	// daemon.
+	// The supervisor that serves now is not the one of before if a test has killed that; it goes with the daemon.
 	scope.Except = append([]int{n.daemon.pid()}, n.Supervisors()...)
 	scope.Executables = slices.DeleteFunc(scope.Executables, func(name string) bool { return name == "minicri" })
 	scope.Descriptors = []int{n.daemon.pid()}

@@ -23,8 +23,7 @@ type child struct {
 	err  error         // of its end, valid after done
 }
 
-// startChild starts a process on the calling thread, whose namespaces it gets. It writes to the end of the
-// log file.
+// startChild starts a process on the calling thread, whose namespaces it gets. It writes to the end of the log file.
 func startChild(cmd *exec.Cmd, log string) (*child, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -209,8 +208,7 @@ func (n *Node) Log() string {
 
 func (n *Node) logFile() string { return filepath.Join(n.Dir, "daemon.log") }
 
-// SetFlags adds arguments to the command line of the daemons that are started from now on; the last of a flag
-// counts.
+// SetFlags adds arguments to the command line of the daemons that are started from now on; the last of a flag counts.
 func (n *Node) SetFlags(flags ...string) { n.options.flags = append(n.options.flags, flags...) }
 
 // Binaries is the directory of minicri and minicri-shim.

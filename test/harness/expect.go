@@ -197,8 +197,7 @@ func DeadMount(t testing.TB) (dir string) {
 	return dir
 }
 
-// Disk mounts a file system of its own on a directory. While it is frozen who writes there sleeps,
-// uninterruptibly.
+// Disk mounts a file system of its own on a directory. While it is frozen who writes there sleeps, uninterruptibly.
 func Disk(t testing.TB, dir string) (freeze func() (thaw func())) {
 	t.Helper()
 	run := func(name string, args ...string) {

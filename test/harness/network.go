@@ -155,8 +155,7 @@ func (n *Node) configure() {
 
 func (n *Node) configFile() string { return filepath.Join(n.Dir, "config.toml") }
 
-// makeBridge makes the bridge before the first pod does. The plugin keeps it forever, and it is not a pod's
-// leak.
+// makeBridge makes the bridge before the first pod does. The plugin keeps it forever, and it is not a pod's leak.
 func (n *Node) makeBridge() {
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.Bridge}}
 	n.must("making the bridge", n.inNetns(func() error { return netlink.LinkAdd(bridge) }))
@@ -183,8 +182,7 @@ func (n *Node) WriteConflist(file string, plugins ...Object) string {
 	return path
 }
 
-// BridgePlugin is the configuration of the bridge plugin with host-local addresses, as [Node.WriteNetwork]
-// uses it.
+// BridgePlugin is the configuration of the bridge plugin with host-local addresses, as [Node.WriteNetwork] uses it.
 func (n *Node) BridgePlugin() Object {
 	ranges := [][]Object{{{"subnet": subnet4}}}
 	routes := []Object{{"dst": "0.0.0.0/0"}}

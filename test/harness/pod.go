@@ -128,8 +128,7 @@ type Hook struct {
 	Seconds      int // its time-out, 0 for none
 }
 
-// CDIDevice gives the node a device of a vendor's (CDI) that has hooks, until the test ends, and returns its
-// name.
+// CDIDevice gives the node a device of a vendor's (CDI) that has hooks, until the test ends, and returns its name.
 func CDIDevice(t testing.TB, hooks ...Hook) (name string) {
 	const dir = "/var/run/cdi"
 	Check(t, os.MkdirAll(dir, 0o755))

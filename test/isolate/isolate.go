@@ -16,9 +16,8 @@ import (
 // inside is set in the test process that has namespaces of its own.
 const inside = "MINICRI_TEST_ISOLATED"
 
-// Run is m.Run in a process with a network and a mount namespace of its own, in
-// which prepare is called first if it is not nil. It returns the exit code, for
-// TestMain. It needs root.
+// Run is m.Run in a process with a network and a mount namespace of its own, in which prepare is called first if it
+// is not nil. It returns the exit code, for TestMain. It needs root.
 func Run(m *testing.M, prepare func() error) int {
 	if os.Getenv(inside) == "" {
 		return runInside()

@@ -81,8 +81,7 @@ func addNodeAddress() error {
 
 func (k *kubelet) path(name string) string { return filepath.Join(k.dir, name) }
 
-// start starts the kubelet with these feature gates, and waits until it
-// answers.
+// start starts the kubelet with these feature gates, and waits until it answers.
 func (k *kubelet) start(gates harness.Object) {
 	k.configure(gates)
 	log, err := os.OpenFile(k.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -149,9 +148,8 @@ func (k *kubelet) kill() {
 	<-k.ended
 }
 
-// configure writes the kubelet's configuration. What is not about paths keeps a
-// shared machine alone: no evictions, no collection of images, no changes of
-// its own oom_score_adj, which some machines refuse. The periods are shorter
+// configure writes the kubelet's configuration. What is not about paths keeps a shared machine alone: no evictions,
+// no collection of images, no changes of its own oom_score_adj, which some machines refuse. The periods are shorter
 // than a node would have them.
 func (k *kubelet) configure(gates harness.Object) {
 	config := harness.Object{
@@ -176,8 +174,7 @@ func (k *kubelet) configure(gates harness.Object) {
 	harness.Check(k.t, os.WriteFile(k.path("config.json"), data, 0o600))
 }
 
-// removeCgroups removes the cgroups that a kubelet makes for classes of pods and
-// keeps. They have to be empty.
+// removeCgroups removes the cgroups that a kubelet makes for classes of pods and keeps. They have to be empty.
 func (k *kubelet) removeCgroups() {
 	if node, isSlice := strings.CutSuffix(filepath.Base(k.CgroupParent), ".slice"); isSlice {
 		output, err := exec.Command("systemctl", "stop", node+"-kubepods.slice").CombinedOutput()

@@ -8,9 +8,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// runtimeError is a line of klog's, at the level Error or above, that is about
-// the runtime: what it answered, or what became of a pod that it should run.
-// Others are about the machine, or about what a kubelet without an API server
+// runtimeError is a line of klog's, at the level Error or above, that is about the runtime: what it answered, or what
+// became of a pod that it should run. Others are about the machine, or about what a kubelet without an API server
 // lacks.
 var runtimeError = regexp.MustCompile(`^[EF][0-9]{4} .*(rpc error|[Rr]untime|PLEG|[Ss]andbox|[Ii]mage|pod_workers|prober)`)
 
@@ -24,14 +23,12 @@ var harmless = []struct{ text, why string }{
 	{"code = NotFound", "the kubelet asks again for what it has just removed"},
 }
 
-// down are the complaints of the time without a daemon. The error of a call
-// that was under way when it was killed comes without its code in some places:
-// the texts are gRPC's for a connection that is gone.
+// down are the complaints of the time without a daemon. The error of a call that was under way when it was killed
+// comes without its code in some places: the texts are gRPC's for a connection that is gone.
 var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG is not healthy|" +
 	"error reading from server|connection error: desc|closing transport|connection reset by peer|broken pipe")
 
-// markLog remembers where the kubelet's log ends now: it is called twice around
-// the time in which there is no daemon.
+// markLog remembers where the kubelet's log ends now: it is called twice around the time in which there is no daemon.
 func (k *kubelet) markLog() { k.marks = append(k.marks, len(k.log())) }
 
 func (k *kubelet) log() string { return string(harness.Read(k.t, k.path("log"))) }

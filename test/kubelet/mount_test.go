@@ -18,9 +18,8 @@ import (
 // configuration is: /var/lib/kubelet/device-plugins, /var/log/containers.
 var overlaid = []string{"/var/lib", "/var/log"}
 
-// sysctls are what a kubelet makes of the kernel's settings when it starts. In
-// its mount namespace they have these values already, so it leaves alone those
-// of the machine, which also would have to be restored.
+// sysctls are what a kubelet makes of the kernel's settings when it starts. In its mount namespace they have these
+// values already, so it leaves alone those of the machine, which also would have to be restored.
 var sysctls = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -30,9 +29,8 @@ var sysctls = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// newMountNamespace makes the kubelet's mount namespace, in which the machine's
-// files are as they are, and what the kubelet writes to fixed paths goes to
-// dir. Of the kubelet's mounts only those below shared leave the namespace:
+// newMountNamespace makes the kubelet's mount namespace, in which the machine's files are as they are, and what the
+// kubelet writes to fixed paths goes to dir. Of the kubelet's mounts only those below shared leave the namespace:
 // there are the volumes, which the runtime has to see.
 func newMountNamespace(t testing.TB, n *harness.Node, dir, shared string) *os.File {
 	harness.Check(t, unix.Mount(shared, shared, "", unix.MS_BIND, ""))
@@ -77,8 +75,7 @@ func isolate(dir, shared string) error {
 	return nil
 }
 
-// enslaveAllBut makes mounts slaves: what is mounted and unmounted outside is
-// so here, too, and nothing goes back.
+// enslaveAllBut makes mounts slaves: what is mounted and unmounted outside is so here, too, and nothing goes back.
 func enslaveAllBut(shared string) error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {

@@ -16,9 +16,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// abbreviations are what manifests have of all containers and probes. FOREVER is the end of a
-// script whose container ends at SIGTERM; a probe asks every second, and its time-out is for
-// busy machines.
+// abbreviations are what manifests have of all containers and probes. FOREVER is the end of a script whose container
+// ends at SIGTERM; a probe asks every second, and its time-out is for busy machines.
 var abbreviations = strings.NewReplacer(
 	"IMAGE", `image: "`+imageName+`", imagePullPolicy: Never`,
 	"FOREVER", "; trap 'exit 0' TERM; while true; do sleep 0.1; done",
@@ -134,8 +133,7 @@ func (k *kubelet) inRuntime(pod, name string) *runtimeapi.ContainerStatus {
 	return harness.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id}).Status
 }
 
-// running tells for each pod and container that runs what it would lose if it
-// was started again: id and process.
+// running tells for each pod and container that runs what it would lose if it was started again: id and process.
 func (k *kubelet) running() map[string]string {
 	found := make(map[string]string)
 	ready := &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}}

@@ -1,11 +1,9 @@
 // Package kubelet tests minicri below a real kubelet, which hack/kubelet
 // builds: static pods without an API server, on a node of package harness.
 //
-// The kubelet runs in the node's network namespace, so it reaches pods as on a
-// real node, and in a mount namespace of its own (mount_test.go), which keeps
-// the machine out of its reach. Its volumes are in a directory that both share,
-// as on a real node. It is asked by its own API, by way of a relay into the
-// network namespace.
+// The kubelet runs in the node's network namespace, so it reaches pods as on a real node, and in a mount namespace of
+// its own (mount_test.go), which keeps the machine out of its reach. Its volumes are in a directory that both share,
+// as on a real node. It is asked by its own API, by way of a relay into the network namespace.
 //
 // There is one test, because what takes most of its time can be shared: the
 // kubelet's starts, and the minute after which it collects dead pods.
@@ -29,9 +27,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// Two lives of one kubelet, in the order of the steps: a start takes seconds, a
-// kubelet collects what is dead once a minute, and things take their time side
-// by side. The first has the default gates. The second has those by which a
+// Two lives of one kubelet, in the order of the steps: a start takes seconds, a kubelet collects what is dead once a
+// minute, and things take their time side by side. The first has the default gates. The second has those by which a
 // kubelet leaves more to the runtime: numbers of pods, streamed lists, events.
 //
 // cri: Container.metadata ContainerStatusRequest.verbose ContainerStatusResponse.info
@@ -73,13 +70,11 @@ func (k *kubelet) awaitReady(name string) (pod *corev1.Pod) {
 	return pod
 }
 
-// downTime is how long the daemon is away: long enough for the kubelet to ask
-// several times.
+// downTime is how long the daemon is away: long enough for the kubelet to ask several times.
 const downTime = 3 * time.Second
 
-// checkKilledDaemon kills the daemon while one pod is made and another one ends:
-// the other pods live on, the kubelet restarts nothing when there is a daemon
-// again, and finishes what was half done.
+// checkKilledDaemon kills the daemon while one pod is made and another one ends: the other pods live on, the kubelet
+// restarts nothing when there is a daemon again, and finishes what was half done.
 func (k *kubelet) checkKilledDaemon() {
 	const script = "  containers: [{name: app, IMAGE, command: [sh, -c, "
 	k.apply("ending", script+`"trap 'sleep 1; exit 0' TERM; while true; do sleep 0.1; done"]}]`)
@@ -122,8 +117,7 @@ func (k *kubelet) untouched(when string, before map[string]string) {
 	}
 }
 
-// checkEverythingGoes ends all pods, and waits until kubelet and runtime have
-// nothing left of them.
+// checkEverythingGoes ends all pods, and waits until kubelet and runtime have nothing left of them.
 func (k *kubelet) checkEverythingGoes() {
 	for name := range k.pods() {
 		k.delete(name)

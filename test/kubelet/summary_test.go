@@ -68,8 +68,7 @@ const load = `
      command: [sh, -c, "dd if=/dev/zero of=/memory/file bs=1M count=32; dd if=/dev/zero of=/file bs=1M count=8; touch /ready FOREVER"]}
 `
 
-// checkSummary looks at the numbers of containers. It waits until all is
-// measured, which is done in the background.
+// checkSummary looks at the numbers of containers. It waits until all is measured, which is done in the background.
 func (k *kubelet) checkSummary() {
 	k.awaitReady("load")
 	var p podStats
@@ -86,9 +85,8 @@ func (k *kubelet) checkSummary() {
 	k.between("ephemeral storage of the pod", diskFile, p.EphemeralStorage.UsedBytes, diskFile+2*mega)
 }
 
-// checkPodSummary looks at the numbers of pods. It needs the feature gate
-// PodAndContainerStatsFromCRI: without it a kubelet has them from cAdvisor, and
-// those of the network only for runtimes that cAdvisor knows by name.
+// checkPodSummary looks at the numbers of pods. It needs the feature gate PodAndContainerStatsFromCRI: without it a
+// kubelet has them from cAdvisor, and those of the network only for runtimes that cAdvisor knows by name.
 func (k *kubelet) checkPodSummary() {
 	load := k.stats("load")
 	burn, hold := load.container("burn"), load.container("hold")
@@ -104,8 +102,7 @@ func (k *kubelet) checkPodSummary() {
 // holdMemory is a line of Prometheus' form; the time of the value may follow it.
 var holdMemory = regexp.MustCompile(`(?m)^container_memory_working_set_bytes\{container="hold",.*pod="load-node".*\} (\S+)(?: \d+)?$`)
 
-// checkMetrics looks for the runtime's metrics in the kubelet's, which need the
-// same gate.
+// checkMetrics looks for the runtime's metrics in the kubelet's, which need the same gate.
 func (k *kubelet) checkMetrics() {
 	text, err := k.ask(http.MethodGet, "/metrics/cadvisor")
 	harness.Check(k.t, err)

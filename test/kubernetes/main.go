@@ -68,8 +68,7 @@ func run(report, specs string, update bool, beside string) error {
 	return writeSpecs(specs, want)
 }
 
-// compareRuntimes finds the specs that the list of another runtime has as failed
-// and that pass in the report.
+// compareRuntimes finds the specs that the list of another runtime has as failed and that pass in the report.
 func compareRuntimes(got, listed map[string]result, other string) error {
 	var worse []error
 	for _, name := range slices.Sorted(maps.Keys(got)) {

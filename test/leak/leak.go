@@ -1,10 +1,9 @@
 // Package leak finds what a runtime left behind.
 //
-// It asks the machine itself, never the runtime: the kernel by /proc, netlink and cgroup directories, the CNI
-// plugins by their files and rules. [Take] writes down what is there within a [Scope], [Diff] returns what
-// one snapshot has more than another, and with its arguments exchanged what was lost: something that belonged
-// to another and was removed too. [Settle] gives the kernel time for what it removes by itself: zombies, the
-// second end of a veth pair.
+// It asks the machine itself, never the runtime: the kernel by /proc, netlink and cgroup directories, the CNI plugins
+// by their files and rules. [Take] writes down what is there within a [Scope], [Diff] returns what one snapshot has
+// more than another, and with its arguments exchanged what was lost: something that belonged to another and was
+// removed too. [Settle] gives the kernel time for what it removes by itself: zombies, the second end of a veth pair.
 //
 // Links and rules are those of the calling thread's network namespace, mounts those of its mount namespace: a
 // caller who looks into another namespace locks its thread first.
@@ -125,10 +124,9 @@ const settleInterval = 20 * time.Millisecond
 // lastingTime is more than a periodic run of plugins (STATUS) may take.
 const lastingTime = 8 * time.Second
 
-// Settle looks again and again until nothing is left that before has not, or until ctx ends. It returns what
-// was left then and still is as long after again, lastingTime at most: not what comes and goes while
-// something else stays. A ctx that ended is no error then. ctx needs a deadline, or a leak makes Settle wait
-// forever.
+// Settle looks again and again until nothing is left that before has not, or until ctx ends. It returns what was left
+// then and still is as long after again, lastingTime at most: not what comes and goes while something else stays. A
+// ctx that ended is no error then. ctx needs a deadline, or a leak makes Settle wait forever.
 func Settle(ctx context.Context, before Snapshot, scope Scope) ([]Leak, error) {
 	for began := time.Now(); ; {
 		// A look that has begun is finished: the answer must not be cut short.
@@ -155,8 +153,7 @@ func Settle(ctx context.Context, before Snapshot, scope Scope) ([]Leak, error) {
 	}
 }
 
-// Scope says where [Take] looks. What is left empty is not looked at; a directory that does not exist holds
-// nothing.
+// Scope says where [Take] looks. What is left empty is not looked at; a directory that does not exist holds nothing.
 type Scope struct {
 	// NetnsDirs are directories whose files are network namespaces, such as /run/netns. A file whose mount is
 	// gone counts too.

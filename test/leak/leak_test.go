@@ -173,8 +173,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// What cannot be looked at must not look clean. What is left at the deadline is a leak, what goes before it
-// is none.
+// What cannot be looked at must not look clean. What is left at the deadline is a leak, what goes before it is none.
 func TestSettle(t *testing.T) {
 	dir := t.TempDir()
 	path, scope := filepath.Join(dir, "late"), Scope{StateDirs: []string{dir}}

@@ -130,9 +130,8 @@ func (s Snapshot) addMounts(prefixes []string) error {
 	return err
 }
 
-// addCgroups adds the cgroups at and below the parents in every hierarchy that is mounted: one with cgroup
-// v2, up to a dozen with v1 or hybrid. A cgroup that is gone from the one and left in the other is a leak
-// too.
+// addCgroups adds the cgroups at and below the parents in every hierarchy that is mounted: one with cgroup v2, up to
+// a dozen with v1 or hybrid. A cgroup that is gone from the one and left in the other is a leak too.
 func (s Snapshot) addCgroups(parents []string) error {
 	hierarchies, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	for _, hierarchy := range hierarchies {
@@ -191,9 +190,8 @@ func linksOf(pattern string) (targets []string) {
 	return targets
 }
 
-// addDescriptors adds the open descriptors of processes by their targets, not by their numbers, and by
-// command, not by pid: so a daemon can be compared with what it was before a restart. A process that is gone
-// holds nothing.
+// addDescriptors adds the open descriptors of processes by their targets, not by their numbers, and by command, not
+// by pid: so a daemon can be compared with what it was before a restart. A process that is gone holds nothing.
 func (s Snapshot) addDescriptors(pids []int, kept []string) {
 	for _, pid := range pids {
 		for _, target := range linksOf(fmt.Sprintf("/proc/%d/fd/*", pid)) {

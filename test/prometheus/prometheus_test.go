@@ -1,6 +1,5 @@
-// Package prometheus asks a real Prometheus (Debian's) each query of the
-// dashboard hack/grafana.json, over what a real daemon shows: a target of its
-// own, make test-prometheus.
+// Package prometheus asks a real Prometheus (Debian's) each query of the dashboard hack/grafana.json, over what a
+// real daemon shows: a target of its own, make test-prometheus.
 package prometheus
 
 import (
@@ -101,8 +100,7 @@ func TestEveryQueryOfTheDashboard(t *testing.T) {
 	}
 }
 
-// families are the names that the daemon shows; each of its own is on the page,
-// and each of the page is shown.
+// families are the names that the daemon shows; each of its own is on the page, and each of the page is shown.
 func families(t *testing.T, n *harness.Node) map[string]bool {
 	t.Helper()
 	shown := make(map[string]bool)

@@ -44,9 +44,8 @@ func laterDaemon(t *testing.T) string {
 	return dir + "/minicri"
 }
 
-// TestOlderBuildOnLaterState starts each of two builds on what the other has left: the
-// later one takes over, the older one starts where it can, and says in one line where it
-// cannot.
+// TestOlderBuildOnLaterState starts each of two builds on what the other has left: the later one takes over, the
+// older one starts where it can, and says in one line where it cannot.
 func TestOlderBuildOnLaterState(t *testing.T) {
 	run(t, "dpkg", "-i", file(t, "amd64.deb"))
 	defer run(t, "dpkg", "--purge", "minicri")

@@ -1,7 +1,6 @@
-// Package release tests what make release has made: that a machine that has only Debian
-// can use it, with pods running over an upgrade and a removal, and that another build
-// makes the same bytes. make test-release runs it on a throw-away copy of this machine's
-// files, which hack/release/machine makes.
+// Package release tests what make release has made: that a machine that has only Debian can use it, with pods running
+// over an upgrade and a removal, and that another build makes the same bytes. make test-release runs it on a
+// throw-away copy of this machine's files, which hack/release/machine makes.
 package release
 
 import (
@@ -42,8 +41,7 @@ func file(t *testing.T, suffix string) string {
 	return found[0]
 }
 
-// Every file is named with its checksum, and every program of the package is in the
-// list of what is linked.
+// Every file is named with its checksum, and every program of the package is in the list of what is linked.
 func TestChecksumsAndList(t *testing.T) {
 	check := exec.Command("sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
 	check.Dir = files

@@ -13,11 +13,9 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// limits are short where a worker would wait for them: a plugin that hangs is
-// ended after them, a DEL that failed is repeated soon. Bridge does not reach them on
-// a busy machine: ADDs that always end half-way would make no pod, and a DEL that is
-// killed half-way leaves its masquerade rules for good (docs/node.md), and the soak is
-// no test of bridge.
+// limits are short where a worker would wait for them: a plugin that hangs is ended after them, a DEL that failed is
+// repeated soon. Bridge does not reach them on a busy machine: ADDs that always end half-way would make no pod, and a
+// DEL that is killed half-way leaves its masquerade rules for good (docs/node.md), and the soak is no test of bridge.
 const limits = `[limits]
 cni_add = "10s"
 cni_del = "20s"
@@ -123,9 +121,8 @@ func (s *soak) strike(random *rand.Rand, c *counts) {
 	s.checkWitnesses()
 }
 
-// reboot waits until the workers have no pod, and reboots the node with pods that
-// are Ready: they are NotReady then, over another start too, their addresses come
-// back by themselves, and they can be removed.
+// reboot waits until the workers have no pod, and reboots the node with pods that are Ready: they are NotReady then,
+// over another start too, their addresses come back by themselves, and they can be removed.
 func (s *soak) reboot() {
 	s.world.Lock()
 	defer s.world.Unlock()

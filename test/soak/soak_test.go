@@ -30,9 +30,8 @@ const workers = 6
 // longestLife is the most that passes between two strikes.
 const longestLife = 2 * time.Second
 
-// strikesAtOnce is after how many strikes pods have to come and go before the next:
-// on a busy machine a pod takes longer than the daemon lives, and what the one
-// daemon leaves partially created is all that the next one does.
+// strikesAtOnce is after how many strikes pods have to come and go before the next: on a busy machine a pod takes
+// longer than the daemon lives, and what the one daemon leaves partially created is all that the next one does.
 const strikesAtOnce = 4
 
 func TestSoak(t *testing.T) {
@@ -135,8 +134,7 @@ type soak struct {
 	witnesses []*runtimeapi.PodSandboxStatus
 	slowest   time.Duration // start of the daemon
 
-	// world is held by each worker for the life of one pod, and for itself alone by
-	// a reboot, which ends all pods.
+	// world is held by each worker for the life of one pod, and for itself alone by a reboot, which ends all pods.
 	world           sync.RWMutex
 	mu              sync.RWMutex // of the node's client, which each start replaces
 	cycles, repeats atomic.Int64
@@ -240,8 +238,7 @@ func (w *worker) removeListed() {
 	}
 }
 
-// checkReady: the status is that of a pod that can be used, with an address
-// that no other pod has.
+// checkReady: the status is that of a pod that can be used, with an address that no other pod has.
 func (w *worker) checkReady(id string, config *runtimeapi.PodSandboxConfig) (address string) {
 	pod := ask(w, "status", runtimeapi.RuntimeServiceClient.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).GetStatus()
 	address = pod.GetNetwork().GetIp()
@@ -270,9 +267,8 @@ func ask[Request, Answer any](
 	return answer
 }
 
-// until repeats a request until it succeeds; each failure has its reason in
-// the daemon's end, in a plugin that was told to fail or in the worker's own
-// impatience.
+// until repeats a request until it succeeds; each failure has its reason in the daemon's end, in a plugin that was
+// told to fail or in the worker's own impatience.
 func (w *worker) until(what string, request func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

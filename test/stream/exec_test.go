@@ -209,8 +209,7 @@ var webSocketProtocols = map[string]bool{
 	"v5.channel.k8s.io": true, "v5.base64.channel.k8s.io": true,
 }
 
-// rawExec runs a command over a WebSocket and gives what comes on each channel, and the channel of the first
-// message.
+// rawExec runs a command over a WebSocket and gives what comes on each channel, and the channel of the first message.
 func (p *pod) rawExec(protocol string, r *runtimeapi.ExecRequest, input string) (channels [5]bytes.Buffer, first int) {
 	protocols := []string{"unknown.k8s.io", protocol}
 	if protocol == "" {

@@ -165,8 +165,7 @@ func hookIsTold(t *testing.T, n *harness.Node, pod string) {
 		"the hook was told %q, want a span of trace %s", told, ours)
 }
 
-// blobsHaveSpans pulls an image: each blob that is fetched has a span below that of the
-// call, with digest and size.
+// blobsHaveSpans pulls an image: each blob that is fetched has a span below that of the call, with digest and size.
 func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
 	t.Helper()
 	content := registry.New()
@@ -193,8 +192,7 @@ func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
 	}
 }
 
-// blobs are the names and digests of the spans of blobs below a span, sorted.
-// Spans of libraries may be between them.
+// blobs are the names and digests of the spans of blobs below a span, sorted. Spans of libraries may be between them.
 func (r *receiver) blobs(above []byte) (found []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,9 +225,8 @@ func attribute(span *tracepb.Span, key string) string {
 	return ""
 }
 
-// A collector that accepts connections and never answers, and one that is not there,
-// cost no call and no shutdown anything: the daemon ends in far less than the harness
-// waits for it, and pods are made as without one.
+// A collector that accepts connections and never answers, and one that is not there, cost no call and no shutdown
+// anything: the daemon ends in far less than the harness waits for it, and pods are made as without one.
 func TestCollectorThatDoesNotAnswer(t *testing.T) {
 	for protocol, listens := range map[string]bool{"grpc": true, "http": false} {
 		t.Run(protocol, func(t *testing.T) {

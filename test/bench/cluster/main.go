@@ -1,8 +1,7 @@
-// Command cluster compares minicri with Debian's containerd under the same kubelet: for
-// each a cluster of one node is made by hack/cluster, the same pods are applied, and what is
-// seen by a watch of the API server is printed side by side, with the ratio of minicri to
-// containerd. minicri is measured a second time below a kubelet with evented PLEG, which
-// Debian's containerd has no events for.
+// Command cluster compares minicri with Debian's containerd under the same kubelet: for each a cluster of one node is
+// made by hack/cluster, the same pods are applied, and what is seen by a watch of the API server is printed side by
+// side, with the ratio of minicri to containerd. minicri is measured a second time below a kubelet with evented PLEG,
+// which Debian's containerd has no events for.
 package main
 
 import (
@@ -16,8 +15,7 @@ import (
 	"github.com/minicri/minicri/test/bench/contender"
 )
 
-// measured are a runtime under a kubelet with feature gates, in this order; they are
-// compared with the last.
+// measured are a runtime under a kubelet with feature gates, in this order; they are compared with the last.
 var measured = [3]struct{ name, runtime, gates string }{
 	{"minicri", "minicri", ""},
 	{"evented", "minicri", "EventedPLEG=true"},

@@ -21,8 +21,7 @@ type usage struct {
 // isShim are the programs of runtimes by the names of their files.
 var isShim = map[string]bool{"minicri": false, "containerd": false, "minicri-shim": true, "containerd-shim-runc-v2": true}
 
-// usageOf finds a cluster's by the cgroups of its node: what the runtime starts is in there,
-// wherever its parent is.
+// usageOf finds a cluster's by the cgroups of its node: what the runtime starts is in there, wherever its parent is.
 func usageOf(cluster string) (u usage) {
 	pids := contender.Must(contender.Must(cgroup.FindHierarchies()).Processes("/minicri-cluster-" + cluster))
 	found := map[bool]bool{}

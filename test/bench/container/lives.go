@@ -15,8 +15,7 @@ import (
 // execs are timed in each round.
 const execs = 3
 
-// emptyPods times pods without containers: in a network of their own, and in the node's,
-// which takes no plugin.
+// emptyPods times pods without containers: in a network of their own, and in the node's, which takes no plugin.
 func (c *comparison) emptyPods(ctx context.Context) {
 	var run, stop, hostRun contender.Sample
 	c.twice(func(round, i int) {
@@ -92,10 +91,9 @@ func execTrue(ctx context.Context, n *contender.Node, id string) {
 // probeBlock of the probes are made at one node before it is the other's turn.
 const probeBlock = 100
 
-// probes measures what a kubelet's exec probes cost, in a container as users have it: with
-// the runtime's default filter of system calls, and its AppArmor profile where the
-// machine has AppArmor. The CPU is user and system time of the daemon, its shims and all
-// children that these have waited for: starters, runc, and the command itself.
+// probes measures what a kubelet's exec probes cost, in a container as users have it: with the runtime's default
+// filter of system calls, and its AppArmor profile where the machine has AppArmor. The CPU is user and system time of
+// the daemon, its shims and all children that these have waited for: starters, runc, and the command itself.
 func (c *comparison) probes(ctx context.Context) {
 	var ids [2]string
 	var pods [2]*contender.Pod

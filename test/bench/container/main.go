@@ -49,8 +49,7 @@ type comparison struct {
 
 func (c *comparison) add(rows ...contender.Row) { c.rows = append(c.rows, rows...) }
 
-// twice does one thing with each node in turn; rounds that are to warm up come first, and
-// are not kept.
+// twice does one thing with each node in turn; rounds that are to warm up come first, and are not kept.
 func (c *comparison) twice(do func(round, node int), reset func()) {
 	contender.Alternate(2, do)
 	reset()

@@ -1,10 +1,8 @@
-// Package contender runs the runtimes that a benchmark compares: minicri, and the
-// containerd in PATH. Each has a directory of its own; both run in the namespaces of the
-// caller, which hack/in-netns makes.
+// Package contender runs the runtimes that a benchmark compares: minicri, and the containerd in PATH. Each has a
+// directory of its own; both run in the namespaces of the caller, which hack/in-netns makes.
 //
-// An error ends the benchmark: Check panics with it, Main prints it, and what is deferred
-// by Finally cleans up on the way. Nothing is locked: a benchmark does one thing at a time,
-// so that nothing else is measured.
+// An error ends the benchmark: Check panics with it, Main prints it, and what is deferred by Finally cleans up on the
+// way. Nothing is locked: a benchmark does one thing at a time, so that nothing else is measured.
 package contender
 
 import (
@@ -83,10 +81,9 @@ func Main(name string, do func(ctx context.Context, dir string)) {
 	}
 }
 
-// Compare is the main function of a program that compares a node of minicri and one of
-// containerd; they are in this order everywhere. Containers run by the program of that
-// name below both, "" is what each has by itself. Pods are in the same bridge network,
-// those of minicri in its embedded one if that is asked for.
+// Compare is the main function of a program that compares a node of minicri and one of containerd; they are in this
+// order everywhere. Containers run by the program of that name below both, "" is what each has by itself. Pods are in
+// the same bridge network, those of minicri in its embedded one if that is asked for.
 func Compare(name, engine string, embedded bool, benchmark func(ctx context.Context, nodes [2]*Node)) {
 	Main(name, func(ctx context.Context, dir string) {
 		archive := filepath.Join(dir, "images.tar")

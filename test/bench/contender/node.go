@@ -95,8 +95,7 @@ func (n *Node) prepare() {
 	}
 }
 
-// ConfList is the network of the node's pods: a bridge with addresses that are kept in its
-// directory.
+// ConfList is the network of the node's pods: a bridge with addresses that are kept in its directory.
 func (n *Node) ConfList() []byte {
 	return fmt.Appendf(nil, `{
   "cniVersion": "1.0.0", "name": "bench",

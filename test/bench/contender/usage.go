@@ -16,9 +16,8 @@ import (
 // tick is the unit of times in /proc/PID/stat on Linux, USER_HZ of 100.
 const tick = 10 * time.Millisecond
 
-// CPU is the user and system time of a process since its start, in ticks of 10 ms, without
-// or with that of the children which it waited for: proc_pid_stat(5), fields 14 to 17. Of
-// one that has ended it is 0.
+// CPU is the user and system time of a process since its start, in ticks of 10 ms, without or with that of the
+// children which it waited for: proc_pid_stat(5), fields 14 to 17. Of one that has ended it is 0.
 func CPU(pid int, withChildren bool) (sum time.Duration) {
 	data := procFile(pid, "stat")
 	if data == nil {
@@ -64,8 +63,7 @@ func procFile(pid int, name string) []byte {
 	return Must(data, err)
 }
 
-// named lists the processes of this pid namespace by their name (proc_pid_comm(5): at most
-// 15 characters).
+// named lists the processes of this pid namespace by their name (proc_pid_comm(5): at most 15 characters).
 func named(name string) (pids []int) {
 	for _, path := range Must(filepath.Glob("/proc/[0-9]*")) {
 		pid := Must(strconv.Atoi(filepath.Base(path)))
@@ -83,9 +81,8 @@ func (n *Node) shims() []int {
 	return named(map[string]string{Minicri: "minicri-shim", Containerd: "containerd-shim"}[n.Name])
 }
 
-// CPU is what the daemon and all its shims have used, not what their containers have; with
-// children it is also that of processes which have ended: helpers that set containers up,
-// and the containers.
+// CPU is what the daemon and all its shims have used, not what their containers have; with children it is also that
+// of processes which have ended: helpers that set containers up, and the containers.
 func (n *Node) CPU(withChildren bool) (sum time.Duration) {
 	for _, pid := range append(n.shims(), n.PID()) {
 		sum += CPU(pid, withChildren)

@@ -49,8 +49,7 @@ const (
 	runTimes = 200
 )
 
-// runs measures what a run of one plugin takes alone, and through the runner with all that
-// the daemon does for a run.
+// runs measures what a run of one plugin takes alone, and through the runner with all that the daemon does for a run.
 func (m *measurement) runs(ctx context.Context) {
 	r := contender.Must(runner.Open(contender.Must(cgroup.GroupParent(m.CgroupParent())), "bench-cni-"))
 	program, version := filepath.Join(contender.Bin("cni"), plugin), []string{"CNI_COMMAND=VERSION"}

@@ -1,6 +1,5 @@
-// Command sandbox measures what a pod sandbox costs beyond its CNI plugins: in one run and
-// alternately, bare libcni ADD and DEL (the floor), and minicri's Run, Status, Stop and
-// Remove over its socket.
+// Command sandbox measures what a pod sandbox costs beyond its CNI plugins: in one run and alternately, bare libcni
+// ADD and DEL (the floor), and minicri's Run, Status, Stop and Remove over its socket.
 package main
 
 import (
@@ -62,8 +61,7 @@ type measurement struct {
 	took  contender.Times
 }
 
-// alternate takes turns between the floor, pods of their own network and pods of the host
-// network, one at a time.
+// alternate takes turns between the floor, pods of their own network and pods of the host network, one at a time.
 func (m *measurement) alternate(ctx context.Context) {
 	for i := range warmUp + oneByOne {
 		if i == warmUp {

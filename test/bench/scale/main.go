@@ -1,7 +1,6 @@
-// Command scale measures what many pods cost: at each mark, with so many pods of one
-// sleeping container, what an operation takes, what lists take, what idling costs, and
-// whose memory is whose. containerd is measured beside minicri as far as the machine holds
-// both.
+// Command scale measures what many pods cost: at each mark, with so many pods of one sleeping container, what an
+// operation takes, what lists take, what idling costs, and whose memory is whose. containerd is measured beside
+// minicri as far as the machine holds both.
 package main
 
 import (
@@ -175,8 +174,7 @@ func (s *scale) print() {
 	contender.PrintTable(goals...)
 }
 
-// goals are what can be told of a runtime from the marks that were measured, beside its
-// first one.
+// goals are what can be told of a runtime from the marks that were measured, beside its first one.
 func (s *scale) goals(name string) (goals []contender.Row) {
 	var first, last *row
 	for _, r := range s.rows {

@@ -1,6 +1,5 @@
-// Command trip is a CNI plugin (CNI SPEC 1.1) that tests put between those of a
-// chain. It makes nothing. It writes each ADD and DEL down, and then stumbles
-// if the failpoint "AS VERB" says so: "error" becomes a CNI error, "hang"
+// Command trip is a CNI plugin (CNI SPEC 1.1) that tests put between those of a chain. It makes nothing. It writes
+// each ADD and DEL down, and then stumbles if the failpoint "AS VERB" says so: "error" becomes a CNI error, "hang"
 // holds the chain there. Built with the tag "failpoints".
 package main
 

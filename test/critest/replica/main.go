@@ -1,6 +1,5 @@
-// Command replica is the program in the images that critest expects: what it
-// does depends on the name it is started by. As nginx or httpd-foreground it
-// serves a page on $PORT (80), as nonewprivs it prints its effective user, as
+// Command replica is the program in the images that critest expects: what it does depends on the name it is started
+// by. As nginx or httpd-foreground it serves a page on $PORT (80), as nonewprivs it prints its effective user, as
 // pause it waits. As pgrep, ipcs, nc and nmeter it does what the specs need of these.
 package main
 
