@@ -161,9 +161,7 @@ func (s *space) await(name, what string, is func(*corev1.Pod) bool) *corev1.Pod 
 	return pod
 }
 
-func (s *space) ready(name string) *corev1.Pod {
-	return s.await(name, "is ready", isReady)
-}
+func (s *space) ready(name string) *corev1.Pod { return s.await(name, "is ready", isReady) }
 
 // ended waits until a pod has ended, with a code.
 func (s *space) ended(name string, code int32) {

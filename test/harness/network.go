@@ -193,8 +193,6 @@ func (n *Node) BridgePlugin() Object {
 	return Object{
 		"type": "bridge", "bridge": n.Bridge,
 		"isGateway": true, "ipMasq": true, "hairpinMode": true,
-		"ipam": Object{
-			"type": "host-local", "dataDir": filepath.Dir(n.Addresses), "ranges": ranges, "routes": routes,
-		},
+		"ipam": Object{"type": "host-local", "dataDir": filepath.Dir(n.Addresses), "ranges": ranges, "routes": routes},
 	}
 }

@@ -99,9 +99,7 @@ func TestPackage(t *testing.T) {
 	stop := serve(t)
 	pod := runPod(t, "web")
 	before := pausePID(t, connect(t), pod)
-	same := func(when string) {
-		harness.Same(t, when+": pause", pausePID(t, connect(t), pod), before)
-	}
+	same := func(when string) { harness.Same(t, when+": pause", pausePID(t, connect(t), pod), before) }
 
 	stop()
 	run(t, "dpkg", "-i", later(t, deb))

@@ -222,9 +222,7 @@ func TestNodeAtAGlance(t *testing.T) {
 	harness.Want(t, strings.Contains(list, "test/web") && strings.Contains(list, "ready"), "the list:\n%s", list)
 	failed := n.json("--failed")
 	harness.Want(t, len(failed) == 0, "failed: %+v", failed)
-	n.fails(n.PodConfig("bad", func(c *runtimeapi.PodSandboxConfig) {
-		c.Linux.Sysctls = map[string]string{"no.such.thing": "1"}
-	}))
+	n.fails(n.PodConfig("bad", func(c *runtimeapi.PodSandboxConfig) { c.Linux.Sysctls = map[string]string{"no.such.thing": "1"} }))
 	failed = n.json("--failed", "--since", "1h")
 	harness.Want(t, len(failed) == 1 && failed[0].Name == "test/bad", "failed: %+v", failed)
 	slowest := n.json("--slowest", "1")
