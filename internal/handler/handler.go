@@ -227,8 +227,9 @@ func run(path, argument string) ([]byte, error) {
 	var said, complained limited
 	command := exec.CommandContext(ctx, path, argument)
 	command.Stdout, command.Stderr = &said, &complained
-	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	command.WaitDelay = askLimit // that long its output is read to the end
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
+	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) } // with its children: it is asked again and again
+	command.WaitDelay = askLimit                                                           // that long its output is read to the end
 	err := command.Run()
 	switch {
 	case errors.Is(err, exec.ErrWaitDelay): // it has ended well, and left its output to another

@@ -19,7 +19,7 @@ func TestListOfHostilePrograms(t *testing.T) {
 	programs := map[string]string{
 		"good":   `echo '{"ociVersionMin": "1.0.0", "ociVersionMax": "1.2.0", "mountOptions": ["rro"], "linux": {"netDevices": {"enabled": true}, "memoryPolicy": {"modes": ["MPOL_BIND"]}}}'`,
 		"old":    `test "$1" = --version`,
-		"hangs":  `exec sleep 1000`,
+		"hangs":  `sleep 1000 & echo $! >>$0.children; wait`,
 		"flood":  `head -c 100000000 /dev/zero; exit 1`,
 		"dies":   `echo it is broken >&2; exit 3`,
 		"mute":   "exit 3",
@@ -63,6 +63,14 @@ func TestListOfHostilePrograms(t *testing.T) {
 		if h.Name == "hangs" && (h.Err == nil || !strings.Contains(h.Err.Error(), "no answer")) {
 			t.Errorf("a list that waits for all: %v", h.Err)
 		}
+	}
+	children, err := os.ReadFile(filepath.Join(dir, "hangs.children"))
+	harness.Check(t, err)
+	for child := range strings.FieldsSeq(string(children)) {
+		harness.Eventually(t, "what a program has started that hangs is ended", time.Minute, func() bool {
+			_, err := os.Stat("/proc/" + child)
+			return err != nil
+		})
 	}
 	if h := list["good"]; h.Err != nil || !h.Features.RecursiveReadOnlyMounts || h.Features.UserNamespaces || !h.Features.NetDevices || !h.Features.MemoryPolicy {
 		t.Errorf("good: %+v", h)
