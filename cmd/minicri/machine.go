@@ -125,7 +125,7 @@ func obstacles(ctx context.Context, c *config.Config, running map[string]any) (p
 			problems = append(problems, fmt.Errorf("%s: %w", key, err))
 		}
 	}
-	add("root", canMake(c.Root))
+	add("root", cmp.Or(canMake(c.Root), canRun(c.Root)))
 	add("state", canMake(c.State))
 	add("netns_dir", canMake(c.NetnsDir))
 	add("socket", canMake(filepath.Dir(c.Socket)))
@@ -168,6 +168,20 @@ func canMake(directory string) error {
 		return nil // the daemon is root
 	}
 	return err
+}
+
+// canRun fails if programs cannot be executed below a directory, which need not be there.
+func canRun(directory string) error {
+	var found unix.Statfs_t
+	err := unix.Statfs(directory, &found)
+	for errors.Is(err, fs.ErrNotExist) && directory != "/" {
+		directory = filepath.Dir(directory)
+		err = unix.Statfs(directory, &found)
+	}
+	if err == nil && found.Flags&unix.ST_NOEXEC != 0 {
+		return fmt.Errorf("%s is mounted noexec, so no pod could run", directory)
+	}
+	return nil
 }
 
 func located(l *config.Loaded, problems []error) []error {

@@ -249,9 +249,12 @@ func TestCheckBeforeTheFirstStart(t *testing.T) {
 	check(t, unix.Mount("overlay", merged, "overlay", 0, fmt.Sprintf("lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", dirs, dirs, dirs)))
 	t.Cleanup(func() { check(t, unix.Unmount(merged, unix.MNT_DETACH)) })
 	wantFound(t, look("", "--root", merged), "root", "is on an overlay")
-	frozen := t.TempDir()
-	check(t, unix.Mount("frozen", frozen, "tmpfs", unix.MS_RDONLY, ""))
-	t.Cleanup(func() { check(t, unix.Unmount(frozen, 0)) })
+	frozen, noexec := t.TempDir(), t.TempDir()
+	for dir, flags := range map[string]uintptr{frozen: unix.MS_RDONLY, noexec: unix.MS_NOEXEC} {
+		check(t, unix.Mount("test", dir, "tmpfs", flags, ""))
+		t.Cleanup(func() { check(t, unix.Unmount(dir, 0)) })
+	}
+	wantFound(t, look("", "--root", filepath.Join(noexec, "new")), "configuration", "root: "+noexec+" is mounted noexec")
 	wantFound(t, look("", "--root", frozen), "root", "is mounted read-only")
 	wantFound(t, look("", "--state", frozen), "state", "is mounted read-only")
 	if _, err := os.Stat("/run/systemd/system"); err == nil {
