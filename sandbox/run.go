@@ -19,6 +19,7 @@ import (
 	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
@@ -46,6 +47,7 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 		s.keepRefused(config, timeline, err)
 		return "", err
 	case other == nil:
+		trace.Note(ctx, sb.Names()...)
 		s.Go(func() { s.create(ctx, sb) })
 		return sb.await(ctx)
 	case other.RuntimeHandler != handler:

@@ -18,8 +18,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstats "google.golang.org/grpc/stats"
@@ -32,6 +30,7 @@ import (
 	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/nri"
 	"github.com/minicri/minicri/sandbox"
@@ -95,14 +94,14 @@ func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 	name := path.Base(info.FullMethod)
 	if slices.Contains(changing, name) || milestones[name] != "" || c.logger.Enabled(ctx, slog.LevelDebug) {
 		about = c.about(request)
-		note(ctx, about)
+		trace.Note(ctx, about...)
 	}
 	err = c.run(ctx, info.FullMethod, &about, func() (err error) {
 		if response, err = handler(ctx, request); err != nil {
 			return err
 		}
 		made := c.made(response)
-		note(ctx, made)
+		trace.Note(ctx, made...)
 		about = append(about, made...)
 		return nil
 	})
@@ -262,16 +261,6 @@ func (c calls) log(ctx context.Context, method string, pairs []any, began time.T
 		level, text = slog.LevelInfo, milestones[name]
 	}
 	c.logger.Log(ctx, level, text, append(append([]any{"method", name}, pairs...), "took", time.Since(began), "err", err)...)
-}
-
-func note(ctx context.Context, pairs []any) {
-	span := trace.SpanFromContext(ctx)
-	if !span.IsRecording() {
-		return
-	}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		span.SetAttributes(attribute.String(pairs[i].(string), fmt.Sprint(pairs[i+1])))
-	}
 }
 
 // grpcError is the only place that gives errors their gRPC code. It keeps a code that is there.

@@ -228,8 +228,9 @@ func run(path, argument string) ([]byte, error) {
 	command := exec.CommandContext(ctx, path, argument)
 	command.Stdout, command.Stderr = &said, &complained
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
-	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) } // with its children: it is asked again and again
-	command.WaitDelay = askLimit                                                           // that long its output is read to the end
+	// With its children: it is asked again and again.
+	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) }
+	command.WaitDelay = askLimit // that long its output is read to the end
 	err := command.Run()
 	switch {
 	case errors.Is(err, exec.ErrWaitDelay): // it has ended well, and left its output to another

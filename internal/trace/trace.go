@@ -5,6 +5,8 @@ package trace
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,6 +44,17 @@ func start(ctx context.Context, name string, pairs []string, options ...trace.Sp
 	return parent.TracerProvider().Tracer("github.com/minicri/minicri").Start(ctx, name, append(options, trace.WithAttributes(attributes...))...)
 }
 
+// Note says of the context's span, and so of those below it, what they are about. Pairs are keys and values.
+func Note(ctx context.Context, pairs ...any) {
+	span := trace.SpanFromContext(ctx)
+	if !span.IsRecording() {
+		return
+	}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		span.SetAttributes(attribute.String(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1])))
+	}
+}
+
 // Past adds a span of something that is over. It returns the context for what happened within it.
 func Past(ctx context.Context, name string, began time.Time, took time.Duration, failure string, pairs ...string) context.Context {
 	ctx, span := start(ctx, name, pairs, trace.WithTimestamp(began))
@@ -60,6 +73,8 @@ type recorded struct{ trace.Span }
 
 func (recorded) IsRecording() bool { return true }
 
+var names = []attribute.Key{"namespace", "pod", "sandbox", "handler", "container", "image"}
+
 // inherited are the parent's attributes that say which pod and container it is about.
 func inherited(parent trace.Span) (list []attribute.KeyValue) {
 	if past, ok := parent.(recorded); ok {
@@ -67,7 +82,7 @@ func inherited(parent trace.Span) (list []attribute.KeyValue) {
 	}
 	if span, ok := parent.(interface{ Attributes() []attribute.KeyValue }); ok {
 		for _, one := range span.Attributes() {
-			if one.Key == "namespace" || one.Key == "pod" || one.Key == "container" {
+			if slices.Contains(names, one.Key) {
 				list = append(list, one)
 			}
 		}

@@ -124,13 +124,18 @@ func TestSpansReachACollector(t *testing.T) {
 					want = fmt.Sprintf("%x", spans[parent].GetSpanId())
 				}
 				harness.Want(t, got == want, "%q is below %s, want %q (%s)", child, got, parent, want)
-				harness.Want(t, attribute(spans[child], "pod") == "web" && attribute(spans[child], "namespace") != "",
+				harness.Want(t, attribute(spans[child], "pod") == "web" && attribute(spans[child], "namespace") != "" && attribute(spans[child], "sandbox") == answer.PodSandboxId,
 					"%q does not say of which pod it is: %v", child, spans[child].GetAttributes())
 			}
 			data := harness.Read(t, seen)
 			want := fmt.Sprintf("ADD 00-%s-%x-01\n", ours, spans["pod/cni add"].GetSpanId())
 			harness.Want(t, strings.Contains(string(data), want), "the plugin was told %q, want %q", data, want)
 			hookIsTold(t, n, answer.PodSandboxId)
+			var create *tracepb.Span
+			harness.Eventually(t, "the step's span has come", patience, func() bool { create = r.of(ours)["container/create"]; return create != nil })
+			for key, want := range map[string]string{"sandbox": answer.PodSandboxId, "container": "app", "image": harness.BusyboxImage} {
+				harness.Want(t, attribute(create, key) == want, "%s is %q, want %q", key, attribute(create, key), want)
+			}
 			blobsHaveSpans(t, n, r)
 			n.RemovePod(answer.PodSandboxId)
 			// A call without a decision of its caller is not traced.
