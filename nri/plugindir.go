@@ -134,7 +134,7 @@ func (p *Plugins) Problems(connected []string) (problems []error) {
 	defer p.mu.Unlock()
 	for plugin := range p.away {
 		if !slices.Contains(connected, plugin) {
-			problem("NRI plugin %s was disconnected when NRI was switched off or over, and has not come back: start it again", plugin)
+			problem("NRI plugin %s was disconnected when NRI was switched off or over, and has not come back: start it again, or restart minicri if it is to stay away", plugin)
 		}
 	}
 	for _, required := range p.missing(connected) {
