@@ -59,13 +59,9 @@ func TestHostsFileIsReadAtEachPull(t *testing.T) {
 `
 	writeHosts(t, second, "docker.io", mirror)
 	image := pull(t, s, "mirrored:1") // unqualified: docker.io/library
-	if got := image.RepoTags; len(got) != 1 || got[0] != "docker.io/library/mirrored:1" {
-		t.Errorf("tags %v", got)
-	}
+	harness.Same(t, "tags", image.RepoTags, []string{"docker.io/library/mirrored:1"})
 	writeHosts(t, first, "docker.io", `server = "http://127.0.0.1:1"`)
-	if _, err := s.Pull(t.Context(), "mirrored:1", Auth{}, nil); err == nil {
-		t.Error("the first directory's file does not count")
-	}
+	checkRefused(t, s, "mirrored:1", Auth{}, isUnavailable, "127.0.0.1:1") // the first directory's file counts
 }
 
 // TestMirrorsGetTheirOwnCredentials: what config.json has for a mirror goes
@@ -80,16 +76,12 @@ func TestMirrorsGetTheirOwnCredentials(t *testing.T) {
 	text := `{"auths": {"` + registry.host() + `": {"username": "user", "password": "pass"}}}`
 	must(t, os.WriteFile(path, []byte(text), 0o600))
 	_, err := s.Pull(t.Context(), "registry.example/team/app:1", Auth{Username: "pod", Password: "secret"}, nil)
-	report(t, err)
-	shown := registry.seen(func(r seenRequest) bool { return r.authorization == "Basic "+encoded("pod:secret") })
-	if len(shown) != 0 {
-		t.Errorf("the mirror was shown the pod's credentials: %v", shown)
-	}
+	must(t, err)
+	harness.Same(t, "the mirror was shown", registry.seen(func(r seenRequest) bool { return r.authorization == "Basic "+encoded("pod:secret") }), nil)
 }
 
 // writeHelpers puts programs docker-credential-NAME into PATH.
 func writeHelpers(t *testing.T, scripts map[string]string) {
-	t.Helper()
 	dir := t.TempDir()
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	for name, script := range scripts {
@@ -130,12 +122,9 @@ func TestCredentialHelpers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			must(t, os.WriteFile(path, []byte("{"+test.config+"}"), 0o600))
 			_, err := s.Pull(t.Context(), reference, test.auth, nil)
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error: %v, want %q", err, test.want)
-			}
-			if err != nil && strings.Contains(err.Error(), "s3cret") {
-				t.Errorf("the error shows the secret: %v", err)
-			}
+			harness.Want(t, (err == nil) == (test.want == "") && (err == nil || strings.Contains(err.Error(), test.want)),
+				"error: %v, want %q", err, test.want)
+			harness.Want(t, err == nil || !strings.Contains(err.Error(), "s3cret"), "the error shows the secret: %v", err)
 		})
 	}
 }
@@ -148,16 +137,13 @@ func TestHelperThatHangs(t *testing.T) {
 		"floods": `head -c 1000000 /dev/zero`,
 		"token":  `[ "$(cat)" = https://index.docker.io/v1/ ] && echo '{"Username": "<token>", "Secret": "refresh"}'`,
 	})
-	if _, err := askHelper(t.Context(), "hangs", "a.example", time.Second); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "docker-credential-hangs for a.example") {
-		t.Errorf("one that hangs: %v", err)
-	}
+	_, err := askHelper(t.Context(), "hangs", "a.example", time.Second)
+	harness.Want(t, errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "docker-credential-hangs for a.example"), "%v", err)
 	harness.Eventually(t, "its children have ended", time.Minute, func() bool {
 		return !slices.ContainsFunc(harness.Processes(), func(p harness.Process) bool { return slices.Contains(p.Args, "7774") })
 	})
-	if _, err := askHelper(t.Context(), "floods", "a.example", helperLimit); !errdefs.IsUnavailable(err) || len(err.Error()) > 300 {
-		t.Errorf("one that floods: %v", err)
-	}
-	if auth, err := askHelper(t.Context(), "token", "docker.io", helperLimit); err != nil || auth != (Auth{IdentityToken: "refresh"}) {
-		t.Errorf("a token: %#v, %v", auth, err)
-	}
+	_, err = askHelper(t.Context(), "floods", "a.example", helperLimit)
+	harness.Want(t, errdefs.IsUnavailable(err) && len(err.Error()) <= 300, "one that floods: %v", err)
+	auth, err := askHelper(t.Context(), "token", "docker.io", helperLimit)
+	harness.Want(t, err == nil && auth == (Auth{IdentityToken: "refresh"}), "a token: %#v, %v", auth, err)
 }

@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/test/harness"
 	hostile "github.com/minicri/minicri/test/hostile/registry"
 )
 
 // bomb is a layer that is small until it is unpacked.
 func bomb(t testing.TB, kind types.MediaType, packed []byte, plain io.Reader) v1.Layer {
-	t.Helper()
 	hash, _, err := v1.SHA256(plain)
 	must(t, err)
 	return bombLayer{static.NewLayer(packed, kind), hash}
@@ -57,9 +57,7 @@ func TestWhatALayerUnpacksToIsBounded(t *testing.T) {
 			checkRefused(t, s, reference, Auth{}, errdefs.IsResourceExhausted, test.word)
 			bytes, inodes := least()
 			t.Logf("at least %d bytes and %d inodes were free", bytes, inodes)
-			if bytes < 2<<20 || inodes < 700 {
-				t.Errorf("the disk was filled: %d bytes, %d inodes", bytes, inodes)
-			}
+			harness.Want(t, bytes >= 2<<20 && inodes >= 700, "the disk was filled: %d bytes, %d inodes", bytes, inodes)
 			checkLeft(t, s, leftovers{})
 		})
 	}
@@ -67,7 +65,6 @@ func TestWhatALayerUnpacksToIsBounded(t *testing.T) {
 
 // leastFree watches a filesystem until it is asked what was free at the least.
 func leastFree(t *testing.T, dir string) func() (bytes, inodes uint64) {
-	t.Helper()
 	var least unix.Statfs_t
 	must(t, unix.Statfs(dir, &least))
 	stop := again(t, func() {
@@ -118,27 +115,19 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 				return
 			}
 			defer plain.Close()
-			if s.zstd.TryAcquire(maxZstd) {
-				t.Error("a decoder has taken no place")
-			}
-			if n, err := io.Copy(io.Discard, plain); n < size || err != nil {
-				t.Errorf("%d bytes, %v", n, err)
-			}
+			harness.Want(t, !s.zstd.TryAcquire(maxZstd), "a decoder has taken no place")
+			n, err := io.Copy(io.Discard, plain)
+			harness.Want(t, n >= size && err == nil, "%d bytes, %v", n, err)
 			usage := plain.(zstdDecoder).command.ProcessState.SysUsage().(*syscall.Rusage)
-			if usage.Maxrss > maxDecoder {
-				t.Errorf("a decoder took %d KiB", usage.Maxrss)
-			}
+			harness.Want(t, usage.Maxrss <= maxDecoder, "a decoder took %d KiB", usage.Maxrss)
 		})
 	}
 	all.Wait()
-	if !s.zstd.TryAcquire(maxZstd) {
-		t.Error("a place was not given back")
-	}
+	harness.Want(t, s.zstd.TryAcquire(maxZstd), "a place was not given back")
 	s.zstd.Release(maxZstd)
 }
 
-// A decoder that ends too early, or is not read to its end, leaves no process, and its
-// error is that of the pull.
+// A decoder that ends too early, or is not read to its end, leaves no process, and its error is that of the pull.
 func TestZstdDecoderThatIsEnded(t *testing.T) {
 	packed := hostile.Zstd(hostile.Zeros(64<<20), 20)
 	begin := func(packed []byte) io.ReadCloser {
@@ -148,22 +137,17 @@ func TestZstdDecoderThatIsEnded(t *testing.T) {
 	}
 	plain := begin(packed)
 	must(t, plain.(zstdDecoder).command.Process.Signal(syscall.SIGKILL))
-	if _, err := io.Copy(io.Discard, plain); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("a decoder was killed: %v", err)
-	}
+	_, err := io.Copy(io.Discard, plain)
+	harness.Want(t, errdefs.IsResourceExhausted(err), "a decoder was killed: %v", err)
 	plain = begin(packed)
-	if _, err := plain.Read(make([]byte, 1)); err != nil {
-		t.Error(err)
-	}
+	_, err = plain.Read(make([]byte, 1))
+	harness.Check(t, err)
 	plain.Close()
-	if plain.(zstdDecoder).command.ProcessState == nil {
-		t.Error("the process has not ended")
-	}
+	harness.Want(t, plain.(zstdDecoder).command.ProcessState != nil, "the process has not ended")
 	plain = begin(packed[:len(packed)/2])
 	defer plain.Close()
-	if _, err := io.Copy(io.Discard, plain); err == nil || !strings.Contains(err.Error(), "unexpected EOF") {
-		t.Errorf("half a frame: %v", err)
-	}
+	_, err = io.Copy(io.Discard, plain)
+	harness.WantError(t, err, "unexpected EOF")
 }
 
 // attack: images: a layer of some KiB with 300 directories, each with a comment of 1 MiB
@@ -177,7 +161,6 @@ func TestHeadersOfALayerAreNotKept(t *testing.T) {
 	stop := again(t, func() { most = max(most, heap()) })
 	pull(t, s, reference)
 	stop()
-	if t.Logf("at most %d MiB of heap", most>>20); most > 100<<20 {
-		t.Error("more than 100 MiB of heap")
-	}
+	t.Logf("at most %d MiB of heap", most>>20)
+	harness.Want(t, most <= 100<<20, "more than 100 MiB of heap")
 }

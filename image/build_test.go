@@ -43,7 +43,6 @@ func noise(name string, size int, seed int64) entry {
 }
 
 func tarOf(t testing.TB, entries ...entry) []byte {
-	t.Helper()
 	var buffer bytes.Buffer
 	w := tar.NewWriter(&buffer)
 	for _, e := range entries {
@@ -59,12 +58,10 @@ func tarOf(t testing.TB, entries ...entry) []byte {
 
 // layerOf is a gzip layer in the OCI form.
 func layerOf(t testing.TB, entries ...entry) v1.Layer {
-	t.Helper()
 	return gzipLayer(t, tarOf(t, entries...), types.OCILayer)
 }
 
 func gzipLayer(t testing.TB, plain []byte, media types.MediaType) v1.Layer {
-	t.Helper()
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(plain)), nil
 	}, tarball.WithMediaType(media), tarball.WithCompressionLevel(gzip.BestSpeed))
@@ -83,12 +80,10 @@ func (l packedLayer) DiffID() (v1.Hash, error)             { return l.plain.Dige
 func (l packedLayer) Uncompressed() (io.ReadCloser, error) { return l.plain.Compressed() }
 
 func zstdLayer(t testing.TB, plain []byte) v1.Layer {
-	t.Helper()
 	w, err := zstd.NewWriter(nil)
 	must(t, err)
 	return packedLayer{
-		Layer: static.NewLayer(w.EncodeAll(plain, nil), types.OCILayerZStd),
-		plain: static.NewLayer(plain, types.OCIUncompressedLayer),
+		Layer: static.NewLayer(w.EncodeAll(plain, nil), types.OCILayerZStd), plain: static.NewLayer(plain, types.OCIUncompressedLayer),
 	}
 }
 
@@ -96,24 +91,20 @@ func plainLayer(plain []byte) v1.Layer { return static.NewLayer(plain, types.OCI
 
 // imageOf is an OCI image for the node's platform.
 func imageOf(t testing.TB, config v1.Config, layers ...v1.Layer) v1.Image {
-	t.Helper()
 	return imageFor(t, nodePlatformArch(), config, layers...)
 }
 
 func imageFor(t testing.TB, architecture string, config v1.Config, layers ...v1.Layer) v1.Image {
-	t.Helper()
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	return configured(t, img, architecture, config, layers...)
 }
 
 // dockerImageOf is a Docker schema 2 image.
 func dockerImageOf(t testing.TB, config v1.Config, layers ...v1.Layer) v1.Image {
-	t.Helper()
 	return configured(t, empty.Image, nodePlatformArch(), config, layers...)
 }
 
 func configured(t testing.TB, img v1.Image, architecture string, config v1.Config, layers ...v1.Layer) v1.Image {
-	t.Helper()
 	img, err := mutate.AppendLayers(img, layers...)
 	must(t, err)
 	spec, err := img.ConfigFile()
@@ -126,14 +117,12 @@ func configured(t testing.TB, img v1.Image, architecture string, config v1.Confi
 }
 
 func digestOf(t testing.TB, what interface{ Digest() (v1.Hash, error) }) string {
-	t.Helper()
 	hash, err := what.Digest()
 	must(t, err)
 	return hash.String()
 }
 
 func idOf(t testing.TB, img v1.Image) string {
-	t.Helper()
 	hash, err := img.ConfigName()
 	must(t, err)
 	return hash.String()

@@ -5,6 +5,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestParseReference(t *testing.T) {
@@ -19,14 +21,12 @@ func TestParseReference(t *testing.T) {
 		"app@" + hash:                      "docker.io/library/app@" + hash,
 		"registry.example/app:tag@" + hash: "registry.example/app@" + hash,
 	} {
-		if ref, err := ParseReference(text); err != nil || ref.String() != want {
-			t.Errorf("%s is %s, want %s: %v", text, ref, want, err)
-		}
+		ref, err := ParseReference(text)
+		harness.Want(t, err == nil && ref.String() == want, "%s is %s, want %s: %v", text, ref, want, err)
 	}
 	for _, text := range []string{"", "library/UPPER", "a b", "app@sha256:short", "../x", "https://registry.example/app", "app:"} {
-		if ref, err := ParseReference(text); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q is %s: %v", text, ref, err)
-		}
+		ref, err := ParseReference(text)
+		harness.Want(t, errdefs.IsInvalidArgument(err), "%q is %s: %v", text, ref, err)
 	}
 }
 
@@ -40,8 +40,7 @@ func FuzzParseReference(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := ParseReference(ref.String()); err != nil || again != ref {
-			t.Errorf("%q is %q, which is %q: %v", text, ref, again, err)
-		}
+		again, err := ParseReference(ref.String())
+		harness.Want(t, err == nil && again == ref, "%q is %q, which is %q: %v", text, ref, again, err)
 	})
 }

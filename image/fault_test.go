@@ -13,6 +13,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // bigImage has one layer that does not compress, of 2 MiB.
@@ -52,13 +54,10 @@ func TestBrokenDownloadIsResumedByRange(t *testing.T) {
 	registry.breakWith(onBlob(layer, cutAfter(7)))
 	pull(t, s, reference)
 	gets := registry.blobGets(layer)
-	if len(gets) != 8 {
-		t.Errorf("%d requests, want 8", len(gets))
-	}
+	harness.Want(t, len(gets) == 8, "%d requests, want 8", len(gets))
 	for _, get := range gets[1:] {
-		if !strings.HasPrefix(get.byteRange, "bytes=") || get.byteRange == "bytes=0-" {
-			t.Errorf("request after a cut has range %q", get.byteRange)
-		}
+		harness.Want(t, strings.HasPrefix(get.byteRange, "bytes=") && get.byteRange != "bytes=0-",
+			"request after a cut has range %q", get.byteRange)
 	}
 }
 
@@ -74,12 +73,10 @@ func TestStalledRegistryEndsThePull(t *testing.T) {
 	}))
 	began := time.Now()
 	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-	if took := time.Since(began); took > time.Minute {
-		t.Errorf("the pull took %s", took)
-	}
-	if !errors.Is(err, ErrRegistryUnavailable) || !strings.Contains(err.Error(), layer) || !strings.Contains(err.Error(), "sent nothing for 1s") {
-		t.Errorf("error: %v", err)
-	}
+	took := time.Since(began)
+	harness.Want(t, took <= time.Minute, "the pull took %s", took)
+	harness.Want(t, errors.Is(err, ErrRegistryUnavailable) && strings.Contains(err.Error(), layer) &&
+		strings.Contains(err.Error(), "sent nothing for 1s"), "error: %v", err)
 	checkLeft(t, s, leftovers{})
 }
 
@@ -96,10 +93,7 @@ func TestWrongBytesAreRefusedByNameAndForgotten(t *testing.T) {
 	}
 	for kind, digest := range map[string]string{"layer": layer, "configuration": config} {
 		registry.breakWith(onBlob(digest, flip))
-		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-		if !errdefs.IsDataLoss(err) || !strings.Contains(err.Error(), kind+" "+digest) {
-			t.Errorf("wrong %s: %v", kind, err)
-		}
+		checkRefused(t, s, reference, Auth{}, errdefs.IsDataLoss, kind+" "+digest)
 		collected(t, s)
 	}
 	registry.breakWith(func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
@@ -134,9 +128,8 @@ func TestSignaturesAreNotShown(t *testing.T) {
 			http.Redirect(w, r, address+r.URL.Path+"?signature=secret", http.StatusTemporaryRedirect)
 			return true
 		}))
-		if _, err := s.Pull(t.Context(), reference, Auth{}, nil); !is(err) || strings.Contains(err.Error(), "secret") {
-			t.Errorf("error: %v", err)
-		}
+		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+		harness.Want(t, is(err) && !strings.Contains(err.Error(), "secret"), "error: %v", err)
 	}
 }
 
@@ -153,9 +146,8 @@ func TestCancelledPullLeavesNothing(t *testing.T) {
 		<-r.Context().Done()
 		return true
 	}))
-	if _, err := s.Pull(ctx, reference, Auth{}, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("error: %v", err)
-	}
+	_, err := s.Pull(ctx, reference, Auth{}, nil)
+	harness.Want(t, errors.Is(err, context.Canceled), "error: %v", err)
 	checkLeft(t, s, leftovers{})
 	registry.breakWith(nil)
 	pull(t, s, reference)

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // spoiltHosts are files that say less than their author thinks, each with what the
@@ -51,17 +53,11 @@ func TestAWrongHostsFileFailsThePull(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			address := "http://" + mirror.host()
 			writeHosts(t, certs, host, strings.ReplaceAll(test.text, "MIRROR", address))
-			_, err := s.Pull(t.Context(), host+"/app:1", Auth{}, nil)
 			want := strings.ReplaceAll(test.want, "MIRROR", address)
-			if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), filepath.Join(certs, host, "hosts.toml")+": "+want) {
-				t.Errorf("%v, want %q", err, want)
-			}
-			if asked.Load() || len(mirror.seen(func(seenRequest) bool { return true })) != before {
-				t.Error("a registry was asked")
-			}
-			if problems := CheckRegistries([]string{certs, filepath.Join(certs, "none")}, "", ""); len(problems) != 1 || !strings.Contains(problems[0].Error(), want) {
-				t.Errorf("the start says %v", problems)
-			}
+			checkRefused(t, s, host+"/app:1", Auth{}, errdefs.IsFailedPrecondition, filepath.Join(certs, host, "hosts.toml")+": "+want)
+			harness.Want(t, !asked.Load() && len(mirror.seen(func(seenRequest) bool { return true })) == before, "a registry was asked")
+			problems := CheckRegistries([]string{certs, filepath.Join(certs, "none")}, "", "")
+			harness.Want(t, len(problems) == 1 && strings.Contains(problems[0].Error(), want), "the start says %v", problems)
 		})
 	}
 	writeHosts(t, certs, host, strings.ReplaceAll(`# all that there is
@@ -74,13 +70,9 @@ func TestAWrongHostsFileFailsThePull(t *testing.T) {
     x-one = "1"
     x-two = ["2", "3"]
 `, "MIRROR", "http://"+mirror.host()))
-	if problems := CheckRegistries([]string{certs}, "", ""); problems != nil {
-		t.Errorf("a correct file: %v", problems)
-	}
+	harness.Same(t, "a correct file", CheckRegistries([]string{certs}, "", ""), nil)
 	pull(t, s, host+"/app:1")
-	if asked.Load() {
-		t.Error("the registry was asked in the mirror's place")
-	}
+	harness.Want(t, !asked.Load(), "the registry was asked in the mirror's place")
 }
 
 // Credentials that pulls will not find are said at the start.
@@ -99,17 +91,11 @@ func TestDockerConfigThatNamesNothing(t *testing.T) {
 		var log strings.Builder
 		openStore(t, func(c *Config) { c.DockerConfig, c.Logger = path, slog.New(slog.NewTextHandler(&log, nil)) })
 		said := strings.ReplaceAll(log.String(), `\"`, `"`)
-		if (want == "") != (said == "") || !strings.Contains(said, strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(said, want) {
-			t.Errorf("%s: %q, want %q", text, said, want)
-		}
-		if strings.Contains(said, "s3cret") {
-			t.Errorf("a password: %s", said)
-		}
+		harness.Want(t, (want == "") == (said == "") && (strings.Contains(said, strings.ReplaceAll(want, `"`, `\"`)) ||
+			strings.Contains(said, want)), "%s: %q, want %q", text, said, want)
+		harness.Want(t, !strings.Contains(said, "s3cret"), "a password: %s", said)
 	}
-	if problems := CheckRegistries(nil, filepath.Join(t.TempDir(), "none"), filepath.Join(t.TempDir(), "none")); len(problems) != 2 {
-		t.Errorf("files that are not there: %v", problems)
-	}
-	if problems := CheckRegistries(nil, "", t.TempDir()); len(problems) != 1 {
-		t.Errorf("no verifier: %v", problems)
-	}
+	none := filepath.Join(t.TempDir(), "none")
+	harness.Same(t, "problems of files that are not there", len(CheckRegistries(nil, none, none)), 2)
+	harness.Same(t, "problems without a verifier", len(CheckRegistries(nil, "", t.TempDir())), 1)
 }

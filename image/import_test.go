@@ -24,11 +24,12 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // dockerArchive is what docker save writes.
 func dockerArchive(t *testing.T, img v1.Image, names ...string) []byte {
-	t.Helper()
 	all := map[name.Reference]v1.Image{}
 	for _, text := range names {
 		tag, err := name.NewTag(text)
@@ -42,7 +43,6 @@ func dockerArchive(t *testing.T, img v1.Image, names ...string) []byte {
 
 // ociArchive is an OCI layout in a tar.
 func ociArchive(t *testing.T, img v1.Image, annotations map[string]string) []byte {
-	t.Helper()
 	dir := t.TempDir()
 	path, err := layout.Write(dir, empty.Index)
 	must(t, err)
@@ -55,7 +55,6 @@ func ociArchive(t *testing.T, img v1.Image, annotations map[string]string) []byt
 }
 
 func gzipped(t *testing.T, data []byte) []byte {
-	t.Helper()
 	var buffer bytes.Buffer
 	w := gzip.NewWriter(&buffer)
 	_, err := w.Write(data)
@@ -85,14 +84,10 @@ func TestImport(t *testing.T) {
 			must(t, err)
 			collected(t, s)
 			image, err := s.Get(test.id)
-			if err != nil || strings.Join(image.RepoTags, " ") != test.tags {
-				t.Fatalf("tags %v: %v", image.RepoTags, err)
-			}
+			harness.Want(t, err == nil && strings.Join(image.RepoTags, " ") == test.tags, "tags %v: %v", image.RepoTags, err)
 			checkFile(t, filepath.Join(mountImage(t, s, image), "b"), "2")
 			remove(t, s, image.ID)
-			if all := s.List(); len(all) != 0 {
-				t.Errorf("removed, and still there: %v", all)
-			}
+			harness.Same(t, "removed, and still there", s.List(), nil)
 		})
 	}
 }
@@ -106,9 +101,8 @@ func TestImportOfABrokenArchiveLeavesNothing(t *testing.T) {
 		"empty":      strings.NewReader(""),
 		"wrong byte": bytes.NewReader(flipped(whole)),
 	} {
-		if _, err := s.Import(t.Context(), archive); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", title, err)
-		}
+		_, err := s.Import(t.Context(), archive)
+		harness.Want(t, errdefs.IsInvalidArgument(err), "%s: %v", title, err)
 	}
 	checkLeft(t, s, leftovers{})
 }
@@ -122,7 +116,6 @@ func flipped(data []byte) []byte {
 
 // taggedArchive is what docker save writes of one image with many tags.
 func taggedArchive(t *testing.T, tags []string) []byte {
-	t.Helper()
 	layer := tarOf(t, file("a", "1"))
 	config, err := json.Marshal(ocispec.Image{
 		Platform: ocispec.Platform{OS: "linux", Architecture: nodePlatformArch()},
@@ -150,13 +143,10 @@ func TestImportOfManyTagsIsOneTransaction(t *testing.T) {
 		t.Fatalf("%d images: %v", len(imported), err)
 	}
 	t.Logf("%d tags in %v and %d transactions", count, time.Since(began), transactions(s)-before)
-	if n := transactions(s) - before; n > 100 {
-		t.Errorf("%d transactions", n)
-	}
+	n := transactions(s) - before
+	harness.Want(t, n <= 100, "%d transactions", n)
 	remove(t, s, imported[0].ID)
-	if len(s.List()) != 0 {
-		t.Error("the image is still there")
-	}
+	harness.Want(t, len(s.List()) == 0, "the image is still there")
 
 	// The database refuses a name of nothing.
 	_, err = s.Import(t.Context(), bytes.NewReader(taggedArchive(t, tags[:1])))
@@ -164,12 +154,9 @@ func TestImportOfManyTagsIsOneTransaction(t *testing.T) {
 	one, err := s.find(tags[0])
 	must(t, err)
 	one.names = []string{"registry.example/first:1", ""}
-	if err := s.record(t.Context(), one); err == nil {
-		t.Error("a name of nothing was recorded")
-	}
-	if _, err := s.images.Get(s.scope(t.Context()), one.names[0]); !errdefs.IsNotFound(err) {
-		t.Errorf("one of the names was recorded: %v", err)
-	}
+	harness.Want(t, s.record(t.Context(), one) != nil, "a name of nothing was recorded")
+	_, err = s.images.Get(s.scope(t.Context()), one.names[0])
+	harness.Want(t, errdefs.IsNotFound(err), "one of the names was recorded: %v", err)
 }
 
 // transactions is the number of the database's last transaction.

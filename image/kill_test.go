@@ -21,6 +21,8 @@ import (
 	"github.com/minicri/minicri/internal/tree"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const (
@@ -41,8 +43,7 @@ func pullAsChild() int {
 	return 0
 }
 
-// killer counts the bytes that a registry sends and kills the child when it has
-// sent so many.
+// killer counts the bytes that a registry sends and kills the child when it has sent so many.
 type killer struct {
 	http.ResponseWriter
 	left  *atomic.Int64
@@ -62,10 +63,9 @@ func (k killer) Write(p []byte) (int, error) {
 	return k.ResponseWriter.Write(p)
 }
 
-// TestKilledPulls kills a pull at bytes spread over the whole transfer and at
-// moments spread over the unpacking after the last byte, on one store. After
-// each kill the image is complete or not there; at the end a pull succeeds and
-// nothing is left but the image.
+// TestKilledPulls kills a pull at bytes spread over the whole transfer and at moments spread over the unpacking
+// after the last byte, on one store. After each kill the image is complete or not there; at the end a pull succeeds
+// and nothing is left but the image.
 func TestKilledPulls(t *testing.T) {
 	registry, root := newTestRegistry(t), t.TempDir()
 	img := imageOf(t, v1.Config{}, layerOf(t, noise("a", 1<<20, 1), file("x", "1")), layerOf(t, noise("b", 1<<20, 2)), layerOf(t, manyFiles(400)...))
@@ -122,9 +122,7 @@ func TestPullAfterAKillBetweenASnapshotAndItsRecord(t *testing.T) {
 			pullAndPrepare(t, root, reference, "after")
 			s := openStoreAt(t, root)
 			checkFile(t, filepath.Join(mountImage(t, s, pull(t, s, reference)), "a"), "1")
-			if l := collected(t, s); l.snapshots != 1+before+2 { // the layer, a container of each store, the mounted one
-				t.Errorf("left: %+v", l)
-			}
+			checkLeft(t, s, leftovers{blobs: 2, snapshots: 1 + before + 2, records: 1}) // the layer, a container of each store, the mounted one
 		})
 	}
 }
@@ -146,9 +144,8 @@ func TestSnapshotWithTheNumberOfAFailedOne(t *testing.T) {
 	paths, err := s.overlay.setAside(s.scope(t.Context()))
 	must(t, err)
 	must(t, s.Prepare(t.Context(), "next", image.ID, PrepareOptions{}))
-	if _, err := os.Stat(failed); err != nil || len(paths) != 1 {
-		t.Errorf("the snapshot has another number, nothing was shown: %v, %q", err, paths)
-	}
+	_, err = os.Stat(failed)
+	harness.Want(t, err == nil && len(paths) == 1, "the snapshot has another number, nothing was shown: %v, %q", err, paths)
 	for _, path := range paths {
 		must(t, tree.Remove(path))
 	}
@@ -160,7 +157,6 @@ func TestSnapshotWithTheNumberOfAFailedOne(t *testing.T) {
 
 // pullAndPrepare is the life of a store that ends before its first collection.
 func pullAndPrepare(t *testing.T, root, reference, key string) {
-	t.Helper()
 	s, err := Open(t.Context(), Config{Root: root, CollectDelay: time.Hour})
 	must(t, err)
 	defer s.Close()
@@ -177,7 +173,6 @@ func manyFiles(n int) (all []entry) {
 
 // killOne ends a child after so many bytes, or after so much time.
 func killOne(t *testing.T, registry *testRegistry, root, reference string, bytes int64, after time.Duration) {
-	t.Helper()
 	var left atomic.Int64
 	var process atomic.Pointer[os.Process]
 	left.Store(bytes)
@@ -197,11 +192,9 @@ func killOne(t *testing.T, registry *testRegistry, root, reference string, bytes
 	_ = child.Wait() // killed, or done before the kill came
 }
 
-// checkAfterKill opens the store as a new daemon does. What is listed must be
-// whole. It closes at once, most often before the collection, so that the next
-// child meets what this one left.
+// checkAfterKill opens the store as a new daemon does. What is listed must be whole. It closes at once, most often
+// before the collection, so that the next child meets what this one left.
 func checkAfterKill(t *testing.T, root, reference string) {
-	t.Helper()
 	s, err := Open(t.Context(), Config{Root: root, CollectDelay: time.Hour})
 	must(t, err)
 	defer s.Close()
@@ -215,14 +208,9 @@ func checkAfterKill(t *testing.T, root, reference string) {
 }
 
 func checkContent(t *testing.T, root string) {
-	t.Helper()
 	for name, want := range map[string][]byte{"a": noise("a", 1<<20, 1).data, "b": noise("b", 1<<20, 2).data} {
 		data, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil || string(data) != string(want) {
-			t.Errorf("%s: %d bytes differ from what was pushed (%v)", name, len(data), err)
-		}
+		harness.Want(t, err == nil && string(data) == string(want), "%s: %d bytes differ from what was pushed (%v)", name, len(data), err)
 	}
-	if n := entries(t, filepath.Join(root, "many")); n != 400 {
-		t.Errorf("%d files in many, want 400", n)
-	}
+	harness.Same(t, "files in many", entries(t, filepath.Join(root, "many")), 400)
 }

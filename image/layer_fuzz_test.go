@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/test/harness"
 	hostile "github.com/minicri/minicri/test/hostile/registry"
 )
 
@@ -33,8 +34,7 @@ func fuzzStore(f *testing.F) *Store {
 	return s
 }
 
-// FuzzLayer unpacks what may be a layer, plain or packed: nothing of it is outside of
-// its directory.
+// FuzzLayer unpacks what may be a layer, plain or packed: nothing of it is outside of its directory.
 func FuzzLayer(f *testing.F) {
 	plain := tarOf(f, dir("a"), file("a/b", "1"), hardlink("c", "a/b"), symlink("d", "../../.."), file("d/e", "2"), file("../f", "3"), file(".wh.g", ""), file("a/.wh..wh..opq", ""))
 	f.Add(plain)
@@ -66,14 +66,11 @@ func FuzzLayer(f *testing.F) {
 		a := applier{store: s}
 		_, _ = a.unpack(t.Context(), root, io.LimitReader(plain, 4<<20))
 		err = filepath.WalkDir(outside, func(path string, _ fs.DirEntry, err error) error {
-			if err == nil && path != outside && path != filepath.Dir(root) && path != root && !strings.HasPrefix(path, root+"/") {
-				t.Errorf("outside of the layer: %s", path)
-			}
+			harness.Want(t, err != nil || path == outside || path == filepath.Dir(root) || path == root || strings.HasPrefix(path, root+"/"),
+				"outside of the layer: %s", path)
 			return nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, err)
 	})
 }
 
@@ -87,8 +84,7 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 	return b.Buffer.Write(p)
 }
 
-// FuzzArchive imports what may be an archive of docker save, or an OCI layout: it is
-// imported whole or not at all.
+// FuzzArchive imports what may be an archive of docker save, or an OCI layout: it is imported whole or not at all.
 func FuzzArchive(f *testing.F) {
 	config := `{"os":"linux","architecture":"` + nodePlatformArch() + `","rootfs":{"type":"layers","diff_ids":["` + someDigest + `"]}}`
 	f.Add(tarOf(f, file("layer.tar", string(tarOf(f, file("a", "1")))), file("config.json", config), file("manifest.json", `[{"Config":"config.json","Layers":["layer.tar"],"RepoTags":["a:1"]}]`)))
@@ -100,11 +96,9 @@ func FuzzArchive(f *testing.F) {
 			return // FuzzLayer's
 		}
 		imported, err := s.Import(t.Context(), bytes.NewReader(archive))
-		if err != nil && len(s.List()) > 0 {
-			t.Errorf("%v, and there are images", err)
-		}
+		harness.Want(t, err == nil || len(s.List()) == 0, "%v, and there are images", err)
 		for _, one := range imported {
-			report(t, s.Remove(t.Context(), one.ID))
+			must(t, s.Remove(t.Context(), one.ID))
 		}
 	})
 }

@@ -19,9 +19,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// TestPulledImageSurvivesAPowerCut keeps the store on a filesystem of its own in
-// a file and, the moment Pull returned, copies that file: the copy is what a
-// machine without power would find on its disk.
+// TestPulledImageSurvivesAPowerCut keeps the store on a filesystem of its own in a file and, the moment Pull
+// returned, copies that file: the copy is what a machine without power would find on its disk.
 func TestPulledImageSurvivesAPowerCut(t *testing.T) {
 	registry := newTestRegistry(t)
 	img := imageOf(t, v1.Config{}, layerOf(t, noise("a", 1<<20, 1)), layerOf(t, noise("b", 1<<20, 2)), layerOf(t, manyFiles(400)...))
@@ -59,9 +58,7 @@ func TestFullDiskIsReportedAndRecoveredFrom(t *testing.T) {
 			}))
 			_, err := s.Pull(t.Context(), large, Auth{}, nil)
 			registry.breakWith(nil)
-			if !errdefs.IsResourceExhausted(err) || errors.Is(err, unix.ENOSPC) != filled {
-				t.Errorf("error: %v", err)
-			}
+			harness.Want(t, errdefs.IsResourceExhausted(err) && errors.Is(err, unix.ENOSPC) == filled, "error: %v", err)
 			if filled {
 				run(t, "rm", other)
 			}
@@ -77,15 +74,13 @@ func TestStartOnAFullDisk(t *testing.T) {
 	root, _ := newDisk(t, "16M")
 	s, other := openStoreAt(t, root), filepath.Join(root, "other")
 	fillAndCollect := func(directory string) {
-		t.Helper()
 		_ = exec.Command("dd", "if=/dev/zero", "of="+other, "bs=1k").Run() // ends without room
 		run(t, "truncate", "-s", "-4k", other)
 		must(t, s.Close())
 		s = openStoreAt(t, root)
 		must(t, s.Collect(t.Context()))
-		if left, err := os.ReadDir(directory); len(left) > 0 || err != nil {
-			t.Errorf("in %s is left: %v (%v)", directory, left, err)
-		}
+		left, err := os.ReadDir(directory)
+		harness.Want(t, len(left) == 0 && err == nil, "in %s is left: %v (%v)", directory, left, err)
 	}
 	fillAndCollect(filepath.Join(s.dir, "content", "ingest"))
 	must(t, os.Remove(other))
@@ -106,24 +101,17 @@ func TestLayersThatDoNotFitTogether(t *testing.T) {
 	root, _ := newDisk(t, "24M")
 	s := openStoreAt(t, root)
 	pull(t, s, first)
-	if l := collected(t, s); l.blobs != 2 {
-		t.Fatalf("left: %+v, want a manifest and a configuration", l)
-	}
+	checkLeft(t, s, leftovers{blobs: 2, snapshots: 1, records: 1}) // a manifest and a configuration
 	checkRefused(t, s, all, Auth{}, errdefs.IsResourceExhausted, "bytes are needed for its layers")
 	for _, layer := range []v1.Layer{b, c} {
-		if gets := registry.blobGets(digestOf(t, layer)); len(gets) > 0 {
-			t.Errorf("a layer was fetched: %v", gets)
-		}
+		harness.Same(t, "a layer was fetched", registry.blobGets(digestOf(t, layer)), nil)
 	}
-	if gets := registry.blobGets(digestOf(t, a)); len(gets) != 1 {
-		t.Errorf("the layer that is on the node was fetched %d times", len(gets))
-	}
+	harness.Same(t, "requests for the layer that is on the node", len(registry.blobGets(digestOf(t, a))), 1)
 }
 
 // newDisk makes a filesystem in a file and mounts it. Its journal is not written
 // until someone asks, so that only what was asked for is on the disk.
 func newDisk(t *testing.T, size string) (root, disk string) {
-	t.Helper()
 	disk = filepath.Join(t.TempDir(), "disk")
 	run(t, "truncate", "-s", size, disk)
 	run(t, "mkfs.ext4", "-q", disk)
@@ -133,7 +121,6 @@ func newDisk(t *testing.T, size string) (root, disk string) {
 }
 
 func mountDisk(t *testing.T, disk, root, options string) {
-	t.Helper()
 	must(t, os.Mkdir(root, 0o755))
 	run(t, "mount", "-o", options, disk, root)
 	t.Cleanup(func() { unmountDisk(t, root) })
@@ -142,7 +129,6 @@ func mountDisk(t *testing.T, disk, root, options string) {
 // unmountDisk collects Go's garbage first: containerd's check for fs-verity leaves a file open
 // until then. A process that looks at all mounts of the machine holds each for a moment.
 func unmountDisk(t *testing.T, root string) {
-	t.Helper()
 	harness.Eventually(t, "the disk is unmounted", time.Minute, func() bool { runtime.GC(); return unix.Unmount(root, 0) == nil })
 }
 

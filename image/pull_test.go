@@ -15,6 +15,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // everything is an image with each kind of layer and of file.
@@ -44,22 +46,17 @@ func TestPullUnpacksEveryKindOfLayerAndFile(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	img := everything(t)
 	image := pull(t, s, registry.push(t, "every/thing:1", img))
-	if image.ID != idOf(t, img) {
-		t.Errorf("id %s, want %s", image.ID, idOf(t, img))
-	}
+	harness.Want(t, image.ID == idOf(t, img), "id %s, want %s", image.ID, idOf(t, img))
 	root := mountImage(t, s, image)
 	checkEverything(t, root)
 	value := make([]byte, 16)
 	n, err := unix.Getxattr(filepath.Join(root, "xattr"), "user.colour", value)
-	if err != nil || string(value[:n]) != "blue" {
-		t.Errorf("xattr: %q, %v", value[:max(n, 0)], err)
-	}
+	harness.Want(t, err == nil && string(value[:n]) == "blue", "xattr: %q, %v", value[:max(n, 0)], err)
 	checkConfig(t, image)
 }
 
 // checkEverything looks for the files of the image everything.
 func checkEverything(t *testing.T, root string) {
-	t.Helper()
 	for name, want := range map[string]string{
 		"etc/kept": "changed", "opaque/new": "new", "first": "linked", "second": "linked",
 		"odd \n näme/…": "odd", strings.Repeat("d/", 120) + "deep": "deep", "setuid": "x",
@@ -67,51 +64,38 @@ func checkEverything(t *testing.T, root string) {
 		checkFile(t, filepath.Join(root, name), want)
 	}
 	for _, name := range []string{"etc/gone", "opaque/old"} {
-		if _, err := os.Lstat(filepath.Join(root, name)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s is there, though a whiteout removed it: %v", name, err)
-		}
+		_, err := os.Lstat(filepath.Join(root, name))
+		harness.Want(t, errors.Is(err, fs.ErrNotExist), "%s is there, though a whiteout removed it: %v", name, err)
 	}
 	stat := func(name string) *syscall.Stat_t {
 		info, err := os.Lstat(filepath.Join(root, name))
 		must(t, err)
 		return info.Sys().(*syscall.Stat_t)
 	}
-	if st := stat("setuid"); st.Mode != syscall.S_IFREG|0o4755 || st.Uid != 12 || st.Gid != 34 {
-		t.Errorf("setuid: mode %o, owner %d:%d", st.Mode, st.Uid, st.Gid)
-	}
-	if st := stat("null"); st.Mode&syscall.S_IFMT != syscall.S_IFCHR || st.Rdev != unix.Mkdev(1, 3) {
-		t.Errorf("null: mode %o, device %x", st.Mode, st.Rdev)
-	}
-	if st := stat("fifo"); st.Mode&syscall.S_IFMT != syscall.S_IFIFO {
-		t.Errorf("fifo: mode %o", st.Mode)
-	}
-	if a, b := stat("first"), stat("second"); a.Ino != b.Ino {
-		t.Errorf("first and second are not one file: %d, %d", a.Ino, b.Ino)
-	}
+	st := stat("setuid")
+	harness.Want(t, st.Mode == syscall.S_IFREG|0o4755 && st.Uid == 12 && st.Gid == 34, "setuid: mode %o, owner %d:%d", st.Mode, st.Uid, st.Gid)
+	st = stat("null")
+	harness.Want(t, st.Mode&syscall.S_IFMT == syscall.S_IFCHR && st.Rdev == unix.Mkdev(1, 3), "null: mode %o, device %x", st.Mode, st.Rdev)
+	st = stat("fifo")
+	harness.Want(t, st.Mode&syscall.S_IFMT == syscall.S_IFIFO, "fifo: mode %o", st.Mode)
+	harness.Same(t, "the file of first and second", stat("first").Ino, stat("second").Ino)
 }
 
 func checkConfig(t *testing.T, image Image) {
-	t.Helper()
 	c := image.Spec.Config
-	if c.StopSignal != "SIGQUIT" || c.WorkingDir != "/w" || !slices.Equal(c.Env, []string{"A=b"}) || c.Labels["l"] != "m" ||
-		!slices.Equal(c.Entrypoint, []string{"/bin/e"}) || !slices.Equal(c.Cmd, []string{"c"}) || len(c.Volumes) != 1 {
-		t.Errorf("configuration: %+v", c)
-	}
-	if uid, name := image.User(); uid != nil || name != "web" {
-		t.Errorf("user %v %q, want web", uid, name)
-	}
-	if image.Size <= 0 {
-		t.Errorf("size %d", image.Size)
-	}
+	harness.Want(t, c.StopSignal == "SIGQUIT" && c.WorkingDir == "/w" && slices.Equal(c.Env, []string{"A=b"}) && c.Labels["l"] == "m" &&
+		slices.Equal(c.Entrypoint, []string{"/bin/e"}) && slices.Equal(c.Cmd, []string{"c"}) && len(c.Volumes) == 1, "configuration: %+v", c)
+	uid, name := image.User()
+	harness.Want(t, uid == nil && name == "web", "user %v %q, want web", uid, name)
+	harness.Want(t, image.Size > 0, "size %d", image.Size)
 }
 
 func TestPullOfDockerSchema2(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	img := dockerImageOf(t, v1.Config{User: "1000"}, gzipLayer(t, tarOf(t, file("a", "1")), types.DockerLayer))
 	image := pull(t, s, registry.push(t, "docker:2", img))
-	if uid, name := image.User(); uid == nil || *uid != 1000 || name != "" {
-		t.Errorf("user %v %q, want 1000", uid, name)
-	}
+	uid, name := image.User()
+	harness.Want(t, uid != nil && *uid == 1000 && name == "", "user %v %q, want 1000", uid, name)
 	checkFile(t, filepath.Join(mountImage(t, s, image), "a"), "1")
 }
 
@@ -125,41 +109,29 @@ func TestImageIsTheSameUnderEachOfItsNames(t *testing.T) {
 	}
 	pull(t, s, one)
 	image := pull(t, s, two)
-	if both := pull(t, s, two+"@"+digestOf(t, img)); both.ID != image.ID {
-		t.Errorf("tag and digest: %s, want %s", both.ID, image.ID)
-	}
-	if !slices.Equal(image.RepoTags, []string{one, two}) || !slices.Equal(image.RepoDigests, []string{pinned}) {
-		t.Errorf("names %v %v", image.RepoTags, image.RepoDigests)
-	}
+	harness.Same(t, "tag and digest", pull(t, s, two+"@"+digestOf(t, img)).ID, image.ID)
+	harness.Want(t, slices.Equal(image.RepoTags, []string{one, two}) && slices.Equal(image.RepoDigests, []string{pinned}),
+		"names %v %v", image.RepoTags, image.RepoDigests)
 	for _, name := range []string{one, two, pinned, image.ID, strings.TrimPrefix(image.ID, "sha256:"), image.ID[7:20]} {
-		if got, err := s.Get(name); err != nil || got.ID != image.ID {
-			t.Errorf("get %s: %s, %v", name, got.ID, err)
-		}
+		got, err := s.Get(name)
+		harness.Want(t, err == nil && got.ID == image.ID, "get %s: %s, %v", name, got.ID, err)
 	}
 	untag(t, s, one)
-	if _, err := s.Get(one); !errdefs.IsNotFound(err) {
-		t.Errorf("removed tag: %v", err)
-	}
-	if left, err := s.Get(pinned); err != nil || !slices.Equal(left.RepoTags, []string{two}) {
-		t.Errorf("after removing one tag: %v, %v", left.RepoTags, err)
-	}
+	_, err := s.Get(one)
+	harness.Want(t, errdefs.IsNotFound(err), "removed tag: %v", err)
+	left, err := s.Get(pinned)
+	harness.Want(t, err == nil && slices.Equal(left.RepoTags, []string{two}), "after removing one tag: %v, %v", left.RepoTags, err)
 	untag(t, s, two)
-	if all := s.List(); len(all) != 0 {
-		t.Errorf("the digest outlived the last tag: %+v", all)
-	}
+	harness.Same(t, "the digest outlived the last tag", s.List(), nil)
 	untag(t, s, two)                                           // again: no error
 	for _, unknown := range []string{image.ID, image.ID[7:]} { // no bad name
 		remove(t, s, unknown)
-		if _, err := s.Get(unknown); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: %v", unknown, err)
-		}
+		_, err := s.Get(unknown)
+		harness.Want(t, errdefs.IsNotFound(err), "%s: %v", unknown, err)
 	}
 }
 
-func untag(t *testing.T, s *Store, name string) {
-	t.Helper()
-	must(t, s.Untag(t.Context(), name))
-}
+func untag(t *testing.T, s *Store, name string) { must(t, s.Untag(t.Context(), name)) }
 
 // The CRI: RemoveImage removes all tags, whichever name it is given.
 func TestRemoveByIDRemovesAllNames(t *testing.T) {
@@ -176,12 +148,8 @@ func TestRemoveByIDRemovesAllNames(t *testing.T) {
 			s := openStore(t, func(c *Config) { c.Pinned = []string{one} }) // which keeps it from nobody who asks
 			pull(t, s, one)
 			image := pull(t, s, two)
-			if !image.Pinned {
-				t.Errorf("%+v is not pinned", image)
-			}
-			if l := collected(t, s); l.snapshots != 1 || l.blobs != 2 {
-				t.Errorf("an image of one layer leaves %+v, want a manifest, a configuration and a snapshot", l)
-			}
+			harness.Want(t, image.Pinned, "%+v is not pinned", image)
+			checkLeft(t, s, leftovers{blobs: 2, snapshots: 1, records: 1}) // a manifest, a configuration and a layer
 			remove(t, s, of(image))
 			checkLeft(t, s, leftovers{})
 			remove(t, s, of(image)) // again: no error
@@ -189,10 +157,7 @@ func TestRemoveByIDRemovesAllNames(t *testing.T) {
 	}
 }
 
-func remove(t *testing.T, s *Store, refOrID string) {
-	t.Helper()
-	must(t, s.Remove(t.Context(), refOrID))
-}
+func remove(t *testing.T, s *Store, refOrID string) { must(t, s.Remove(t.Context(), refOrID)) }
 
 // TestMovedTag: a tag that points elsewhere leaves the old image under its
 // digest, for the containers that run from it and the kubelet to remove.
@@ -203,12 +168,9 @@ func TestMovedTag(t *testing.T) {
 	registry.push(t, "moved:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "new"))))
 	after := pull(t, s, reference)
 	old, err := s.Get(before.ID)
-	if err != nil || len(old.RepoTags) != 0 || len(old.RepoDigests) != 1 {
-		t.Errorf("the old image: %+v, %v", old, err)
-	}
-	if got, err := s.Get(reference); err != nil || got.ID != after.ID || after.ID == before.ID {
-		t.Errorf("the tag: %s, %v", got.ID, err)
-	}
+	harness.Want(t, err == nil && len(old.RepoTags) == 0 && len(old.RepoDigests) == 1, "the old image: %+v, %v", old, err)
+	got, err := s.Get(reference)
+	harness.Want(t, err == nil && got.ID == after.ID && after.ID != before.ID, "the tag: %s, %v", got.ID, err)
 }
 
 // TestHostileLayersStayInside: names and links that point out of the layer.
@@ -221,8 +183,6 @@ func TestHostileLayersStayInside(t *testing.T) {
 		layerOf(t, symlink("out", outside), symlink("up", "../../../../../../../.."+outside)),
 		layerOf(t, file("out/a", "x"), file("up/b", "x"), file("../../../../../../../.."+outside+"/c", "x"), file(outside+"/d", "x")))))
 	root := mountImage(t, s, image)
-	if n := entries(t, outside); n != 0 {
-		t.Errorf("%d files were written outside", n)
-	}
+	harness.Same(t, "files outside", entries(t, outside), 0)
 	checkFile(t, filepath.Join(root, outside, "d"), "x")
 }

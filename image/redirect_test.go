@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // newStranger is a host that a registry sends its clients to.
@@ -48,12 +50,9 @@ var everyForm = map[string]Auth{
 }
 
 func checkNoSecret(t *testing.T, s *testRegistry) {
-	t.Helper()
 	shown := s.shown()
 	for _, secret := range []string{"s3cret", encoded("user:s3cret"), "Authorization"} {
-		if strings.Contains(shown, secret) {
-			t.Errorf("the other host was shown %q:\n%s", secret, shown)
-		}
+		harness.Want(t, !strings.Contains(shown, secret), "the other host was shown %q:\n%s", secret, shown)
 	}
 }
 
@@ -76,11 +75,10 @@ func TestCredentialsDoNotFollowARedirect(t *testing.T) {
 			reference := registry.push(t, "redirected:1", smallImage(t))
 			registry.breakWith(redirectBlobs(store.address()))
 			_, err := s.Pull(t.Context(), reference, auth, nil)
-			report(t, err)
+			must(t, err)
 			checkNoSecret(t, store)
-			if mine := registry.seen(func(r seenRequest) bool { return r.authorization == "Bearer s3cret" }); name == "registry token" && len(mine) == 0 {
-				t.Error("the registry itself was not shown its token")
-			}
+			mine := registry.seen(func(r seenRequest) bool { return r.authorization == "Bearer s3cret" })
+			harness.Want(t, name != "registry token" || len(mine) > 0, "the registry itself was not shown its token")
 		})
 	}
 }
@@ -100,9 +98,8 @@ func TestHostThatMerelyAsksIsShownNothing(t *testing.T) {
 				})
 				reference := registry.push(t, "asked:1", smallImage(t))
 				registry.breakWith(redirectBlobs(store.address()))
-				if _, err := s.Pull(t.Context(), reference, auth, nil); err == nil {
-					t.Error("pulled")
-				}
+				_, err := s.Pull(t.Context(), reference, auth, nil)
+				harness.Want(t, err != nil, "pulled")
 				checkNoSecret(t, store)
 			})
 		}
@@ -153,9 +150,8 @@ func TestNodesCredentialsAreNotForRedirects(t *testing.T) {
 	writeFile(t, path, `{"auths": {"`+host+`": {"username": "user", "password": "s3cret"}}}`)
 	reference := registry.push(t, "deputy:1", smallImage(t))
 	registry.breakWith(redirectBlobs(private.address()))
-	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); err == nil {
-		t.Error("pulled")
-	}
+	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
+	harness.Want(t, err != nil, "pulled")
 	checkNoSecret(t, private)
 }
 
@@ -190,9 +186,7 @@ func TestNothingOfAnotherHostsAnswerIsShown(t *testing.T) {
 					reference := registry.push(t, "inside:1", smallImage(t))
 					registry.breakWith(fault)
 					_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-					if err == nil || strings.Contains(err.Error(), "AKIA") || strings.Contains(err.Error(), "123456") {
-						t.Errorf("error: %v", err)
-					}
+					harness.Want(t, err != nil && !strings.Contains(err.Error(), "AKIA") && !strings.Contains(err.Error(), "123456"), "error: %v", err)
 				})
 			}
 		}
@@ -205,9 +199,7 @@ func TestURLsOfDescriptorsAreNotAsked(t *testing.T) {
 	manifest := registry.handmade(t)
 	manifest.Layers[0].URLs, manifest.Config.URLs = []string{elsewhere.address() + "/layer"}, []string{elsewhere.address() + "/config"}
 	pull(t, s, registry.name("urls:1", manifest.MediaType, manifest))
-	if shown := elsewhere.shown(); shown != "" {
-		t.Errorf("the address of a descriptor was asked: %s", shown)
-	}
+	harness.Same(t, "the address of a descriptor was asked", elsewhere.shown(), "")
 }
 
 // attack: registries: 50 KB of error, with control characters
@@ -225,8 +217,7 @@ func TestErrorsAreShortAndPrintable(t *testing.T) {
 			return true
 		}))
 		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-		if !errdefs.IsPermissionDenied(err) || len(err.Error()) > 1024 || !utf8.ValidString(err.Error()) || strings.ContainsAny(err.Error(), "\x1b\x00\n\u202e") {
-			t.Errorf("error of %d bytes: %q", len(err.Error()), err)
-		}
+		harness.Want(t, errdefs.IsPermissionDenied(err) && len(err.Error()) <= 1024 && utf8.ValidString(err.Error()) &&
+			!strings.ContainsAny(err.Error(), "\x1b\x00\n\u202e"), "error of %d bytes: %q", len(err.Error()), err)
 	}
 }

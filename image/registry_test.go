@@ -40,7 +40,6 @@ type seenRequest struct {
 type faultFunc func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool
 
 func newTestRegistry(t testing.TB) *testRegistry {
-	t.Helper()
 	r := &testRegistry{Registry: hostile.New()}
 	r.proxy = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		_ = req.ParseForm()
@@ -91,7 +90,6 @@ func hostOfURL(address string) string { return address[strings.LastIndex(address
 
 // push stores an image or an index and all that it names, and returns its reference.
 func (r *testRegistry) push(t testing.TB, path string, what partial.WithRawManifest) string {
-	t.Helper()
 	var kind types.MediaType
 	var err error
 	switch what := what.(type) {
@@ -153,10 +151,8 @@ func wholeBody(origin http.Handler, r *http.Request) []byte {
 
 // writeHosts writes a hosts.toml for host into dir.
 func writeHosts(t testing.TB, dir, host, text string) {
-	t.Helper()
 	at := filepath.Join(dir, host)
-	must(t, os.MkdirAll(at, 0o755))
-	must(t, os.WriteFile(filepath.Join(at, "hosts.toml"), []byte(text), 0o644))
+	must(t, errors.Join(os.MkdirAll(at, 0o755), os.WriteFile(filepath.Join(at, "hosts.toml"), []byte(text), 0o644)))
 }
 
 // checkRefused pulls what cannot be pulled.

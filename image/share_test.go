@@ -11,6 +11,8 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // sharing pushes images that have most of their layers in common.
@@ -42,20 +44,16 @@ func TestTwentyPullsFetchEachLayerOnce(t *testing.T) {
 	for i := range 20 {
 		work.Go(func() {
 			_, err := s.Pull(t.Context(), references[i%5], Auth{}, nil)
-			report(t, err)
+			harness.Same(t, "a pull's error", err, nil)
 		})
 	}
 	work.Wait()
 	for _, layer := range layers {
-		if gets := registry.blobGets(layer); len(gets) != 1 {
-			t.Errorf("layer %s was fetched %d times", layer, len(gets))
-		}
+		harness.Same(t, "requests for layer "+layer, len(registry.blobGets(layer)), 1)
 	}
-	if l := collected(t, s); l.snapshots != 8 || l.records != 5 || l.ingests != 0 {
-		t.Errorf("left: %+v", l)
-	}
+	checkLeft(t, s, leftovers{blobs: 10, snapshots: 8, records: 5})
 	for i, image := range s.List() {
-		report(t, s.Prepare(t.Context(), fmt.Sprint(i), image.ID, PrepareOptions{}))
+		must(t, s.Prepare(t.Context(), fmt.Sprint(i), image.ID, PrepareOptions{}))
 	}
 }
 
@@ -76,15 +74,14 @@ func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var first, others sync.WaitGroup
 	first.Go(func() {
-		if _, err := s.Pull(ctx, references[0], Auth{}, nil); !errors.Is(err, context.Canceled) {
-			t.Errorf("the cancelled pull: %v", err)
-		}
+		_, err := s.Pull(ctx, references[0], Auth{}, nil)
+		harness.Want(t, errors.Is(err, context.Canceled), "the cancelled pull: %v", err)
 	})
 	<-reached
 	for i := range 6 {
 		others.Go(func() {
 			_, err := s.Pull(t.Context(), references[i%3], Auth{}, nil)
-			report(t, err)
+			harness.Same(t, "a pull's error", err, nil)
 		})
 	}
 	for len(registry.seen(func(r seenRequest) bool { return r.method == http.MethodHead })) < 7 {
@@ -94,9 +91,7 @@ func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
 	first.Wait()
 	close(heal)
 	others.Wait()
-	if l := collected(t, s); l.records != 3 || l.snapshots != 6 {
-		t.Errorf("left: %+v", l)
-	}
+	checkLeft(t, s, leftovers{blobs: 6, snapshots: 6, records: 3})
 }
 
 func TestCloseEndsRunningPulls(t *testing.T) {
@@ -119,11 +114,8 @@ func TestCloseEndsRunningPulls(t *testing.T) {
 		failed <- err
 	}()
 	<-reached
-	report(t, s.Close())
-	if err := <-failed; err == nil {
-		t.Error("the pull succeeded on a closed store")
-	}
-	if _, err := s.Pull(t.Context(), reference, Auth{}, nil); err == nil {
-		t.Error("a closed store pulls")
-	}
+	must(t, s.Close())
+	harness.Want(t, <-failed != nil, "the pull succeeded on a closed store")
+	_, err = s.Pull(t.Context(), reference, Auth{}, nil)
+	harness.Want(t, err != nil, "a closed store pulls")
 }

@@ -10,6 +10,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // owned is a directory with an owner and a mode of its own.
@@ -46,7 +48,6 @@ type ownerMode struct {
 }
 
 func attributesOf(t *testing.T, path string) ownerMode {
-	t.Helper()
 	info, err := os.Lstat(path)
 	must(t, err)
 	stat := info.Sys().(*syscall.Stat_t)
@@ -69,13 +70,10 @@ func TestUnlistedDirectoriesKeepTheirAttributes(t *testing.T) {
 		"home/bob/a": {0o711, 5, 5, "home/bob/a/"}, "home/bob/a/b": {0o755, 0, 0, ""}, "gone": {0o755, 0, 0, ""}, "gone/deep": {0o755, 0, 0, ""},
 		"linked": {0o711, 6, 6, "linked/"}, "opaque": {0o750, 0, 0, "opaque/"}, "opaque/below": {0o755, 0, 0, ""}, "changed": {0o2770, 10, 10, "changed/"},
 	} {
-		if got := attributesOf(t, filepath.Join(root, name)); got != want {
-			t.Errorf("%s: %+v, want %+v", name, got, want)
-		}
+		harness.Same(t, name, attributesOf(t, filepath.Join(root, name)), want)
 	}
 	for _, name := range []string{"file/deep/file", "circle/deep/file"} {
-		if _, err := s.Pull(t.Context(), registry.push(t, "below:1", withoutParents(t, file(name, "1"))), Auth{}, nil); err == nil {
-			t.Errorf("a layer with %s is unpacked", name)
-		}
+		_, err := s.Pull(t.Context(), registry.push(t, "below:1", withoutParents(t, file(name, "1"))), Auth{}, nil)
+		harness.Want(t, err != nil, "a layer with %s is unpacked", name)
 	}
 }

@@ -4,13 +4,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func writeVerifier(t *testing.T, dir, name, script string) {
-	t.Helper()
 	must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script), 0o755))
 }
 
@@ -19,22 +19,15 @@ func TestVerifiersDecide(t *testing.T) {
 	s, registry := openStore(t, func(c *Config) { c.VerifierDir = dir }), newTestRegistry(t)
 	img := smallImage(t)
 	reference := registry.push(t, "signed:1", img)
-	refused := func(words string) {
-		t.Helper()
-		_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-		if !errors.Is(err, ErrVerification) || !strings.Contains(err.Error(), words) {
-			t.Errorf("error: %v, want %q", err, words)
-		}
-	}
+	unverified := func(err error) bool { return errors.Is(err, ErrVerification) }
+	refused := func(words string) { checkRefused(t, s, reference, Auth{}, unverified, words) }
 	refused("no such file") // missing: closed
 	must(t, os.Mkdir(dir, 0o755))
 	refused("no verifier") // empty: closed
 	writeVerifier(t, dir, "1", `[ "$2" = "`+reference+`" ] && [ "$4" = "`+digestOf(t, img)+`" ] && grep -q digest`)
 	writeVerifier(t, dir, "2", `echo not signed by us; exit 1`)
 	refused("not signed by us")
-	if len(registry.blobGets("")) != 0 || len(s.List()) != 0 {
-		t.Error("a refused image was fetched")
-	}
+	harness.Want(t, len(registry.blobGets("")) == 0 && len(s.List()) == 0, "a refused image was fetched")
 	writeVerifier(t, dir, "2", `exit 0`)
 	pull(t, s, reference)
 	for i := range 20 { // the library would stop at a number of them

@@ -17,6 +17,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // handmade is the manifest of an image of one layer, for a test to spoil.
@@ -64,13 +66,8 @@ func TestManifestsThatAreRefusedBeforeTheDownload(t *testing.T) {
 			layer := manifest.Layers[0].Digest.String()
 			test.spoil(&manifest)
 			checkRefused(t, s, registry.name("spoilt:1", manifest.MediaType, manifest), Auth{}, test.is, test.words)
-			if gets := registry.blobGets(layer); len(gets) > 0 {
-				t.Errorf("the layer was fetched: %v", gets)
-			}
-			odd := registry.seen(func(r seenRequest) bool { return strings.Contains(r.path, "passwd") })
-			if len(odd) > 0 {
-				t.Errorf("the digest became a request: %v", odd)
-			}
+			harness.Same(t, "the layer was fetched", registry.blobGets(layer), nil)
+			harness.Same(t, "the digest became a request", registry.seen(func(r seenRequest) bool { return strings.Contains(r.path, "passwd") }), nil)
 			checkLeft(t, s, leftovers{})
 		})
 	}
@@ -106,10 +103,8 @@ func TestDocumentsOfTheWrongKind(t *testing.T) {
 
 func TestReferenceBySha512IsRefused(t *testing.T) {
 	sum := sha512.Sum512([]byte("x"))
-	_, err := openStore(t).Pull(t.Context(), "127.0.0.1:1/a@sha512:"+hex.EncodeToString(sum[:]), Auth{}, nil)
-	if !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "sha512 digests are not supported") {
-		t.Errorf("error: %v", err)
-	}
+	reference := "127.0.0.1:1/a@sha512:" + hex.EncodeToString(sum[:])
+	checkRefused(t, openStore(t), reference, Auth{}, errdefs.IsNotImplemented, "sha512 digests are not supported")
 }
 
 // attack: images: indexes within indexes, 3000 deep
@@ -137,20 +132,16 @@ func TestAsManyLayersAsAreLetInCanBeMounted(t *testing.T) {
 	}
 	root := mountImage(t, s, pull(t, s, registry.push(t, "layers:1", imageOf(t, v1.Config{}, layers...))))
 	for _, name := range []string{"0", fmt.Sprint(maxLayers - 1)} {
-		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
-			t.Error(err)
-		}
+		_, err := os.Stat(filepath.Join(root, name))
+		harness.Check(t, err)
 	}
 }
 
 // inMemory is a directory on a tmpfs, where nothing has to be waited for.
 func inMemory(t *testing.T) string {
-	t.Helper()
 	dir := t.TempDir()
 	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"))
-	t.Cleanup(func() {
-		report(t, unix.Unmount(dir, unix.MNT_DETACH))
-	})
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	return dir
 }
 
@@ -158,12 +149,7 @@ func TestWrongDiffIDIsDataLoss(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	one := registry.handmade(t)
 	one.Layers = []ocispec.Descriptor{registry.Blob(ocispec.MediaTypeImageLayer, tarOf(t, file("a", "two")))}
-	_, err := s.Pull(t.Context(), registry.name("one:1", one.MediaType, one), Auth{}, nil)
-	if !errdefs.IsDataLoss(err) {
-		t.Errorf("error: %v", err)
-	}
+	checkRefused(t, s, registry.name("one:1", one.MediaType, one), Auth{}, errdefs.IsDataLoss, "")
 	one.Layers = []ocispec.Descriptor{registry.Blob(ocispec.MediaTypeImageLayerGzip, []byte("neither tar nor gzip"))}
-	if _, err = s.Pull(t.Context(), registry.name("one:1", one.MediaType, one), Auth{}, nil); !errdefs.IsDataLoss(err) {
-		t.Errorf("a layer of noise: %v", err)
-	}
+	checkRefused(t, s, registry.name("one:1", one.MediaType, one), Auth{}, errdefs.IsDataLoss, "")
 }
