@@ -16,7 +16,6 @@ import (
 
 // in runs a function in the network namespace at path.
 func in(t *testing.T, path string, do func() error) {
-	t.Helper()
 	handle, err := netns.GetFromPath(path)
 	must(t, err)
 	defer handle.Close()
@@ -30,7 +29,6 @@ func in(t *testing.T, path string, do func() error) {
 }
 
 func rules(t *testing.T) (rules []string) {
-	t.Helper()
 	for _, program := range []string{"iptables-save", "ip6tables-save"} {
 		out, err := exec.Command(program).Output()
 		must(t, err)
@@ -50,15 +48,13 @@ func without(now, before []string, marks ...string) (left []string) {
 }
 
 func removeLinkAtEnd(t *testing.T, name string) {
-	t.Helper()
 	t.Cleanup(func() {
 		link, err := netlink.LinkByName(name)
 		if err == nil {
 			err = netlink.LinkDel(link)
 		}
-		if missing := (netlink.LinkNotFoundError{}); err != nil && !errors.As(err, &missing) {
-			t.Error(err)
-		}
+		missing := netlink.LinkNotFoundError{}
+		harness.Want(t, err == nil || errors.As(err, &missing), "%v", err)
 	})
 }
 

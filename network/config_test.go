@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const goodList = `{"cniVersion": "1.1.0", "name": "good", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}`
@@ -17,18 +19,12 @@ const goodList = `{"cniVersion": "1.1.0", "name": "good", "plugins": [{"type": "
 // A file that cannot be used hides none that can, wherever it stands; of those the first by name
 // counts, and what has another ending is none.
 func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
-	for name, content := range map[string]string{
-		"empty":             "",
-		"cut off":           goodList[:40],
-		"garbage":           "\x00\x01",
-		"no name":           `{"cniVersion": "1.1.0", "plugins": [{"type": "bridge"}]}`,
-		"no plugins":        `{"cniVersion": "1.1.0", "name": "x", "plugins": []}`,
-		"plugins of a kind": `{"cniVersion": "1.1.0", "name": "x", "plugins": "bridge"}`,
-		"plugin of no type": `{"cniVersion": "1.1.0", "name": "x", "plugins": [{"bridge": "b"}]}`,
-		"an array":          `[]`,
-		"null":              `null`,
+	for _, content := range []string{
+		"", goodList[:40], "\x00\x01", "[]", "null", `{"cniVersion": "1.1.0", "plugins": [{"type": "bridge"}]}`,
+		`{"cniVersion": "1.1.0", "name": "x", "plugins": []}`, `{"cniVersion": "1.1.0", "name": "x", "plugins": "bridge"}`,
+		`{"cniVersion": "1.1.0", "name": "x", "plugins": [{"bridge": "b"}]}`,
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(content, func(t *testing.T) {
 			directory := t.TempDir()
 			put(t, filepath.Join(directory, "20-second.conflist"), conflist(t, "second", map[string]any{"type": "bridge"}))
 			put(t, filepath.Join(directory, "10-good.conflist"), goodList)
@@ -38,14 +34,11 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 			}
 			must(t, os.Symlink("nowhere", filepath.Join(directory, "03-dangling.conflist")))
 			got, problems := readFirst(directory)
-			if got == nil || got.Name != "good" || got.CNIVersion != "1.1.0" || filepath.Base(got.File) != "10-good.conflist" || !slices.Equal(got.Plugins, []string{"bridge", "portmap"}) {
-				t.Errorf("got %+v, %v", got, problems)
-			}
-			if len(problems) != 5 {
-				t.Errorf("%d problems, want one for each of the five: %v", len(problems), problems)
-			}
+			harness.Want(t, got != nil && got.Name == "good" && got.CNIVersion == "1.1.0" && filepath.Base(got.File) == "10-good.conflist" &&
+				slices.Equal(got.Plugins, []string{"bridge", "portmap"}), "got %+v, %v", got, problems)
+			harness.Want(t, len(problems) == 5, "%d problems, want one for each of the five: %v", len(problems), problems)
 			for _, problem := range problems {
-				wantError(t, problem, directory)
+				harness.WantError(t, problem, directory)
 			}
 		})
 	}
@@ -62,14 +55,10 @@ func TestReadDirectoryDoesNotWaitForFifos(t *testing.T) {
 	}
 	must(t, os.Symlink("01-fifo.conflist", filepath.Join(directory, "03-link.json")))
 	got, problems := readFirst(directory)
-	if got == nil || got.Name != "good" {
-		t.Errorf("got %+v, %v", got, problems)
-	}
-	if len(problems) != 4 {
-		t.Errorf("%d problems, want one for each of the four: %v", len(problems), problems)
-	}
+	harness.Want(t, got != nil && got.Name == "good", "got %+v, %v", got, problems)
+	harness.Want(t, len(problems) == 4, "%d problems, want one for each of the four: %v", len(problems), problems)
 	for _, problem := range problems {
-		wantError(t, problem, directory, "no regular file")
+		harness.WantError(t, problem, directory, "no regular file")
 	}
 }
 
@@ -91,9 +80,7 @@ func TestPluginsFromAFolderAreInlined(t *testing.T) {
 		"disableGC": "true", "new": `{"a":[1]}`, "loadOnlyInlinedPlugins": "true", // else it looks for its folder again
 		"plugins": `[{"deep":{"number":0.25},"isGateway":true,"type":"bridge"},{"cniVersion":"1.1.0","name":"split","type":"tuning","mtu":1400}]`,
 	} {
-		if string(list[key]) != want {
-			t.Errorf("%s became %s", key, list[key])
-		}
+		harness.Want(t, string(list[key]) == want, "%s became %s", key, list[key])
 	}
 }
 
@@ -107,10 +94,9 @@ func TestMissingPlugins(t *testing.T) {
 		return c
 	}
 	err := errors.Join(missing(list("beam", "bridge", "teleport", "warp"), []string{realPlugins}, true)...)
-	wantError(t, err, `network "x"`, "teleport", "warp", "ipam: ", "beam", realPlugins, "cni_bin_dir")
-	if errs := missing(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false); len(errs) > 0 {
-		t.Error(errs)
-	}
+	harness.WantError(t, err, `network "x"`, "teleport", "warp", "ipam: ", "beam", realPlugins, "cni_bin_dir")
+	errs := missing(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false)
+	harness.Want(t, len(errs) == 0, "%v", errs)
 }
 
 // readFirst is what a directory gives to the next pod.

@@ -13,13 +13,11 @@ import (
 // A DEL that fails is retried in the background with longer and longer pauses, over a
 // restart too, and the log says for which pod.
 func TestDetachFailsAndThenWorks(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
+	n := newScripted(t, nil)
+	n.attached(t, "web")
 	stop := n.runs(t)
 	n.tell(t, "DEL.fail")
-	wantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "CNI DEL", "told to fail", "try 1", "retried in the background")
+	harness.WantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "CNI DEL", "told to fail", "try 1", "retried in the background")
 	// Pauses of 0, 100, 200, 400, 800 ms.
 	began := time.Now()
 	eventually(t, within, "the log says for which pod", func() bool {
@@ -27,9 +25,8 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 	})
 	time.Sleep(time.Until(began.Add(1200 * time.Millisecond)))
 	calls := len(n.calls(t, "DEL"))
-	if took := time.Since(began); took < 1500*time.Millisecond && calls > 6 {
-		t.Errorf("%d DELs in %v", calls, took)
-	}
+	took := time.Since(began)
+	harness.Want(t, took >= 1500*time.Millisecond || calls <= 6, "%d DELs in %v", calls, took)
 	stop()
 	must(t, n.Options.Namespaces.Remove("web"))
 	n.reopen(t)
@@ -40,57 +37,47 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 	n.runs(t)
 	eventually(t, within, "the attachment is struck out", func() bool { return n.find("web") == nil })
 	last := n.calls(t, "DEL")
-	if !strings.Contains(last[len(last)-1], "netns= ") {
-		t.Errorf("DEL after the namespace was gone: %q, want an empty CNI_NETNS", last[len(last)-1])
-	}
-	if _, err := os.Stat(n.journal.Path("web")); !os.IsNotExist(err) {
-		t.Errorf("the journal's file: %v", err)
-	}
+	harness.Want(t, strings.Contains(last[len(last)-1], "netns= "),
+		"DEL after the namespace was gone: %q, want an empty CNI_NETNS", last[len(last)-1])
+	_, err := os.Stat(n.journal.Path("web"))
+	harness.Want(t, os.IsNotExist(err), "the journal's file: %v", err)
 	n.detach(t, "web")
 	harness.Same(t, "DELs after one that succeeded", n.calls(t, "DEL"), last)
 }
 
-// The tries of the background do not count: a DEL that fails blocks its pod's
-// deletion for the time of the limits.
+// The tries of the background do not count: a DEL that fails blocks its pod's deletion for the time of the limits.
 func TestDetachTimeMeansWhatItSays(t *testing.T) {
 	n := newNode(t, func(o *Options) {
 		o.Limits.RetryFirst, o.Limits.RetryMost = time.Millisecond, time.Millisecond
 		o.Limits.DetachTries, o.Limits.DetachTime = 1000, 4*time.Second
 	})
 	n.configure(t, "10.conflist", "net", n.script())
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
+	n.attached(t, "web")
 	n.tell(t, "DEL.fail")
 	n.runs(t)
-	wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
+	harness.WantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
 	began := time.Now()
 	eventually(t, within, "the background has tried often", func() bool {
 		pending := n.Pending()
 		return len(pending) == 1 && pending[0].Tries > 10
 	})
 	if time.Since(began) < 3*time.Second {
-		wantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
+		harness.WantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
 	}
 	eventually(t, within, "the time is over", func() bool { return n.Detach(t.Context(), "web", "") == nil })
-	if pending := n.Pending(); len(pending) != 1 {
-		t.Errorf("pending %+v", pending)
-	}
-	if took := time.Since(began); took < 3*time.Second {
-		t.Errorf("the deletion was blocked for %v only", took)
-	}
+	harness.Same(t, "attachments that wait", len(n.Pending()), 1)
+	took := time.Since(began)
+	harness.Want(t, took >= 3*time.Second, "the deletion was blocked for %v only", took)
 }
 
 // DELs that hang leave room for others.
 func TestHangingDELsHoldUpNoOther(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Del = 8 * time.Second })
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, func(o *Options) { o.Limits.Del = 8 * time.Second })
 	for i := range atOnce / 2 {
 		id := "hang" + strconv.Itoa(i)
-		n.journalled(t, id, nil)
-		n.attach(t, id)
+		n.attached(t, id)
 	}
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
+	n.attached(t, "web")
 	n.tell(t, "DEL.hang")
 	n.runs(t)
 	for i := range atOnce / 2 {

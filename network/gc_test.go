@@ -14,6 +14,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const often = 200 * time.Millisecond
@@ -51,25 +53,19 @@ func TestGCNamesTheValidAttachments(t *testing.T) {
 		seen[stdin.Name] = strings.Join(ids, " ")
 		return len(seen) == 2
 	})
-	if want := map[string]string{"before": "old/eth0", "now": "db/eth0 web/eth0"}; marshal(t, seen) != marshal(t, want) {
-		t.Errorf("valid %v, want %v", seen, want)
-	}
-	if calls := n.calls(t, "DEL"); len(calls) > 0 {
-		t.Errorf("GC ran DEL: %q", calls)
-	}
+	harness.Same(t, "valid attachments", seen, map[string]string{"before": "old/eth0", "now": "db/eth0 web/eth0"})
+	harness.Same(t, "GC ran DEL", n.calls(t, "DEL"), nil)
 }
 
 func TestGCCanBeTurnedOff(t *testing.T) {
 	for name, configure := range map[string]func(*testing.T, *node){
 		"by the network": func(t *testing.T, n *node) {
-			put(t, filepath.Join(n.ConfDir, "10.conflist"), marshal(t, map[string]any{
-				"cniVersion": "1.1.0", "name": "net", "disableGC": true, "plugins": []any{n.script()},
-			}))
+			list := map[string]any{"cniVersion": "1.1.0", "name": "net", "disableGC": true, "plugins": []any{n.script()}}
+			put(t, n.ConfDir+"/10.conflist", marshal(t, list))
 		},
 		"by its age": func(t *testing.T, n *node) {
-			put(t, filepath.Join(n.ConfDir, "10.conflist"), marshal(t, map[string]any{
-				"cniVersion": "1.0.0", "name": "net", "plugins": []any{n.script()},
-			}))
+			list := map[string]any{"cniVersion": "1.0.0", "name": "net", "plugins": []any{n.script()}}
+			put(t, n.ConfDir+"/10.conflist", marshal(t, list))
 		},
 		"by the node": func(t *testing.T, n *node) {
 			n.configure(t, "10.conflist", "net", n.script())
@@ -84,17 +80,14 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 			n.Reload()
 			n.runs(t)
 			time.Sleep(3 * often)
-			if calls := n.calls(t, "GC"); len(calls) > 0 {
-				t.Errorf("collected: %q", calls)
-			}
+			harness.Same(t, "collected", n.calls(t, "GC"), nil)
 		})
 	}
 }
 
 // A collection does not begin beside a plugin that runs.
 func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, func(o *Options) { o.Limits.GCPeriod = often })
 	n.journalled(t, "web", nil)
 	n.tell(t, "ADD.hang")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -106,9 +99,7 @@ func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	hanging(t, "web")
 	n.runs(t)
 	time.Sleep(3 * often)
-	if calls := n.calls(t, "GC"); len(calls) > 0 {
-		t.Errorf("collected beside ADD: %q", calls)
-	}
+	harness.Same(t, "collected beside ADD", n.calls(t, "GC"), nil)
 	cancel()
 	<-done
 	n.detach(t, "web")
@@ -133,24 +124,18 @@ func TestGateBesideACollectionThatHangs(t *testing.T) {
 		must(t, err)
 		late, err := g.enter(t.Context())
 		must(t, err)
-		if took := time.Since(began); took != gcTimeout {
-			t.Errorf("two runs have waited %v for a collection that hangs", took)
-		}
+		harness.Same(t, "the wait for a collection that hangs", time.Since(began), gcTimeout)
 		leave()
 		close(hung)
 		time.Sleep(time.Second)
-		if begun.Load() != 1 {
-			t.Error("a collection has begun beside a run")
-		}
+		harness.Want(t, begun.Load() == 1, "a collection has begun beside a run")
 		late()
 		time.Sleep(time.Second)
-		if begun.Load() != 2 {
-			t.Error("no collection has begun after the last run")
-		}
+		harness.Want(t, begun.Load() == 2, "no collection has begun after the last run")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err = g.enter(ctx)
-		wantError(t, err, "wait for CNI GC")
+		harness.WantError(t, err, "wait for CNI GC")
 		close(next)
 	})
 }
@@ -158,9 +143,7 @@ func TestGateBesideACollectionThatHangs(t *testing.T) {
 // gate is that of a network.
 type gate struct{ n *CNI }
 
-func newGate() gate {
-	return gate{&CNI{gates: make(map[string]*semaphore.Weighted)}}
-}
+func newGate() gate { return gate{&CNI{gates: make(map[string]*semaphore.Weighted)}} }
 
 func (g gate) enter(ctx context.Context) (leave func(), err error) {
 	a := newAttachment(Attachment{})
@@ -172,6 +155,4 @@ func (g gate) enter(ctx context.Context) (leave func(), err error) {
 	return h.release, nil
 }
 
-func (g gate) collect(ctx context.Context, f func()) bool {
-	return whileClosed(ctx, g.n.gate(""), f)
-}
+func (g gate) collect(ctx context.Context, f func()) bool { return whileClosed(ctx, g.n.gate(""), f) }

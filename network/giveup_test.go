@@ -12,12 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/test/harness"
 )
 
-// impossible is a chain whose ADD and DEL can never succeed: a range that begins outside
-// of its subnet.
+// impossible is a chain whose ADD and DEL can never succeed: a range that begins outside of its subnet.
 func (n *node) impossible(t *testing.T) []map[string]any {
-	t.Helper()
 	chain := n.chain(t)
 	chain[0]["ipam"].(map[string]any)["ranges"] = []any{[]any{map[string]string{"subnet": "10.97.0.0/24", "rangeStart": "10.98.0.9"}}}
 	return chain
@@ -38,22 +37,19 @@ func (n *node) try(t *testing.T, id string) {
 }
 
 func (n *node) pinned(t *testing.T) []string {
-	t.Helper()
 	ids, err := n.Options.Namespaces.IDs()
 	must(t, err)
 	return ids
 }
 
 func (n *node) entries(t *testing.T) []string {
-	t.Helper()
 	files, err := filepath.Glob(filepath.Join(n.Options.Root, "attachments", "*.json"))
 	must(t, err)
 	return files
 }
 
-// Forty tries of a pod whose network can never work hold one namespace at most, and
-// leave nothing when their DEL has failed often enough; also over a restart, and the log
-// and the timeline tell.
+// Forty tries of a pod whose network can never work hold one namespace at most, and leave nothing when their DEL
+// has failed often enough; also over a restart, and the log and the timeline tell.
 func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 	for _, broken := range []string{"a range outside of its subnet", "a plugin that is not installed"} {
 		t.Run(broken, func(t *testing.T) {
@@ -88,18 +84,13 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 			if last := rows["try39"]; len(last) != 1 || last[0].Step != "give up attachment" || !strings.Contains(last[0].Error, "may be left") {
 				t.Errorf("rows %+v", last)
 			}
-			if !strings.Contains(n.log.String(), "an attachment is given up") {
-				t.Error("the log does not tell")
-			}
-			if held := n.addresses(t); len(held) != 0 {
-				t.Errorf("addresses %q", held)
-			}
+			harness.Want(t, strings.Contains(n.log.String(), "an attachment is given up"), "the log does not tell")
+			harness.Same(t, "addresses", n.addresses(t), nil)
 		})
 	}
 }
 
-// When the configuration is corrected, its network's DEL undoes what was tried with the
-// one that was wrong.
+// When the configuration is corrected, its network's DEL undoes what was tried with the one that was wrong.
 func TestCorrectedConfigurationUndoesWhatFailed(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = time.Hour, time.Hour })
 	n.configure(t, "10.conflist", "net", n.impossible(t)...)
@@ -110,20 +101,16 @@ func TestCorrectedConfigurationUndoesWhatFailed(t *testing.T) {
 	}
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
 	eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 })
-	if strings.Contains(n.log.String(), "given up") {
-		t.Error("it was given up")
-	}
+	harness.Want(t, !strings.Contains(n.log.String(), "given up"), "it was given up")
 }
 
-// An attachment whose ADD succeeded is kept until its DEL has, over restarts too: its
-// address is never lost.
+// An attachment whose ADD succeeded is kept until its DEL has, over restarts too: its address is never lost.
 func TestWhatWasAttachedIsNotGivenUp(t *testing.T) {
 	n := newNode(t, func(o *Options) {
 		o.Limits.GiveUpTries, o.Limits.GiveUpTime, o.Limits.RetryFirst, o.Limits.RetryMost = 2, time.Nanosecond, 10*time.Millisecond, 10*time.Millisecond
 	})
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
+	n.attached(t, "web")
 	n.tell(t, "DEL.fail")
 	for range 2 {
 		n.Release("web")
@@ -133,20 +120,16 @@ func TestWhatWasAttachedIsNotGivenUp(t *testing.T) {
 		stop()
 		n.reopen(t)
 	}
-	if len(n.entries(t)) != 1 || len(n.pinned(t)) != 1 {
-		t.Errorf("entries %q, namespaces %q", n.entries(t), n.pinned(t))
-	}
+	harness.Want(t, len(n.entries(t)) == 1 && len(n.pinned(t)) == 1, "entries %q, namespaces %q", n.entries(t), n.pinned(t))
 	n.untell(t, "DEL.fail")
 	n.detach(t, "web")
 }
 
-// An attachment whose entry is not on disk because the disk is full was given up by nobody:
-// its DEL is tried again.
+// An attachment whose entry is not on disk because the disk is full was given up by nobody: its DEL is tried again.
 func TestWhatCannotBeWrittenIsNotGivenUp(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = 10*time.Millisecond, 10*time.Millisecond })
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
+	n.attached(t, "web")
 	journal := filepath.Dir(n.journal.Path("web"))
 	must(t, unix.Mount("tmpfs", journal, "tmpfs", 0, "nr_inodes=3")) // the directory, its quarantine and the bad entry
 	t.Cleanup(func() { must(t, unix.Unmount(journal, unix.MNT_DETACH)) })
@@ -164,18 +147,14 @@ func TestWhatCannotBeWrittenIsNotGivenUp(t *testing.T) {
 	eventually(t, within, "DEL is tried again", func() bool { return len(n.calls(t, "DEL")) > tries+4 })
 	n.untell(t, "DEL.fail")
 	eventually(t, within, "it is detached", func() bool { return len(n.Pending()) == 0 })
-	if strings.Contains(n.log.String(), "given up") || len(n.addresses(t)) != 0 {
-		t.Errorf("its addresses are %q", n.addresses(t))
-	}
+	harness.Want(t, !strings.Contains(n.log.String(), "given up") && len(n.addresses(t)) == 0, "its addresses are %q", n.addresses(t))
 }
 
 // Where ADD has not even begun there is nothing to undo, and no plugin is run for it.
 func TestWhatNeverBeganHasNoDEL(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, nil)
 	n.journalled(t, "web", nil)
 	n.detach(t, "web")
-	if calls := n.calls(t, "DEL"); len(calls) != 0 || len(n.entries(t)) != 0 {
-		t.Errorf("calls %q, entries %q", calls, n.entries(t))
-	}
+	calls := n.calls(t, "DEL")
+	harness.Want(t, len(calls) == 0 && len(n.entries(t)) == 0, "calls %q, entries %q", calls, n.entries(t))
 }

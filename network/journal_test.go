@@ -6,16 +6,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
-// An entry that cannot be read stops no other, and its DEL is run with what
-// libcni remembers of its ADD.
+// An entry that cannot be read stops no other, and its DEL is run with what libcni remembers of its ADD.
 func TestUnreadableAttachment(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, nil)
 	for _, id := range []string{"web", "spoilt"} {
-		n.journalled(t, id, nil)
-		n.attach(t, id)
+		n.attached(t, id)
 	}
 	added := n.calls(t, "ADD")[1]
 	put(t, n.journal.Path("spoilt"), `{"version": 1, "rec`)
@@ -26,12 +25,9 @@ func TestUnreadableAttachment(t *testing.T) {
 			t.Fatal("an attachment is lost")
 		}
 	}
-	if !strings.Contains(n.log.String(), "libcni's cache") {
-		t.Error("nothing in the log")
-	}
-	if _, err := os.Stat(filepath.Join(n.journalDir(), "quarantine", "spoilt.json")); err != nil {
-		t.Error(err)
-	}
+	harness.Want(t, strings.Contains(n.log.String(), "libcni's cache"), "nothing in the log")
+	_, err := os.Stat(filepath.Join(n.journalDir(), "quarantine", "spoilt.json"))
+	harness.Check(t, err)
 	n.detach(t, "spoilt")
 	if calls := n.calls(t, "DEL"); len(calls) != 1 || sorted(calls[0]) != sorted(strings.Replace(added, "ADD", "DEL", 1)) {
 		t.Errorf("DEL ran as %q after %q", calls, added)
@@ -39,8 +35,7 @@ func TestUnreadableAttachment(t *testing.T) {
 	n.detach(t, "web")
 }
 
-// sorted is a call with its arguments in the order of the alphabet: they have
-// none of their own.
+// sorted is a call with its arguments in the order of the alphabet: they have none of their own.
 func sorted(call string) string {
 	parts := strings.FieldsFunc(call, func(r rune) bool { return r == ';' || r == ' ' || r == '=' })
 	slices.Sort(parts)
@@ -53,11 +48,9 @@ func TestEntryThatIsNoneOfThisNodes(t *testing.T) {
 	n := newNode(t, nil)
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
 	for _, id := range []string{"web", "gone", "db"} {
-		n.journalled(t, id, nil)
-		n.attach(t, id)
+		n.attached(t, id)
 	}
-	data, err := os.ReadFile(n.journal.Path("web"))
-	must(t, err)
+	data := harness.Read(t, n.journal.Path("web"))
 	put(t, n.journal.Path("backup-of-web"), string(data))
 	put(t, n.journal.Path("db"), string(data))
 	foreign := strings.ReplaceAll(strings.ReplaceAll(string(data), "minicri-cni-", "minicri-cni-other-"), "\"web\"", "\"theirs\"")
@@ -67,15 +60,10 @@ func TestEntryThatIsNoneOfThisNodes(t *testing.T) {
 	n.ReleaseUnknown(func(id string) bool { return id != "gone" })
 	// What would run begins at once, beside the DEL of one that no pod has.
 	eventually(t, within, "the unknown one is released", func() bool { return n.find("gone") == nil })
-	if held := n.addresses(t); len(held) != 2 || len(n.calls(t, "DEL")) != 1 || n.find("web") == nil {
-		t.Errorf("addresses %q, DELs %q", held, n.calls(t, "DEL"))
-	}
-	if aside := n.Quarantined(); len(aside) != 3 {
-		t.Errorf("quarantined: %q", aside)
-	}
+	held := n.addresses(t)
+	harness.Want(t, len(held) == 2 && len(n.calls(t, "DEL")) == 1 && n.find("web") != nil, "addresses %q, DELs %q", held, n.calls(t, "DEL"))
+	harness.Same(t, "records quarantined", len(n.Quarantined()), 3)
 	n.detach(t, "db")
 	n.detach(t, "web")
-	if held := n.addresses(t); len(held) != 0 {
-		t.Errorf("addresses %q", held)
-	}
+	harness.Same(t, "addresses", n.addresses(t), nil)
 }

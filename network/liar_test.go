@@ -6,12 +6,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
-// newLiar makes a node with a plugin that answers ADD with what a file has, and
-// succeeds, whatever that is.
+// newLiar makes a node with a plugin that answers ADD with what a file has, and succeeds, whatever that is.
 func newLiar(t *testing.T) (n *node, answer string) {
-	t.Helper()
 	bin := t.TempDir()
 	answer = filepath.Join(bin, "answer")
 	script := fmt.Sprintf("#!/bin/sh\ncat >/dev/null\n[ $CNI_COMMAND != ADD ] || cat %s\n", answer)
@@ -21,9 +21,8 @@ func newLiar(t *testing.T) (n *node, answer string) {
 	return n, answer
 }
 
-// Whatever a plugin prints, the daemon lives, the error names the plugin and says
-// what to do, and DEL comes after it: go-cni and libcni trust what they decode, and
-// panic at some of it.
+// Whatever a plugin prints, the daemon lives, the error names the plugin and says what to do, and DEL comes after
+// it: go-cni and libcni trust what they decode, and panic at some of it.
 func TestAnswersThatAreNoResult(t *testing.T) {
 	n, answer := newLiar(t)
 	ids := 0
@@ -56,14 +55,11 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 		"an address without an interface name": `{"cniVersion":"1.1.0","interfaces":[{"name":"other"}],"ips":[{"address":"10.0.0.2/24","interface":0}]}`,
 	} {
 		result, err := try(text)
-		if err == nil && len(result.Addresses) > 0 {
-			t.Errorf("%s: it is taken for %v", name, result.Addresses)
-		}
+		harness.Want(t, err != nil || len(result.Addresses) == 0, "%s: it is taken for %+v", name, result)
 		if err != nil {
-			wantError(t, err, "plugin liar", "CNI ADD")
-			if strings.Contains(err.Error(), "goroutine") || len(err.Error()) > 1000 {
-				t.Errorf("%s: the error has %d bytes: %.300v", name, len(err.Error()), err)
-			}
+			harness.WantError(t, err, "plugin liar", "CNI ADD")
+			harness.Want(t, !strings.Contains(err.Error(), "goroutine") && len(err.Error()) <= 1000,
+				"%s: the error has %d bytes: %.300v", name, len(err.Error()), err)
 		}
 	}
 	// What is unusual and can be used is used.
@@ -73,8 +69,7 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 		"no interfaces":               `{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24"}],"routes":null,"dns":null}`,
 		"the other family named":      `{"cniVersion":"0.4.0","ips":[{"version":"6","address":"192.0.2.7/24"}]}`,
 	} {
-		if result, err := try(text); err != nil || fmt.Sprint(result.Addresses) != "[192.0.2.7]" {
-			t.Errorf("%s: %+v, %v", name, result, err)
-		}
+		result, err := try(text)
+		harness.Want(t, err == nil && fmt.Sprint(result.Addresses) == "[192.0.2.7]", "%s: %+v, %v", name, result, err)
 	}
 }

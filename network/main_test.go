@@ -24,8 +24,7 @@ import (
 	"github.com/minicri/minicri/test/isolate"
 )
 
-// TestMain keeps the links, rules and mounts that the tests make away from the
-// machine.
+// TestMain keeps the links, rules and mounts that the tests make away from the machine.
 func TestMain(m *testing.M) { os.Exit(isolate.Run(m, prepareInside)) }
 
 func prepareInside() error {
@@ -64,16 +63,14 @@ type node struct {
 // newNode opens a network over an empty configuration directory. Periods are
 // those of the defaults, in tenths of the time; no limit is reached.
 func newNode(t *testing.T, change func(*Options)) *node {
-	t.Helper()
 	n := &node{scripted: t.TempDir(), log: &logText{}}
 	namespaces := newNamespaces(t, "net-")
 	n.Options = Options{
 		ConfDir: t.TempDir(), BinDirs: []string{absolute(t, realPlugins), absolute(t, testPlugins)},
 		Root: t.TempDir(), CgroupParent: newCgroup(t), Mark: "minicri-cni-", Namespaces: namespaces,
 		Limits: Limits{
-			Add: within, Del: within, Check: within, Status: within, GC: within,
-			DetachTries: 5, DetachTime: 30 * time.Second, GiveUpTries: 1000, GiveUpTime: time.Hour,
-			RetryFirst: 100 * time.Millisecond, RetryMost: time.Second,
+			Add: within, Del: within, Check: within, Status: within, GC: within, DetachTries: 5, DetachTime: 30 * time.Second,
+			GiveUpTries: 1000, GiveUpTime: time.Hour, RetryFirst: 100 * time.Millisecond, RetryMost: time.Second,
 			Reload: 100 * time.Millisecond, StatusPeriod: 500 * time.Millisecond,
 		},
 		Logger: slog.New(slog.NewTextHandler(n.log, nil)),
@@ -88,6 +85,13 @@ func newNode(t *testing.T, change func(*Options)) *node {
 			t.Logf("the log:\n%s", n.log)
 		}
 	})
+	return n
+}
+
+// newScripted is newNode with the plugin "scripted" as its network.
+func newScripted(t *testing.T, change func(*Options)) *node {
+	n := newNode(t, change)
+	n.configure(t, "10.conflist", "net", n.script())
 	return n
 }
 
@@ -115,7 +119,6 @@ func (n *node) endLeftRuns(t *testing.T) {
 
 // reopen is what a daemon that comes next does.
 func (n *node) reopen(t *testing.T) {
-	t.Helper()
 	if n.CNI != nil {
 		// What waits in the background ends with its daemon: it would kill what
 		// the next one runs in the cgroup that it waits for.
@@ -128,10 +131,8 @@ func (n *node) reopen(t *testing.T) {
 	t.Cleanup(networks.Close)
 }
 
-// newCgroup is a parent for the cgroups of plugin runs, which are all gone when
-// the test ends.
+// newCgroup is a parent for the cgroups of plugin runs, which are all gone when the test ends.
 func newCgroup(t *testing.T) string {
-	t.Helper()
 	path := fmt.Sprintf("/minicri-unit-net-%d-%d", os.Getpid(), time.Now().UnixNano())
 	parent, err := cgroup.GroupParent(path)
 	must(t, err)
@@ -139,13 +140,9 @@ func newCgroup(t *testing.T) string {
 	t.Cleanup(func() {
 		left, err := os.ReadDir(parent.Dir)
 		for _, entry := range left {
-			if entry.IsDir() {
-				t.Errorf("the cgroup of a plugin run is left: %s", entry.Name())
-			}
+			harness.Want(t, !entry.IsDir(), "the cgroup of a plugin run is left: %s", entry.Name())
 		}
-		if err = errors.Join(err, parent.Kill(within), parent.Remove()); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, errors.Join(err, parent.Kill(within), parent.Remove()))
 	})
 	return path
 }
@@ -155,7 +152,6 @@ func mark() string { return markName + "=" + os.Getenv(markName) }
 
 // ready is Ready, with a limit that is never reached.
 func (n *node) ready(t *testing.T) error {
-	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	return n.Ready(ctx)
@@ -185,30 +181,20 @@ func (n *node) runs(t *testing.T) (stop func()) {
 
 // configure puts a configuration list into the directory.
 func (n *node) configure(t *testing.T, file, name string, plugins ...map[string]any) {
-	t.Helper()
 	put(t, filepath.Join(n.ConfDir, file), conflist(t, name, plugins...))
 }
 
 func conflist(t *testing.T, name string, plugins ...map[string]any) string {
-	t.Helper()
 	return marshal(t, map[string]any{"cniVersion": "1.1.0", "name": name, "plugins": plugins})
 }
 
 // script is the plugin "scripted" in a configuration.
-func (n *node) script() map[string]any {
-	return map[string]any{"type": "scripted", "dir": n.scripted}
-}
+func (n *node) script() map[string]any { return map[string]any{"type": "scripted", "dir": n.scripted} }
 
 // tell makes the plugin "scripted" fail or hang from now on: "DEL.fail".
-func (n *node) tell(t *testing.T, what string) {
-	t.Helper()
-	put(t, filepath.Join(n.scripted, what), "")
-}
+func (n *node) tell(t *testing.T, what string) { put(t, filepath.Join(n.scripted, what), "") }
 
-func (n *node) untell(t *testing.T, what string) {
-	t.Helper()
-	must(t, os.Remove(filepath.Join(n.scripted, what)))
-}
+func (n *node) untell(t *testing.T, what string) { must(t, os.Remove(filepath.Join(n.scripted, what))) }
 
 // calls are the calls of a verb that the plugin "scripted" got.
 func (n *node) calls(t *testing.T, verb string) (calls []string) {
@@ -225,10 +211,8 @@ func (n *node) calls(t *testing.T, verb string) (calls []string) {
 	return calls
 }
 
-// journalled makes a namespace for id and journals its attachment, with the
-// configuration of now.
+// journalled makes a namespace for id and journals its attachment, with the configuration of now.
 func (n *node) journalled(t *testing.T, id string, change func(*Attachment)) {
-	t.Helper()
 	configuration, err := n.Configuration()
 	if err == nil {
 		err = n.Options.Namespaces.Create(id)
@@ -241,20 +225,23 @@ func (n *node) journalled(t *testing.T, id string, change func(*Attachment)) {
 	must(t, n.Journal(a))
 }
 
+// attached journals id and attaches it.
+func (n *node) attached(t *testing.T, id string) *Result {
+	n.journalled(t, id, nil)
+	return n.attach(t, id)
+}
+
 func (n *node) attach(t *testing.T, id string) *Result {
-	t.Helper()
 	result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
 	must(t, err)
 	return result
 }
 
 func (n *node) detach(t *testing.T, id string) {
-	t.Helper()
 	must(t, n.Detach(t.Context(), id, n.NamespacePath(id)))
 }
 
 func newNamespaces(t *testing.T, mark string) *namespace.Dir {
-	t.Helper()
 	directory := filepath.Join(t.TempDir(), "namespaces")
 	namespaces, err := namespace.Open(directory, mark)
 	must(t, err)
@@ -263,9 +250,7 @@ func newNamespaces(t *testing.T, mark string) *namespace.Dir {
 		for _, id := range ids {
 			err = errors.Join(err, namespaces.Remove(id))
 		}
-		if err = errors.Join(err, unix.Unmount(directory, unix.MNT_DETACH)); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, errors.Join(err, unix.Unmount(directory, unix.MNT_DETACH)))
 	})
 	return namespaces
 }
@@ -289,33 +274,18 @@ func (l *logText) String() string {
 }
 
 func eventually(t *testing.T, limit time.Duration, what string, is func() bool) {
-	t.Helper()
 	harness.Eventually(t, what, limit, is)
 }
 
-func wantError(t *testing.T, err error, says ...string) {
-	t.Helper()
-	for _, s := range says {
-		if err == nil || !strings.Contains(err.Error(), s) {
-			t.Fatalf("got %v, want an error that says %q", err, s)
-		}
-	}
-}
-
-func put(t *testing.T, path, text string) {
-	t.Helper()
-	must(t, os.WriteFile(path, []byte(text), 0o600))
-}
+func put(t *testing.T, path, text string) { must(t, os.WriteFile(path, []byte(text), 0o600)) }
 
 func absolute(t *testing.T, path string) string {
-	t.Helper()
 	result, err := filepath.Abs(path)
 	must(t, err)
 	return result
 }
 
 func marshal(t *testing.T, value any) string {
-	t.Helper()
 	data, err := json.Marshal(value)
 	must(t, err)
 	return string(data)

@@ -15,11 +15,12 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // masqueraded opens the embedded network with a bridge of the test's own.
 func masqueraded(t *testing.T, bridge, subnet string) *node {
-	t.Helper()
 	n := newNode(t, func(o *Options) {
 		bridged(o)
 		o.Default.Bridge, o.Default.Subnet = bridge, subnet
@@ -38,23 +39,17 @@ func TestOneRuleMasqueradesAllPods(t *testing.T) {
 	n.journalled(t, "web", nil)
 	n.journalled(t, "db", nil)
 	web, db := n.attach(t, "web"), n.attach(t, "db")
-	if now := nftRules(t); now != before {
-		t.Errorf("two pods have changed the rules:\n%s\nbefore:\n%s", now, before)
-	}
+	harness.Same(t, "the rules beside two pods", nftRules(t), before)
 	from := n.Options.Namespaces.Path("web")
 	wantSources := func() {
-		t.Helper()
 		for to, want := range map[string]netip.Addr{
 			"192.0.2.2": netip.MustParseAddr("192.0.2.1"), "2001:db8::2": netip.MustParseAddr("2001:db8::1"),
 		} {
-			if got := source(t, from, outside, to); got != want {
-				t.Errorf("what the pod sends to %s comes from %v, want %v", to, got, want)
-			}
+			harness.Same(t, "what the pod sends to "+to+" comes from", source(t, from, outside, to), want)
 		}
 		for i, to := range db.Addresses {
-			if got := source(t, from, n.Options.Namespaces.Path("db"), to.String()); got != web.Addresses[i] {
-				t.Errorf("what the pod sends to the pod %v comes from %v, want %v", to, got, web.Addresses[i])
-			}
+			got := source(t, from, n.Options.Namespaces.Path("db"), to.String())
+			harness.Want(t, got == web.Addresses[i], "what the pod sends to the pod %v comes from %v, want %v", to, got, web.Addresses[i])
 		}
 	}
 	wantSources()
@@ -115,23 +110,17 @@ func TestPodsFromBeforeTheOneRule(t *testing.T) {
 	t.Setenv("PATH", programs)
 	n := masqueraded(t, "test-br6", "10.98.2.0/24")
 	before := rules(t)
-	n.journalled(t, "old", nil)
-	n.attach(t, "old")
-	if made := without(rules(t), before, "old"); len(made) == 0 {
-		t.Error("the bridge plugin has made no rules")
-	}
+	n.attached(t, "old")
+	harness.Want(t, len(without(rules(t), before, "old")) > 0, "the bridge plugin has made no rules")
 	must(t, os.Setenv("PATH", path))
 	n.reopen(t)
 	n.wantMasqueraded(t, "10.98.2.0/24")
 	n.detach(t, "old")
-	if left := without(rules(t), before, "old", "CNI-"); len(left) > 0 {
-		t.Errorf("rules left: %q", left)
-	}
+	harness.Same(t, "rules left", without(rules(t), before, "old", "CNI-"), nil)
 }
 
 // wantMasqueraded waits until the table masquerades these subnets and no others.
 func (n *node) wantMasqueraded(t *testing.T, subnets ...string) {
-	t.Helper()
 	eventually(t, within, "masqueraded is "+strings.Join(subnets, ", "), func() bool {
 		shown, err := exec.Command("nft", "list", "table", "inet", n.masquerade.table).Output()
 		if len(subnets) == 0 {
@@ -147,7 +136,6 @@ func (n *node) wantMasqueraded(t *testing.T, subnets ...string) {
 }
 
 func nftRules(t *testing.T) string {
-	t.Helper()
 	rules, err := nft("", "--stateless", "list", "ruleset")
 	must(t, err)
 	return rules
@@ -156,7 +144,6 @@ func nftRules(t *testing.T) string {
 // newOutside is a network namespace beside the node, linked with it: the addresses of
 // both ends, the node's first, of each family.
 func newOutside(t *testing.T, addresses ...string) (path string) {
-	t.Helper()
 	namespaces := newNamespaces(t, "out-")
 	must(t, namespaces.Create("outside"))
 	path = namespaces.Path("outside")
@@ -191,10 +178,8 @@ func newOutside(t *testing.T, addresses ...string) (path string) {
 // noDAD is IFA_F_NODAD: the address can be used at once.
 const noDAD = 0x02
 
-// source is the address from which what one namespace sends comes to an address in
-// another one.
+// source is the address from which what one namespace sends comes to an address in another one.
 func source(t *testing.T, from, to, address string) netip.Addr {
-	t.Helper()
 	var listener net.Listener
 	in(t, to, func() (err error) {
 		listener, err = net.Listen("tcp", net.JoinHostPort(address, "0"))
@@ -254,9 +239,7 @@ func TestNftThatHangs(t *testing.T) {
 	}()
 	select {
 	case err := <-done:
-		if err == nil {
-			t.Error("it succeeded")
-		}
+		harness.Want(t, err != nil, "it succeeded")
 	case <-time.After(within):
 		t.Fatal("it does not end")
 	}

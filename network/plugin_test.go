@@ -12,12 +12,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
-// processesWith lists the processes, but ourselves, that have a variable in
-// their environment and have not ended.
+// processesWith lists the processes, but ourselves, that have a variable in their environment and have not ended.
 func processesWith(t *testing.T, variables ...string) (found []string) {
-	t.Helper()
 	entries, err := os.ReadDir("/proc")
 	must(t, err)
 	for _, entry := range entries {
@@ -41,24 +41,19 @@ func processesWith(t *testing.T, variables ...string) (found []string) {
 	return found
 }
 
-// hanging waits until the plugin, its IPAM plugin and the children of that
-// hang for a sandbox.
+// hanging waits until the plugin, its IPAM plugin and the children of that hang for a sandbox.
 func hanging(t *testing.T, id string) {
-	t.Helper()
 	eventually(t, within, "the whole tree of plugins hangs", func() bool { return hangs(t, id) })
 }
 
 func hangs(t *testing.T, id string) bool {
-	t.Helper()
 	found := processesWith(t, "CNI_CONTAINERID="+id)
 	return len(found) >= 4 && strings.Contains(strings.Join(found, "\n"), "stuck-ipam")
 }
 
-// A plugin that hangs is ended at its limit with all that it started, however
-// little that listens to signals.
+// A plugin that hangs is ended at its limit with all that it started, however little that listens to signals.
 func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.DetachTries = 100 })
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, func(o *Options) { o.Limits.DetachTries = 100 })
 	n.journalled(t, "web", nil)
 	for _, verb := range []string{"ADD", "DEL"} {
 		n.tell(t, verb+".hang")
@@ -76,7 +71,7 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 			for over := false; !over; {
 				select {
 				case err := <-done:
-					wantError(t, err, "CNI "+verb, "not done after "+limit.String(), "killed")
+					harness.WantError(t, err, "CNI "+verb, "not done after "+limit.String(), "killed")
 					over = true
 				case <-time.After(10 * time.Millisecond):
 					hung = hung || hangs(t, "web")
@@ -84,9 +79,7 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 					t.Fatalf("%s does not end", verb)
 				}
 			}
-			if left := processesWith(t, "CNI_CONTAINERID=web"); len(left) > 0 {
-				t.Errorf("%s: left running: %q", verb, left)
-			}
+			harness.Same(t, verb+": left running", processesWith(t, "CNI_CONTAINERID=web"), nil)
 			return hung
 		})
 		n.untell(t, verb+".hang")
@@ -112,12 +105,10 @@ func (n *node) untilItHangs(t *testing.T, run func(limit time.Duration) (hung bo
 	n.SetLimits(n.Options.Limits)
 }
 
-// While a plugin hangs for one pod, others are attached, and only its own
-// detach waits, for as long as its caller likes. It is ended when its caller gives
-// up, whose reason is in the error.
+// While a plugin hangs for one pod, others are attached, and only its own detach waits, for as long as its caller
+// likes. It is ended when its caller gives up, whose reason is in the error.
 func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, nil)
 	n.journalled(t, "stuck", nil)
 	n.journalled(t, "web", nil)
 	n.tell(t, "ADD.hang")
@@ -130,27 +121,17 @@ func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 	}()
 	hanging(t, "stuck")
 	n.untell(t, "ADD.hang")
-	if result := n.attach(t, "web"); fmt.Sprint(result.Addresses) != "[192.0.2.7]" {
-		t.Errorf("addresses %v", result.Addresses)
-	}
+	harness.Same(t, "addresses", fmt.Sprint(n.attach(t, "web").Addresses), "[192.0.2.7]")
 	n.detach(t, "web")
 	short, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
-	if err := n.Detach(short, "stuck", ""); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Detach beside an ADD that hangs: %v", err)
-	}
-	if len(n.calls(t, "DEL")) != 1 {
-		t.Error("DEL ran beside ADD")
-	}
-	if len(processesWith(t, "CNI_CONTAINERID=stuck")) < 4 {
-		t.Error("the plugins of another pod were ended")
-	}
+	err := n.Detach(short, "stuck", "")
+	harness.Want(t, errors.Is(err, context.DeadlineExceeded), "Detach beside an ADD that hangs: %v", err)
+	harness.Want(t, len(n.calls(t, "DEL")) == 1, "DEL ran beside ADD")
+	harness.Want(t, len(processesWith(t, "CNI_CONTAINERID=stuck")) >= 4, "the plugins of another pod were ended")
 	cancel(reason)
-	if err := <-done; !errors.Is(err, reason) {
-		t.Errorf("got %v, want %v", err, reason)
-	}
-	if left := processesWith(t, "CNI_CONTAINERID=stuck"); len(left) > 0 {
-		t.Errorf("left running: %q", left)
-	}
+	err = <-done
+	harness.Want(t, errors.Is(err, reason), "got %v, want %v", err, reason)
+	harness.Same(t, "left running", processesWith(t, "CNI_CONTAINERID=stuck"), nil)
 	n.detach(t, "stuck")
 }

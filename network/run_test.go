@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // swallowed are texts of errors that go-cni takes for success.
 var swallowed = []string{
-	`clusterinformations.crd.projectcalico.org \"default\" not found`,
-	"endpoint of this container not found",
+	`clusterinformations.crd.projectcalico.org \"default\" not found`, "endpoint of this container not found",
 	"dial unix /run/agent/agent.sock: connect: no such file or directory",
 }
 
@@ -24,18 +24,14 @@ var swallowed = []string{
 func TestDELThatFailsHasFailedWhateverItSays(t *testing.T) {
 	for _, text := range swallowed {
 		for _, path := range []string{"alive", ""} {
-			n := newNode(t, nil)
-			n.configure(t, "10.conflist", "net", n.script())
-			n.journalled(t, "web", nil)
-			n.attach(t, "web")
+			n := newScripted(t, nil)
+			n.attached(t, "web")
 			put(t, filepath.Join(n.scripted, "DEL.fail"), text)
 			if path != "" {
 				path = n.NamespacePath("web")
 			}
-			wantError(t, n.Detach(t.Context(), "web", path), "CNI DEL", "plugin scripted", strings.ReplaceAll(text, `\`, ""), "CNI error code 11", "try 1")
-			if n.find("web") == nil || len(n.Pending()) != 1 {
-				t.Errorf("%q: the attachment is gone after a DEL that failed", text)
-			}
+			harness.WantError(t, n.Detach(t.Context(), "web", path), "CNI DEL", "plugin scripted", strings.ReplaceAll(text, `\`, ""), "CNI error code 11", "try 1")
+			harness.Want(t, n.find("web") != nil && len(n.Pending()) == 1, "%q: the attachment is gone after a DEL that failed", text)
 			n.untell(t, "DEL.fail")
 			n.detach(t, "web")
 		}
@@ -44,7 +40,6 @@ func TestDELThatFailsHasFailedWhateverItSays(t *testing.T) {
 
 // chain is bridge with host-local, and then the plugin "scripted".
 func (n *node) chain(t *testing.T) []map[string]any {
-	t.Helper()
 	return []map[string]any{
 		{"type": "bridge", "bridge": "br-chain", "ipam": map[string]any{
 			"type": "host-local", "dataDir": filepath.Join(n.scripted, "ipam"),
@@ -56,7 +51,6 @@ func (n *node) chain(t *testing.T) []map[string]any {
 
 // addresses are those that host-local holds.
 func (n *node) addresses(t *testing.T) (held []string) {
-	t.Helper()
 	files, err := filepath.Glob(filepath.Join(n.scripted, "ipam", "*", "10.97.*"))
 	must(t, err)
 	for _, file := range files {
@@ -67,7 +61,6 @@ func (n *node) addresses(t *testing.T) (held []string) {
 
 // helper waits for the child that the plugin has left behind.
 func (n *node) helper(t *testing.T) (pid int) {
-	t.Helper()
 	eventually(t, within, "the helper runs", func() bool {
 		data, _ := os.ReadFile(filepath.Join(n.scripted, "helper"))
 		pid, _ = strconv.Atoi(strings.TrimSpace(string(data)))
@@ -84,8 +77,7 @@ func alive(pid int) bool {
 // What a plugin leaves running for its pod is left alone: by Attach, which does
 // not wait for it, by the next daemon, by CHECK that fails, by DEL.
 func TestHelperOfAPluginLives(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Check = time.Second })
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, func(o *Options) { o.Limits.Check = time.Second })
 	n.journalled(t, "web", nil)
 	n.tell(t, "ADD.helper")
 	n.attach(t, "web")
@@ -97,16 +89,13 @@ func TestHelperOfAPluginLives(t *testing.T) {
 	n.RequestCheck()
 	eventually(t, within, "CHECK is ended", func() bool { return len(n.Drifted()) == 1 })
 	n.detach(t, "web")
-	if !alive(helper) {
-		t.Error("the helper was ended, or DEL has waited for its end")
-	}
+	harness.Want(t, alive(helper), "the helper was ended, or DEL has waited for its end")
 	must(t, unix.Kill(helper, unix.SIGKILL))
 	eventually(t, within, "the run of the helper is removed", func() bool { return len(n.runDirs(t)) == 0 })
 }
 
 // runDirs are the cgroups of runs.
 func (n *node) runDirs(t *testing.T) []string {
-	t.Helper()
 	parent, err := cgroup.GroupParent(n.Options.CgroupParent)
 	must(t, err)
 	dirs, err := filepath.Glob(filepath.Join(parent.Dir, n.Options.Mark+"*"))
@@ -114,16 +103,12 @@ func (n *node) runDirs(t *testing.T) []string {
 	return dirs
 }
 
-// A network before CNI 0.4.0, as flannel's manifests have it, has no CHECK: nothing is
-// noted of it.
+// A network before CNI 0.4.0, as flannel's manifests have it, has no CHECK: nothing is noted of it.
 func TestCheckOfAnOldNetworkNotesNothing(t *testing.T) {
 	n := newNode(t, nil)
 	put(t, filepath.Join(n.ConfDir, "10.conflist"), marshal(t, map[string]any{"cniVersion": "0.3.1", "name": "net", "plugins": n.chain(t)[:1]}))
-	n.journalled(t, "web", nil)
-	n.attach(t, "web")
+	n.attached(t, "web")
 	n.check("web")
-	if drifted := n.Drifted(); len(drifted) != 0 {
-		t.Errorf("drifted: %+v", drifted)
-	}
+	harness.Same(t, "drifted", n.Drifted(), nil)
 	n.detach(t, "web")
 }

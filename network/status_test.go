@@ -5,13 +5,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // statusLimit is the limit of a STATUS that hangs.
 const statusLimit = 500 * time.Millisecond
 
 func (n *node) limitStatus(t *testing.T, limit time.Duration) {
-	t.Helper()
 	limits := n.Options.Limits
 	limits.Status = limit
 	n.SetLimits(limits)
@@ -27,9 +28,7 @@ func TestCloseInsideASTATUS(t *testing.T) {
 	n.runs(t)
 	eventually(t, within, "STATUS hangs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND=STATUS")) > 0 })
 	n.Close()
-	if left := n.runDirs(t); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	harness.Same(t, "left", n.runDirs(t), nil)
 }
 
 // Before CNI 1.1 there is no STATUS; that the programs are there has to do.
@@ -40,52 +39,39 @@ func TestStatusOfOlderNetworks(t *testing.T) {
 	put(t, n.ConfDir+"/10.conflist", old)
 	n.reopen(t)
 	n.refreshStatus()
-	if err := n.ready(t); err != nil {
-		t.Errorf("not ready: %v", err)
-	}
-	if calls := n.calls(t, "STATUS"); len(calls) > 0 {
-		t.Errorf("asked all the same: %q", calls)
-	}
+	harness.Check(t, n.ready(t))
+	harness.Same(t, "asked all the same", n.calls(t, "STATUS"), nil)
 	put(t, n.ConfDir+"/10.conflist", strings.ReplaceAll(old, "scripted", "missing"))
 	n.reopen(t)
 	n.refreshStatus()
-	wantError(t, n.ready(t), "missing", "install the plugin")
+	harness.WantError(t, n.ready(t), "missing", "install the plugin")
 }
 
-// After a start there is no verdict before the plugins have answered, however
-// long they take within the limit.
+// After a start there is no verdict before the plugins have answered, however long they take within the limit.
 func TestNoVerdictBeforeTheFirstAnswer(t *testing.T) {
-	n := newNode(t, func(o *Options) { o.Limits.Status = within })
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, func(o *Options) { o.Limits.Status = within })
 	n.tell(t, "STATUS.slow")
 	n.reopen(t)
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	wantError(t, n.Ready(short), "not answered STATUS yet")
+	harness.WantError(t, n.Ready(short), "not answered STATUS yet")
 	n.runs(t)
-	if err := n.ready(t); err != nil {
-		t.Errorf("the first verdict: %v", err)
-	}
+	harness.Check(t, n.ready(t))
 }
 
 // One answer that does not come in time says nothing; the second one does.
 func TestOneSlowStatusIsNoVerdict(t *testing.T) {
-	n := newNode(t, nil)
-	n.configure(t, "10.conflist", "net", n.script())
+	n := newScripted(t, nil)
 	n.reopen(t)
 	n.refreshStatus()
 	n.limitStatus(t, statusLimit)
 	n.tell(t, "STATUS.hang")
 	n.refreshStatus()
-	if err := n.ready(t); err != nil {
-		t.Errorf("not ready after one slow answer: %v", err)
-	}
+	harness.Check(t, n.ready(t))
 	n.refreshStatus()
-	wantError(t, n.ready(t), "not done after 500ms")
+	harness.WantError(t, n.ready(t), "not done after 500ms")
 	n.untell(t, "STATUS.hang")
 	n.limitStatus(t, within)
 	n.refreshStatus()
-	if err := n.ready(t); err != nil {
-		t.Errorf("not ready: %v", err)
-	}
+	harness.Check(t, n.ready(t))
 }

@@ -26,7 +26,6 @@ const within = time.Minute
 
 // parents are a cgroup in each kind of hierarchy that this machine has.
 func parents(t testing.TB) map[string]cgroup.Group {
-	t.Helper()
 	path := fmt.Sprintf("/minicri-unit-runner-%d-%d", os.Getpid(), time.Now().UnixNano())
 	found := make(map[string]cgroup.Group)
 	parent, err := cgroup.GroupParent(path)
@@ -41,11 +40,7 @@ func parents(t testing.TB) map[string]cgroup.Group {
 	}
 	for _, parent := range found {
 		harness.Check(t, parent.Make())
-		t.Cleanup(func() {
-			if err := errors.Join(parent.Kill(within), parent.Remove()); err != nil {
-				t.Error(err)
-			}
-		})
+		t.Cleanup(func() { harness.Check(t, errors.Join(parent.Kill(within), parent.Remove())) })
 	}
 	return found
 }
@@ -72,14 +67,10 @@ func eachVersion(t *testing.T, scripts map[string]string, test func(t *testing.T
 	}
 }
 
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	harness.Eventually(t, what, within, is)
-}
+func eventually(t *testing.T, what string, is func() bool) { harness.Eventually(t, what, within, is) }
 
 // call runs a plugin of the run's chain as libcni does.
 func (s scene) call(t *testing.T, run *Run, plugin, stdin string) (string, error) {
-	t.Helper()
 	path, err := run.FindInPath(plugin, []string{s.bin})
 	harness.Check(t, err)
 	out, err := run.ExecPlugin(t.Context(), path, []byte(stdin), []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + run.Verb, "CNI_PATH=" + s.bin, "KEPT=yes"})
@@ -87,7 +78,6 @@ func (s scene) call(t *testing.T, run *Run, plugin, stdin string) (string, error
 }
 
 func (s scene) begin(t *testing.T, verb string, plugins int) *Run {
-	t.Helper()
 	run, err := s.Begin(Request{Verb: verb, ID: "web", Network: "net", Plugins: plugins, Limit: within})
 	harness.Check(t, err)
 	t.Cleanup(func() { _ = errors.Join(run.Kill(within), run.End()) })
@@ -99,8 +89,7 @@ func alive(pid int) bool {
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
-// A plugin gets its own path, its input and its environment, and what it says comes
-// out, large or small.
+// A plugin gets its own path, its input and its environment, and what it says comes out, large or small.
 func TestPluginRunsAsItself(t *testing.T) {
 	scripts := map[string]string{
 		"echo": `echo "$0 $KEPT $CNI_COMMAND"; echo words >&2; cat`,
@@ -109,20 +98,15 @@ func TestPluginRunsAsItself(t *testing.T) {
 	eachVersion(t, scripts, func(t *testing.T, s scene) {
 		run := s.begin(t, "CHECK", 2)
 		out, err := s.call(t, run, "echo", "its input")
-		if want := filepath.Join(s.bin, "echo") + " yes CHECK\nits input"; err != nil || out != want {
-			t.Errorf("%q, %v, want %q", out, err, want)
-		}
-		if out, err := s.call(t, run, "big", ""); err != nil || len(out) != 1000000 || strings.Trim(out, "x") != "" {
-			t.Errorf("%d bytes, %v", len(out), err)
-		}
+		want := filepath.Join(s.bin, "echo") + " yes CHECK\nits input"
+		harness.Want(t, err == nil && out == want, "%q, %v, want %q", out, err, want)
+		out, err = s.call(t, run, "big", "")
+		harness.Want(t, err == nil && len(out) == 1000000 && strings.Trim(out, "x") == "", "%d bytes, %v", len(out), err)
 		all := run.Reports()
-		if len(all) != 2 || all[0].Name != "echo" || all[0].Verb != "CHECK" || all[0].Stderr != "words\n" || all[0].Failed() || all[1].Name != "big" || all[1].Took <= 0 {
-			t.Errorf("reports %+v", all)
-		}
+		harness.Want(t, len(all) == 2 && all[0].Name == "echo" && all[0].Verb == "CHECK" && all[0].Stderr == "words\n" && !all[0].Failed() &&
+			all[1].Name == "big" && all[1].Took > 0, "reports %+v", all)
 		harness.Check(t, run.Verdict())
-		if run.Running() {
-			t.Error("the run is not over")
-		}
+		harness.Want(t, !run.Running(), "the run is not over")
 	})
 }
 
@@ -151,17 +135,11 @@ func TestPluginThatSignalsItsGroup(t *testing.T) {
 				}()
 			}
 			_, err := s.call(t, run, "rude", "")
-			if err == nil {
-				t.Error("the plugin lived through its own signal")
-			}
-			if !alive(other.Process.Pid) {
-				t.Error("the signal reached the process group of the daemon")
-			}
-			session, err := os.ReadFile(filepath.Join(s.bin, "session"))
-			harness.Check(t, err)
-			if ours, _ := unix.Getsid(0); strings.TrimSpace(string(session)) == strconv.Itoa(ours) {
-				t.Error("the plugin is in the daemon's session")
-			}
+			harness.Want(t, err != nil, "the plugin lived through its own signal")
+			harness.Want(t, alive(other.Process.Pid), "the signal reached the process group of the daemon")
+			session := harness.Read(t, filepath.Join(s.bin, "session"))
+			ours, _ := unix.Getsid(0)
+			harness.Want(t, strings.TrimSpace(string(session)) != strconv.Itoa(ours), "the plugin is in the daemon's session")
 		})
 	}
 }
@@ -176,9 +154,7 @@ func TestPluginHasTheDefaults(t *testing.T) {
 		// What the shell that runs this test has is what the daemon was started with.
 		plain, err := exec.Command("sh", filepath.Join(s.bin, "tells")).Output()
 		harness.Check(t, err)
-		if out != string(plain) || !strings.Contains(out, "SigBlk:\t0000000000000000") {
-			t.Errorf("the plugin has\n%swant\n%s", out, plain)
-		}
+		harness.Want(t, out == string(plain) && strings.Contains(out, "SigBlk:\t0000000000000000"), "the plugin has\n%swant\n%s", out, plain)
 	})
 }
 
@@ -197,17 +173,13 @@ func TestStderrOfAKilledPlugin(t *testing.T) {
 			return len(all) == 1 && strings.Contains(all[0].Stderr, "agent")
 		})
 		harness.Check(t, run.Kill(within))
-		if err := <-ended; err == nil {
-			t.Error("it succeeded")
-		}
+		harness.Want(t, <-ended != nil, "it succeeded")
 		report := run.Reports()[0]
-		if text := report.Text(); !report.Killed || len(report.Stderr) > 5000 || !strings.HasPrefix(report.Stderr, "xxx") ||
-			!strings.Contains(text, "waits for ??the agent") || !utf8.ValidString(text) || len(text) > 500 {
-			t.Errorf("report %+v, text %q", report, text)
-		}
-		if _, err := s.call(t, run, "hang", ""); err == nil || !strings.Contains(err.Error(), "did not answer") {
-			t.Errorf("a plugin of a run that was killed: %v", err)
-		}
+		text := report.Text()
+		harness.Want(t, report.Killed && len(report.Stderr) <= 5000 && strings.HasPrefix(report.Stderr, "xxx") &&
+			strings.Contains(text, "waits for ??the agent") && utf8.ValidString(text) && len(text) <= 500, "report %+v, text %q", report, text)
+		_, err := s.call(t, run, "hang", "")
+		harness.WantError(t, err, "did not answer")
 	})
 }
 
@@ -220,16 +192,14 @@ func TestErrorOfAnyLength(t *testing.T) {
 	eachVersion(t, scripts, func(t *testing.T, s scene) {
 		run := s.begin(t, "ADD", 2)
 		for i, plugin := range []string{"long", "bytes"} {
-			if _, err := s.call(t, run, plugin, ""); err == nil {
-				t.Errorf("%s succeeded", plugin)
-			}
+			_, err := s.call(t, run, plugin, "")
+			harness.Want(t, err != nil, "%s succeeded", plugin)
 			if text := run.Reports()[i].Text(); len(text) > 4000 || !utf8.ValidString(text) || strings.ContainsAny(text, "\x00\x1b") {
 				t.Errorf("%s: %d bytes: %.100q", plugin, len(text), text)
 			}
 		}
-		if first := run.Reports()[0]; first.Code != 7 || !strings.Contains(first.Message, "bytes)") || first.Details != "d" {
-			t.Errorf("%.300v", first)
-		}
+		first := run.Reports()[0]
+		harness.Want(t, first.Code == 7 && strings.Contains(first.Message, "bytes)") && first.Details == "d", "%.300v", first)
 	})
 }
 
@@ -242,19 +212,14 @@ func TestPluginThatWritesTooMuch(t *testing.T) {
 	}
 	eachVersion(t, scripts, func(t *testing.T, s scene) {
 		run := s.begin(t, "ADD", 2)
-		if out, err := s.call(t, run, "endless", ""); err == nil || len(out) > mostAnswer {
-			t.Errorf("%d bytes, %v", len(out), err)
-		}
-		if out, err := s.call(t, run, "chatty", ""); err != nil || out != "{}\n" {
-			t.Errorf("%q, %v", out, err)
-		}
+		out, err := s.call(t, run, "endless", "")
+		harness.Want(t, err != nil && len(out) <= mostAnswer, "%d bytes, %v", len(out), err)
+		out, err = s.call(t, run, "chatty", "")
+		harness.Want(t, err == nil && out == "{}\n", "%q, %v", out, err)
 		all := run.Reports()
-		if len(all) != 2 || !strings.Contains(all[0].Text(), "more than 4 MiB") || !strings.HasSuffix(all[1].Stderr, "last words\n") || len(all[1].Stderr) > 3*mostStderr {
-			t.Errorf("%q, %.100q", all[0].Text(), all[1].Stderr)
-		}
-		if run.Running() {
-			t.Error("the run is not over")
-		}
+		harness.Want(t, len(all) == 2 && strings.Contains(all[0].Text(), "more than 4 MiB") && strings.HasSuffix(all[1].Stderr, "last words\n") &&
+			len(all[1].Stderr) <= 3*mostStderr, "%q, %.100q", all[0].Text(), all[1].Stderr)
+		harness.Want(t, !run.Running(), "the run is not over")
 	})
 }
 
@@ -273,13 +238,11 @@ func TestPluginThatFails(t *testing.T) {
 			"error": "no \"way\"; d", "words": "exit code 4 without a CNI error: only words", "killed": "it was ended by signal 9 (killed)",
 			"late": "it was ended by signal 15 (terminated)", "missing": "failed to find the plugin missing in " + s.bin, "garbage": "garbage: exec format error",
 		} {
-			if _, err := s.call(t, run, plugin, ""); err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("got %v, want an error that says %q", err, says)
-			}
+			_, err := s.call(t, run, plugin, "")
+			harness.WantError(t, err, says)
 		}
-		if all := run.Reports(); len(all) != 6 || run.Verdict() == nil {
-			t.Errorf("reports %+v", all)
-		}
+		all := run.Reports()
+		harness.Want(t, len(all) == 6 && run.Verdict() != nil, "reports %+v", all)
 	})
 }
 
@@ -300,9 +263,7 @@ func TestPluginThatCannotBeStarted(t *testing.T) {
 	harness.Check(t, err)
 	harness.Check(t, os.WriteFile(filepath.Join(run.Group.Dir, "pids.max"), []byte("0"), 0))
 	_, err = run.ExecPlugin(t.Context(), "/bin/true", nil, nil)
-	if err == nil || !strings.Contains(err.Error(), "start the plugin") || !strings.Contains(err.Error(), "resource temporarily unavailable") {
-		t.Errorf("got %v", err)
-	}
+	harness.WantError(t, err, "start the plugin", "resource temporarily unavailable")
 	harness.Eventually(t, "the thread that entered the cgroup has ended", within, func() bool { return !run.Running() })
 	harness.Check(t, run.End())
 }
@@ -320,19 +281,16 @@ func TestPluginThatIsBeingWritten(t *testing.T) {
 			t.Skipf("this kernel runs what is open for writing (%v)", err)
 		}
 		time.AfterFunc(150*time.Millisecond, func() { _ = file.Close() })
-		if out, err := s.call(t, s.begin(t, "ADD", 1), "copied", ""); err != nil || out != "whole\n" {
-			t.Errorf("got %q, %v", out, err)
-		}
+		out, err := s.call(t, s.begin(t, "ADD", 1), "copied", "")
+		harness.Want(t, err == nil && out == "whole\n", "got %q, %v", out, err)
 		run := s.begin(t, "ADD", 1)
 		run.Limit = time.Second
-		if _, err := s.call(t, run, "open", ""); err == nil || !strings.Contains(err.Error(), "text file busy") {
-			t.Errorf("got %v", err)
-		}
+		_, err = s.call(t, run, "open", "")
+		harness.WantError(t, err, "text file busy")
 		run = s.begin(t, "ADD", 1)
 		time.AfterFunc(150*time.Millisecond, func() { _ = run.Kill(within) })
-		if _, err := s.call(t, run, "open", ""); err == nil || !strings.Contains(err.Error(), "did not answer") {
-			t.Errorf("got %v", err)
-		}
+		_, err = s.call(t, run, "open", "")
+		harness.WantError(t, err, "did not answer")
 	})
 }
 
@@ -344,19 +302,14 @@ func TestChainOfDELs(t *testing.T) {
 		for _, chain := range [][]string{{"bad", "good"}, {"good", "bad"}, {"missing", "bad", "good"}, {"bad"}} {
 			run := s.begin(t, "DEL", len(chain))
 			for i, plugin := range chain {
-				if _, err := s.call(t, run, plugin, ""); (i == len(chain)-1) != (err != nil) {
-					t.Errorf("%q: plugin %d: %v", chain, i, err)
-				}
+				_, err := s.call(t, run, plugin, "")
+				harness.Want(t, (i == len(chain)-1) == (err != nil), "%q: plugin %d: %v", chain, i, err)
 			}
-			if run.Verdict() == nil {
-				t.Errorf("%q: a chain with a plugin that failed is a success", chain)
-			}
+			harness.Want(t, run.Verdict() != nil, "%q: a chain with a plugin that failed is a success", chain)
 		}
 		run := s.begin(t, "DEL", 2)
 		for range 2 {
-			if run.Verdict() == nil {
-				t.Error("a chain that has not run to its end is a success")
-			}
+			harness.Want(t, run.Verdict() != nil, "a chain that has not run to its end is a success")
 			_, err := s.call(t, run, "good", "")
 			harness.Check(t, err)
 		}
@@ -364,28 +317,22 @@ func TestChainOfDELs(t *testing.T) {
 	})
 }
 
-// A child that holds a plugin's input and output, in a session and with an environment
-// of its own, takes no answer away, belongs to the run, is found by the next daemon, and is
-// ended with the run.
+// A child that holds a plugin's input and output, in a session and with an environment of its own, takes no answer
+// away, belongs to the run, is found by the next daemon, and is ended with the run.
 func TestChildThatIsLeft(t *testing.T) {
 	scripts := map[string]string{"leaves": `env -i setsid sh -c 'sleep 600 & sleep 600' & echo done`}
 	eachVersion(t, scripts, func(t *testing.T, s scene) {
 		run := s.begin(t, "CHECK", 1)
 		out, err := s.call(t, run, "leaves", strings.Repeat("x", 1<<20))
-		if err != nil || out != "done\n" {
-			t.Errorf("%q, %v", out, err)
-		}
+		harness.Want(t, err == nil && out == "done\n", "%q, %v", out, err)
 		if !run.Running() {
 			t.Fatal("the child is not of the run")
 		}
 		left, err := s.Left()
-		if err != nil || len(left) != 1 || left[0].Group != run.Group || left[0].ID != "web" || left[0].Verb != "CHECK" || time.Until(left[0].Deadline).Abs() > within {
-			t.Errorf("%+v, %v", left, err)
-		}
+		harness.Want(t, err == nil && len(left) == 1 && left[0].Group == run.Group && left[0].ID == "web" && left[0].Verb == "CHECK" &&
+			time.Until(left[0].Deadline).Abs() <= within, "%+v, %v", left, err)
 		harness.Check(t, run.Kill(within))
-		if run.Running() {
-			t.Error("the child lives")
-		}
+		harness.Want(t, !run.Running(), "the child lives")
 	})
 }
 
@@ -407,9 +354,7 @@ func TestPluginThatLeavesItsCgroup(t *testing.T) {
 			}()
 			eventually(t, "it has moved", func() bool { _, err := os.Stat(filepath.Join(bin, "moved")); return err == nil })
 			harness.Check(t, run.Kill(within))
-			if err := <-ended; err == nil {
-				t.Error("it succeeded")
-			}
+			harness.Want(t, <-ended != nil, "it succeeded")
 		})
 	}
 }
@@ -427,17 +372,13 @@ func TestLeftRuns(t *testing.T) {
 		harness.Check(t, unknown.Start(stays))
 		defer func() { _, _ = stays.Process.Kill(), stays.Wait() }()
 		left, err := s.Left()
-		if err == nil || !strings.Contains(err.Error(), unknown.Dir) || len(left) != 1 || left[0].Verb != "DEL" {
-			t.Errorf("got %v, %v, want an error about %s", left, err, unknown.Dir)
-		}
+		harness.Want(t, err != nil && strings.Contains(err.Error(), unknown.Dir) && len(left) == 1 && left[0].Verb == "DEL",
+			"got %v, %v, want an error about %s", left, err, unknown.Dir)
 		for group, there := range map[cgroup.Group]bool{empty.Group: false, lives.Group: true, another: true, unknown: true} {
-			if _, err := os.Stat(group.Dir); (err == nil) != there {
-				t.Errorf("%s: %v", group.Dir, err)
-			}
+			_, err := os.Stat(group.Dir)
+			harness.Want(t, (err == nil) == there, "%s: %v", group.Dir, err)
 		}
-		if !alive(stays.Process.Pid) || !lives.Running() {
-			t.Error("a process was ended")
-		}
+		harness.Want(t, alive(stays.Process.Pid) && lives.Running(), "a process was ended")
 	})
 }
 
@@ -454,7 +395,5 @@ func TestRestOfThePipeIsRead(t *testing.T) {
 	if n, err := from.Read(make([]byte, 2)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("%d bytes are read after the deadline, %v", n, err)
 	}
-	if got := string(rest(from)); got != "{}" {
-		t.Errorf("%q", got)
-	}
+	harness.Same(t, "the rest of the pipe", string(rest(from)), "{}")
 }
