@@ -205,23 +205,20 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	m := content.Image(ocispec.ImageConfig{}, registry.Layer(registry.File("a", 0o644, "x")))
 	content.Manifest("plain:1", m.MediaType, m)
 	unknown := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "no-such-handler"}
-	ctx := limited(t)
-	_, pull := n.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: unknown})
-	_, look := n.Image.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: unknown})
-	_, remove := n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: unknown})
-	_, list := n.Image.ListImages(ctx, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}})
-	for _, err := range []error{pull, look, remove, list} {
+	for _, err := range []error{
+		harness.Err(t, n.Image.PullImage, &runtimeapi.PullImageRequest{Image: unknown}),
+		harness.Err(t, n.Image.ImageStatus, &runtimeapi.ImageStatusRequest{Image: unknown}),
+		harness.Err(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: unknown}),
+		harness.Err(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}}),
+	} {
 		harness.WantCode(t, err, codes.InvalidArgument, "no-such-handler")
 	}
 	known := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "runc", Annotations: map[string]string{"of.the/pod": "x"}}
-	_, err := n.Image.PullImage(ctx, &runtimeapi.PullImageRequest{Image: known})
-	check(t, err)
-	answer, err := n.Image.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: known})
-	check(t, err)
+	harness.Call(t, n.Image.PullImage, &runtimeapi.PullImageRequest{Image: known})
+	answer := harness.Call(t, n.Image.ImageStatus, &runtimeapi.ImageStatusRequest{Image: known})
 	spec := answer.GetImage().GetSpec()
 	harness.Want(t, spec.GetRuntimeHandler() == "" && len(spec.GetAnnotations()) == 0, "Image.spec: %v", spec)
-	_, err = n.Image.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: known})
-	check(t, err)
+	harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: known})
 }
 
 // attack: images: a setuid program and a device node, in a layer and in a volume of the image, looked for by a local user of the node who knows every path
