@@ -47,8 +47,7 @@ func startBuilt(t *testing.T, n *harness.Node, i int) built {
 	const echo = "while read line; do echo got $line; done"
 	b.stdin = b.run("stdin", echo, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
 	b.terminal = b.run("terminal", echo, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true })
-	records := harness.Glob(t, n.State, "shims", "*", "records", b.lives+".json")
-	b.dir = filepath.Dir(filepath.Dir(records[0]))
+	b.dir = filepath.Dir(filepath.Dir(harness.Glob(t, n.State, "shims", "*", "records", b.lives+".json")[0]))
 	return b
 }
 

@@ -114,8 +114,7 @@ func TestLogThatIsOpenedLate(t *testing.T) {
 func TestOOMKilledIsWhatItSays(t *testing.T) {
 	p := newPod(t, harness.PodOption(podPID(runtimeapi.NamespaceMode_CONTAINER)))
 	const eats = "sh -c 'tail /dev/zero'"
-	wrapper := p.run("wrapper", eats+"; code=$?; sleep 0.3; exit $code", memory(16<<20))
-	p.wantExit(wrapper, 137, "OOMKilled")
+	p.wantExit(p.run("wrapper", eats+"; code=$?; sleep 0.3; exit $code", memory(16<<20)), 137, "OOMKilled")
 	// Its child is killed for memory, and it continues.
 	id := p.run("goes-on", eats+"; echo went on; sleep 1000000", memory(16<<20))
 	p.awaitLine(id, "went on")
@@ -124,8 +123,7 @@ func TestOOMKilledIsWhatItSays(t *testing.T) {
 	killed := p.run("killed", "sleep 1000000", memory(16<<20))
 	check(t, unix.Kill(p.info(killed).PID, unix.SIGKILL))
 	p.wantExit(killed, 137, "Error")
-	self := p.run("self", "exit 137", memory(16<<20))
-	p.wantExit(self, 137, "Error")
+	p.wantExit(p.run("self", "exit 137", memory(16<<20)), 137, "Error")
 }
 
 // cri: ContainerConfig.log_path
@@ -273,8 +271,7 @@ func TestShutdownDuringCreate(t *testing.T) {
 	answer := beside(func() error { return p.createErr(config) })
 	eventually(t, "the hook runs", func() bool { _, err := os.Stat(filepath.Join(out, "began")); return err == nil })
 	p.Stop()
-	err := <-answer
-	wantCode(t, err, codes.Unavailable, "shutting down")
+	wantCode(t, <-answer, codes.Unavailable, "shutting down")
 	p.Start()
 	same(t, "left", p.list(nil), nil)
 }

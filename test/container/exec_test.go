@@ -183,8 +183,7 @@ func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 			t.Fatalf("it was given up, or the mount is not dead, when the others were answered: %v", <-hangs)
 		}
 	}
-	err := <-hangs
-	wantCode(t, err, codes.Unavailable, "/volume")
+	wantCode(t, <-hangs, codes.Unavailable, "/volume")
 	// It has left nothing behind: its name is free.
 	config.Mounts = nil
 	check(t, p.start(p.create(config)))

@@ -71,8 +71,7 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 
 // wantStates counts the directories named like the container below a directory of any shim.
 func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
-	found := harness.Glob(t, n.State, "shims", "*", below, id)
-	same(t, "states of the container in "+below, len(found), want)
+	same(t, "states of the container in "+below, len(harness.Glob(t, n.State, "shims", "*", below, id)), want)
 }
 
 // condition is what Status says of a handler of this name.
@@ -109,8 +108,7 @@ func TestRuntimeThatCannot(t *testing.T) {
 		"/deep read-only (recursive_read_only)": shell("deep", forever, mounted(t.TempDir(), "/deep", readonlyBelow)),
 		"network devices (linux.netDevices)":    shell("moves", forever),
 	} {
-		err := p.createErr(config)
-		wantRefused(t, err, says, `handler "old"`)
+		wantRefused(t, p.createErr(config), says, `handler "old"`)
 	}
 	same(t, "left", p.list(nil), nil)
 	same(t, "exec in another", p.exec(p.run("app", forever), "echo hi"), "hi")
@@ -195,8 +193,7 @@ func (p *pod) runErr(config *runtimeapi.ContainerConfig) error {
 }
 
 func processesWithArgument(t *testing.T, argument string) (pids []string) {
-	files := harness.Glob(t, "/proc/[0-9]*/cmdline")
-	for _, file := range files {
+	for _, file := range harness.Glob(t, "/proc/[0-9]*/cmdline") {
 		line, err := os.ReadFile(file)
 		if err == nil && strings.Contains(string(line), "\x00"+argument+"\x00") {
 			pids = append(pids, file)

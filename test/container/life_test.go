@@ -102,8 +102,7 @@ func TestExits(t *testing.T) {
 	for i := range 10 {
 		p.wantExit(p.run("quick", "exit 7", attempt(uint32(i))), 7, "Error")
 	}
-	oom := p.run("oom", "tail /dev/zero", memory(16<<20))
-	p.wantExit(oom, 137, "OOMKilled")
+	p.wantExit(p.run("oom", "tail /dev/zero", memory(16<<20)), 137, "OOMKilled")
 }
 
 // A program that cannot be executed, for whatever reason, is an error of Start, as
@@ -304,8 +303,7 @@ func (p *pod) listen() eventStream {
 	check(p.t, err)
 	arrived := beside(func() error { _, err := stream.Recv(); return err })
 	for {
-		marker := p.create(shell("marker", "true"))
-		check(p.t, p.remove(marker))
+		check(p.t, p.remove(p.create(shell("marker", "true"))))
 		select {
 		case err := <-arrived:
 			check(p.t, err)

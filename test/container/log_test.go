@@ -169,8 +169,7 @@ func TestLogsAreFiles(t *testing.T) {
 	p.wantExit(id, 0, "Completed")
 	stdout, _ := p.logs(id)
 	same(t, "the log that continues", stdout, "first\nlast\n")
-	content := harness.Read(t, target)
-	same(t, "the target of the link", string(content), "precious")
+	same(t, "the target of the link", string(harness.Read(t, target)), "precious")
 }
 
 // linksOfTheLogDirectory puts symbolic links to another directory in the places

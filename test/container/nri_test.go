@@ -85,8 +85,7 @@ func (n *nriNode) plugins() (names []string) {
 func (n *nriNode) log() string { return filepath.Join(n.dir, "log") }
 
 func (n *nriNode) seen() (all []seen) {
-	data := harness.Read(n.t, n.log())
-	for line := range bytes.Lines(data) {
+	for line := range bytes.Lines(harness.Read(n.t, n.log())) {
 		var one seen
 		check(n.t, json.Unmarshal(line, &one))
 		all = append(all, one)

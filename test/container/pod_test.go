@@ -253,8 +253,7 @@ func (p *pod) inCgroup(path string) (commands []string) {
 
 func (p *pod) pidsInCgroup(path string) (pids []int) {
 	files := harness.Glob(p.t, "/sys/fs/cgroup/*"+path+"/cgroup.procs")
-	unified := harness.Glob(p.t, "/sys/fs/cgroup"+path+"/cgroup.procs")
-	for _, file := range append(files, unified...) {
+	for _, file := range append(files, harness.Glob(p.t, "/sys/fs/cgroup"+path+"/cgroup.procs")...) {
 		// hack/test-runtimes hides version 2 from crun, which makes files all the same.
 		var system unix.Statfs_t
 		if unix.Statfs(file, &system) == nil && (system.Type == unix.CGROUP_SUPER_MAGIC || system.Type == unix.CGROUP2_SUPER_MAGIC) {

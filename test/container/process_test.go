@@ -80,8 +80,7 @@ func TestUsers(t *testing.T) {
 	} {
 		same(t, "ids", p.output("user-"+strings.ReplaceAll(want, " ", "-"), "echo $(id -u; id -g; id -G)", change), want)
 	}
-	id := p.create(shell("status", "true", named("web")))
-	u := p.status(id).User.GetLinux()
+	u := p.status(p.create(shell("status", "true", named("web")))).User.GetLinux()
 	expect(t, u.GetUid() == 1000 && u.GetGid() == 1000 && len(u.GetSupplementalGroups()) != 0, "status: %v", u)
 	wantCode(t, p.createErr(shell("unknown", "true", named("nobody-knows"))), codes.InvalidArgument)
 }
@@ -113,8 +112,7 @@ func TestMounts(t *testing.T) {
 	same(t, "file", p.exec(id, "cat /rw/file /ro/file /etc/one /etc/two"), strings.TrimSpace(strings.Repeat("of the node\n", 4)))
 	p.exec(id, "echo written > /rw/new && echo written > /absent/new && ! touch /ro/new 2>/dev/null")
 	for _, file := range []string{filepath.Join(dir, "new"), filepath.Join(absent, "new")} {
-		data := harness.Read(t, file)
-		same(t, file, string(data), "written\n")
+		same(t, file, string(harness.Read(t, file)), "written\n")
 	}
 	same(t, "mounts in the status", len(p.status(id).Mounts), 6)
 }
@@ -159,8 +157,7 @@ func secure(change func(*runtimeapi.LinuxContainerSecurityContext)) option {
 // cri: Capability.add_ambient_capabilities
 func TestCapabilities(t *testing.T) {
 	p := newPod(t)
-	plain := p.run("plain", forever)
-	same(t, "default", harness.ProcStatus(t, p.info(plain).PID, "CapEff"), "00000000a80425fb")
+	same(t, "default", harness.ProcStatus(t, p.info(p.run("plain", forever)).PID, "CapEff"), "00000000a80425fb")
 	changed := p.run("changed", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
 		s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"ALL"}}
 	}))
@@ -265,8 +262,7 @@ func TestPIDModes(t *testing.T) {
 	second := together.run("second", forever, pidMode(runtimeapi.NamespaceMode_POD, ""))
 	wantNamespaces(t, together.info(pod).PID, together.info(second).PID, true, "pid")
 	same(t, "POD: process 1", together.exec(pod, "cat /proc/1/comm"), "pause")
-	host := node.run("host", forever, pidMode(runtimeapi.NamespaceMode_NODE, ""))
-	wantNamespaces(t, node.info(host).PID, os.Getpid(), true, "pid")
+	wantNamespaces(t, node.info(node.run("host", forever, pidMode(runtimeapi.NamespaceMode_NODE, ""))).PID, os.Getpid(), true, "pid")
 }
 
 func TestP35_ExecJoinsTheContainer(t *testing.T) {

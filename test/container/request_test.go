@@ -82,15 +82,13 @@ func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
 	p.Kill()
 	ahead := time.Now().Add(24 * time.Hour).UnixNano()
 	record := filepath.Join(p.Root, "containers", old+".json")
-	data := harness.Read(t, record)
-	later := regexp.MustCompile(`"created_at": ?\d+`).ReplaceAll(data, fmt.Appendf(nil, `"created_at": %d`, ahead))
+	later := regexp.MustCompile(`"created_at": ?\d+`).ReplaceAll(harness.Read(t, record), fmt.Appendf(nil, `"created_at": %d`, ahead))
 	check(t, os.WriteFile(record, later, 0o600))
 	p.Start()
 	last := p.status(old).CreatedAt
 	same(t, "when it was created", last, ahead)
 	for i := range 3 {
-		id := p.create(shell("app", "true", attempt(uint32(i+1))))
-		now := p.status(id).CreatedAt
+		now := p.status(p.create(shell("app", "true", attempt(uint32(i+1))))).CreatedAt
 		expect(t, now > last, "attempt %d is created at %d, the one before at %d", i+1, now, last)
 		last = now
 	}
@@ -311,12 +309,10 @@ base_spec = %q
 	// A pod in the namespaces of the node leaves them as they are.
 	before := harness.Read(t, "/proc/sys/kernel/msgmax")
 	runPod(t, n, "host", harness.HostNetwork(), nodeIPC).run("app", forever)
-	after := harness.Read(t, "/proc/sys/kernel/msgmax")
-	same(t, "kernel.msgmax of the node", string(after), string(before))
+	same(t, "kernel.msgmax of the node", string(harness.Read(t, "/proc/sys/kernel/msgmax")), string(before))
 }
 
 func (p *pod) spec(id string) (spec specs.Spec) {
-	data := harness.Read(p.t, filepath.Join(p.State, "containers", id, "config.json"))
-	check(p.t, json.Unmarshal(data, &spec))
+	check(p.t, json.Unmarshal(harness.Read(p.t, filepath.Join(p.State, "containers", id, "config.json")), &spec))
 	return spec
 }

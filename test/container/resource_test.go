@@ -230,8 +230,7 @@ func (p *pod) kernels(path string) map[string]uint64 {
 			file, key, _ = strings.Cut(of[0], " ")
 			file = filepath.Join("/sys/fs/cgroup", filepath.Dir(file), path, filepath.Base(file))
 		}
-		data := harness.Read(p.t, file)
-		for line := range strings.Lines(string(data)) {
+		for line := range strings.Lines(string(harness.Read(p.t, file))) {
 			words := strings.Fields(line)
 			if key == "" || words[0] == key {
 				number, err := strconv.ParseUint(words[len(words)-1], 10, 64)

@@ -97,8 +97,7 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 }
 
 func supervisorDirs(t *testing.T, n *harness.Node) []string {
-	dirs := harness.Glob(t, n.State, "shims", "*")
-	return dirs
+	return harness.Glob(t, n.State, "shims", "*")
 }
 
 // whole reports whether a long test runs as a whole, which make test-supervisor asks for.

@@ -27,8 +27,7 @@ func newSlicedPod(t *testing.T) (p *pod, slice string) {
 }
 
 func file(t *testing.T, path, name string) string {
-	data := harness.Read(t, filepath.Join("/sys/fs/cgroup", path, name))
-	return strings.TrimSpace(string(data))
+	return strings.TrimSpace(string(harness.Read(t, filepath.Join("/sys/fs/cgroup", path, name))))
 }
 
 // property asks systemd for what it thinks of a unit.
@@ -44,8 +43,7 @@ func TestContainersAreScopesOfThePodsSlice(t *testing.T) {
 	same(t, "state of "+path, property(t, filepath.Base(path), "ActiveState"), "active")
 	same(t, "slice by systemd", property(t, filepath.Base(path), "Slice"), filepath.Base(slice))
 	same(t, "delegation", property(t, filepath.Base(path), "Delegate"), "yes")
-	pid := strconv.Itoa(p.info(id).PID)
-	data, _ := os.ReadFile("/proc/" + pid + "/cgroup")
+	data, _ := os.ReadFile("/proc/" + strconv.Itoa(p.info(id).PID) + "/cgroup")
 	expect(t, strings.TrimSpace(string(data)) == "0::"+path, "the container is in %s, not in %s", data, path)
 	scopes, err := filepath.Glob("/sys/fs/cgroup" + slice + "/*.scope")
 	expect(t, err == nil && len(scopes) == 2, "want a scope for pause and one for the container, got %v, %v", scopes, err)
@@ -147,8 +145,7 @@ func appArmor(kind runtimeapi.SecurityProfile_ProfileType, name string) option {
 }
 
 func confinement(t *testing.T, pid int) string {
-	data := harness.Read(t, fmt.Sprintf("/proc/%d/attr/apparmor/current", pid))
-	return strings.TrimRight(string(data), "\n\x00")
+	return strings.TrimRight(string(harness.Read(t, fmt.Sprintf("/proc/%d/attr/apparmor/current", pid))), "\n\x00")
 }
 
 // cri: LinuxContainerSecurityContext.apparmor

@@ -121,8 +121,7 @@ func (c *trial) killAtPoint(t *testing.T) {
 
 // tripRuns: whether a plugin of the daemon's ADD runs.
 func (n *node) tripRuns(t *testing.T) bool {
-	files := harness.Glob(t, "/proc/[0-9]*/environ")
-	for _, file := range files {
+	for _, file := range harness.Glob(t, "/proc/[0-9]*/environ") {
 		environment, _ := os.ReadFile(file) // the process may have ended
 		if text := string(environment); strings.Contains(text, "CNI_PATH="+n.State) && strings.Contains(text, "CNI_COMMAND=ADD") {
 			return true
@@ -179,8 +178,7 @@ func strikeTerminate(t *testing.T, c *trial) {
 // strikeCutOff: a request that continues is cancelled at the limit and what it made rolled
 // back, also where its plugin hangs.
 func strikeCutOff(t *testing.T, c *trial) {
-	done := c.begin(limited(t), t, "hang")
-	c.stopSoon(t, done)
+	c.stopSoon(t, c.begin(limited(t), t, "hang"))
 	c.Disarm(t)
 	c.Start()
 	c.wantListed(t, c.witness.Id)

@@ -100,13 +100,11 @@ func (n *node) remove(ctx context.Context, id string) error {
 }
 
 func (n *node) list(t testing.TB) []*runtimeapi.PodSandbox {
-	answer := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
-	return answer.GetItems()
+	return harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).GetItems()
 }
 
 func (n *node) status(t testing.TB, id string) *runtimeapi.PodSandboxStatus {
-	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	return answer.GetStatus()
+	return harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).GetStatus()
 }
 
 func (n *node) pausePID(t testing.TB, id string) int {

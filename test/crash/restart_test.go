@@ -21,8 +21,7 @@ import (
 func TestProperty1_OrphansAreSweptAndForeignThingsStay(t *testing.T) {
 	n := newNode(t)
 	n.runWitness(t)
-	pins := harness.Glob(t, n.Netns, "*"+n.witness.Id)
-	mark := strings.TrimSuffix(filepath.Base(pins[0]), n.witness.Id)
+	mark := strings.TrimSuffix(filepath.Base(harness.Glob(t, n.Netns, "*"+n.witness.Id)[0]), n.witness.Id)
 	before := n.Look()
 	n.Kill()
 

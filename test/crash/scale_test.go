@@ -78,8 +78,7 @@ func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
 	}
 	n := harness.NewNode(t)
 	runMany(n, many)
-	pods := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
-	hung := pods.Items[0].Id
+	hung := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).Items[0].Id
 	for _, pid := range n.Supervisors() {
 		harness.Check(t, unix.Kill(pid, unix.SIGSTOP))
 		t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) }) // it may have been replaced

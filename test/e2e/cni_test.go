@@ -186,8 +186,7 @@ func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart
 func currentNetwork(t *testing.T, n *harness.Node) string { return statusInfo(t, n)["cniconfig"] }
 
 func statusInfo(t *testing.T, n *harness.Node) map[string]string {
-	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
-	return answer.Info
+	return harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).Info
 }
 
 // answerTime is the longest that an answer from memory may take.

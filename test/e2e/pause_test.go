@@ -331,8 +331,7 @@ func TestSecurityProfiles(t *testing.T) {
 		"old-localhost":       {old("localhost/" + local), "2"},
 		"old-unconfined":      {old("unconfined"), "0"},
 	} {
-		pid := pausePID(t, n, n.RunPod(n.PodConfig(name, c.option)))
-		harness.Same(t, name, harness.ProcStatus(t, pid, "Seccomp"), c.want)
+		harness.Same(t, name, harness.ProcStatus(t, pausePID(t, n, n.RunPod(n.PodConfig(name, c.option))), "Seccomp"), c.want)
 	}
 	fifo := filepath.Join(n.Dir, "fifo.json") // is not waited for
 	check(t, unix.Mkfifo(fifo, 0o600))

@@ -166,8 +166,7 @@ func TestReloadOfRuntimes(t *testing.T) {
 	check(t, err)
 	pod := func(name string) (string, error) { return runBy(t, n, n.PodConfig(name), "late") }
 	handlers := func() (names string) {
-		answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
-		for _, h := range answer.RuntimeHandlers {
+		for _, h := range harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).RuntimeHandlers {
 			names += h.Name + " "
 		}
 		return names
@@ -248,8 +247,7 @@ func TestReloadOfLimits(t *testing.T) {
 		eventually(t, verb+" has its new limit", patience, func() bool { return len(r.calls(verb)) > before+1 })
 		r.order("one", verb, "hang")
 		eventually(t, verb+" is ended", patience, func() bool {
-			lines := strings.Split(n.Log(), "\n")
-			return slices.ContainsFunc(lines, func(line string) bool {
+			return slices.ContainsFunc(strings.Split(n.Log(), "\n"), func(line string) bool {
 				return strings.Contains(line, "not done after 1s") && strings.Contains(line, verb)
 			})
 		})

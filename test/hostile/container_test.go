@@ -126,8 +126,7 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 			harness.Want(t, grown <= 64<<10, "the state holds %d bytes more", grown)
 		})
 	}
-	next := n.PodConfig("next")
-	n.RunPod(next) // with hostname, hosts and resolv.conf of its own
+	n.RunPod(n.PodConfig("next")) // with hostname, hosts and resolv.conf of its own
 }
 
 // kept is what a directory holds of its file system, without what is mounted in it.
@@ -215,8 +214,7 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	}
 	known := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "runc", Annotations: map[string]string{"of.the/pod": "x"}}
 	harness.Call(t, n.Image.PullImage, &runtimeapi.PullImageRequest{Image: known})
-	answer := harness.Call(t, n.Image.ImageStatus, &runtimeapi.ImageStatusRequest{Image: known})
-	spec := answer.GetImage().GetSpec()
+	spec := harness.Call(t, n.Image.ImageStatus, &runtimeapi.ImageStatusRequest{Image: known}).GetImage().GetSpec()
 	harness.Want(t, spec.GetRuntimeHandler() == "" && len(spec.GetAnnotations()) == 0, "Image.spec: %v", spec)
 	harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: known})
 }
@@ -239,8 +237,7 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 	check(t, err)
 	var found []string
 	for name, options := range map[string][]harness.PodOption{"suid": nil, "suid-userns": {harness.UserNamespace}} {
-		p := newTenant(t, n, name, options...)
-		id := p.run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
+		id := newTenant(t, n, name, options...).run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
 		code, output := run(t, n, id, "/bin/stat", "-c", "%u:%a", "/bin/suid", "/data")
 		harness.Want(t, code == 0 && output == "0:4755\n0:777\n", "%s: the container's own view: %d, %s", name, code, output)
 		found = append(found, filepath.Join(n.State, "containers", id, "config.json"))

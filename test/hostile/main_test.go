@@ -318,8 +318,7 @@ func besides(t *testing.T, n *harness.Node, attack func()) {
 		defer close(end)
 		attack()
 	}()
-	during := <-watched
-	for name, took := range during { // a call is slow where system calls are, in a virtual machine
+	for name, took := range <-watched { // a call is slow where system calls are, in a virtual machine
 		t.Logf("%s in another pod: at most %v, %v before the attack", name, took, usual[name])
 		harness.Want(t, took <= 4*usual[name]+2*time.Second, "%s in another pod took %v, %v before the attack", name, took, usual[name])
 	}

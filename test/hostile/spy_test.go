@@ -199,8 +199,7 @@ func kindsOf(open map[string]string) (kinds []string) {
 
 // fifosOf are the outputs of the node's containers.
 func fifosOf(t *testing.T, n *harness.Node) []string {
-	fifos := harness.Glob(t, n.Dir, "state", "shims", "*", "io", "*.std???")
-	return fifos
+	return harness.Glob(t, n.Dir, "state", "shims", "*", "io", "*.std???")
 }
 
 // wantNothingShared fails the test unless a starter has the outputs of its request once each, and beside them

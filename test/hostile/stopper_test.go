@@ -328,8 +328,7 @@ func TestUnreadStreamsHoldUpNothingElse(t *testing.T) {
 		streams := target{p, id}
 		for i := range 10 {
 			request := &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"cat", "/dev/zero"}, Stdin: true, Stdout: true, Tty: i%2 == 0, Stderr: i%2 == 1}
-			answer := harness.Call(t, p.Runtime.Exec, request)
-			raw := streams.upgradeRaw(answer.GetUrl(), "v4.channel.k8s.io")
+			raw := streams.upgradeRaw(harness.Call(t, p.Runtime.Exec, request).GetUrl(), "v4.channel.k8s.io")
 			defer raw.Close()                                 // a client holds its own session up
 			conn, err := spdystream.NewConnection(raw, false) // which is never served: nothing is read
 			check(t, err)

@@ -63,8 +63,7 @@ func (k *kubelet) logs(pod, name, query string) string {
 
 // run runs a command in a container by the kubelet's /run, which is ExecSync.
 func (k *kubelet) run(pod, name, command string) string {
-	query := url.Values{"cmd": {command}}
-	text, err := k.ask(http.MethodPost, "/run/"+container(pod, name)+"?"+query.Encode())
+	text, err := k.ask(http.MethodPost, "/run/"+container(pod, name)+"?"+url.Values{"cmd": {command}}.Encode())
 	harness.Check(k.t, err)
 	return text
 }

@@ -61,8 +61,7 @@ func giveKubernetes(t *testing.T) {
 
 // giveImages imports the images, by the names that kubeadm wants.
 func giveImages(t *testing.T) {
-	archives := harness.Glob(t, offered+"/*.tar")
-	for _, archive := range archives {
+	for _, archive := range harness.Glob(t, offered+"/*.tar") {
 		run(t, "minicri", "image", "import", archive)
 	}
 	wanted := run(t, "kubeadm", "config", "images", "list", "--kubernetes-version", strings.TrimSpace(run(t, "kubeadm", "version", "-o", "short")))

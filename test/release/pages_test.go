@@ -12,8 +12,7 @@ import (
 
 // blocks are the commands of a page that its tests run: its blocks of sh.
 func blocks(t *testing.T, page string) (scripts []string) {
-	text := string(harness.Read(t, "../../docs/"+page))
-	for _, found := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(text, -1) {
+	for _, found := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(string(harness.Read(t, "../../docs/"+page)), -1) {
 		scripts = append(scripts, found[1])
 	}
 	return scripts

@@ -68,8 +68,7 @@ func (s *soak) runWitnesses() {
 	for _, config := range []*runtimeapi.PodSandboxConfig{
 		s.node.PodConfig("stays"), s.node.PodConfig("stays-userns", harness.UserNamespace), s.node.PodConfig("stays-host", harness.HostNetwork()),
 	} {
-		id := s.node.RunPod(config)
-		s.witnesses = append(s.witnesses, s.status(id))
+		s.witnesses = append(s.witnesses, s.status(s.node.RunPod(config)))
 	}
 }
 
@@ -230,8 +229,7 @@ func (w *worker) runPod(config *runtimeapi.PodSandboxConfig) (id string) {
 }
 
 func (w *worker) removeListed() {
-	answer := ask(w, "list", runtimeapi.RuntimeServiceClient.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
-	for _, pod := range answer.GetItems() {
+	for _, pod := range ask(w, "list", runtimeapi.RuntimeServiceClient.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).GetItems() {
 		if pod.Metadata.Name == w.name {
 			w.removePod(pod.Id)
 		}

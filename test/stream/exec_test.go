@@ -265,8 +265,7 @@ func TestWebSocketProtocols(t *testing.T) {
 			want = `{"status":"Success"}`
 		}
 		harness.Same(t, protocol+": how success is told", channels[3].String(), want)
-		failing := &runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "exit 7"}, Stderr: true}
-		channels, first = p.rawExec(protocol, failing, "")
+		channels, first = p.rawExec(protocol, &runtimeapi.ExecRequest{Cmd: []string{"sh", "-c", "exit 7"}, Stderr: true}, "")
 		harness.Want(t, first == 2, "%q: without stdout the first channel is %d", protocol, first)
 		want = "command terminated with non-zero exit code: exit code 7"
 		if inJSON {

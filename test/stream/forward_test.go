@@ -44,8 +44,7 @@ func tunnelForward(t testing.TB, u *url.URL) httpstream.Dialer {
 var forwardClients = map[string]forwardClient{"SPDY": spdyForward, "WebSocket": tunnelForward}
 
 func (p *pod) forwardURL(ports ...int32) *url.URL {
-	answer := harness.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: ports})
-	return p.reach(answer.Url)
+	return p.reach(harness.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: ports}).Url)
 }
 
 // forward forwards ports of the pod as kubectl does, and returns where.
@@ -140,8 +139,7 @@ func (p *pod) rawForward(client forwardClient) httpstream.Connection {
 }
 
 func open(t testing.TB, conn httpstream.Connection, kind string, port, id int) httpstream.Stream {
-	header := http.Header{"Streamtype": {kind}, "Port": {strconv.Itoa(port)}, "Requestid": {strconv.Itoa(id)}}
-	stream, err := conn.CreateStream(header)
+	stream, err := conn.CreateStream(http.Header{"Streamtype": {kind}, "Port": {strconv.Itoa(port)}, "Requestid": {strconv.Itoa(id)}})
 	check(t, err)
 	return stream
 }

@@ -55,8 +55,7 @@ func (p *pod) silent(client client, program string) {
 
 // run gives what a command writes.
 func (p *pod) run(command ...string) string {
-	answer := harness.Call(p.t, p.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command})
-	return string(answer.Stdout)
+	return string(harness.Call(p.t, p.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command}).Stdout)
 }
 
 // stalled is a reader that takes nothing more after the first bytes.

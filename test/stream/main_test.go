@@ -72,15 +72,13 @@ func (p *pod) reach(text string) *url.URL {
 
 func (p *pod) execURL(r *runtimeapi.ExecRequest) *url.URL {
 	r.ContainerId = p.container
-	answer := harness.Call(p.t, p.Runtime.Exec, r)
-	return p.reach(answer.Url)
+	return p.reach(harness.Call(p.t, p.Runtime.Exec, r).Url)
 }
 
 func (p *pod) attachURL(r *runtimeapi.AttachRequest) *url.URL {
 	r = proto.CloneOf(r) // several clients ask with one request
 	r.ContainerId = p.container
-	answer := harness.Call(p.t, p.Runtime.Attach, r)
-	return p.reach(answer.Url)
+	return p.reach(harness.Call(p.t, p.Runtime.Attach, r).Url)
 }
 
 // client makes an executor for a URL.

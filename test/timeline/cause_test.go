@@ -247,8 +247,7 @@ func bundle(t *testing.T, n node) {
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
 	_, err := n.RunCommand("debug", "bundle", file)
 	harness.Check(t, err)
-	data := harness.Read(t, file)
-	packed, err := gzip.NewReader(bytes.NewReader(data))
+	packed, err := gzip.NewReader(bytes.NewReader(harness.Read(t, file)))
 	harness.Check(t, err)
 	var names []string
 	for archive := tar.NewReader(packed); ; {

@@ -50,8 +50,7 @@ func (n node) network(plugins ...harness.Object) {
 	plugins[0]["mark"] = mark
 	n.WriteConflist("10-test.conflist", plugins...)
 	harness.Eventually(n.t, "the network is in force", patience, func() bool {
-		answer := harness.Call(n.t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
-		return strings.Contains(answer.GetInfo()["cniconfig"], mark)
+		return strings.Contains(harness.Call(n.t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).GetInfo()["cniconfig"], mark)
 	})
 }
 
