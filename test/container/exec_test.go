@@ -140,9 +140,8 @@ func TestExecThatSleepsUninterruptibly(t *testing.T) {
 	}
 	thaw()
 	eventually(t, "the command is reaped, and its cgroup removed", func() bool {
-		left, _ := filepath.Glob("/sys/fs/cgroup/*" + cgroup + "/minicri-exec-*")
-		unified, _ := filepath.Glob("/sys/fs/cgroup" + cgroup + "/minicri-exec-*")
-		return len(left)+len(unified)+zombies(n.Supervisors()) == 0
+		left := harness.Glob(t, "/sys/fs/cgroup/*"+cgroup+"/minicri-exec-*")
+		return len(left)+len(harness.Glob(t, "/sys/fs/cgroup"+cgroup+"/minicri-exec-*"))+zombies(n.Supervisors()) == 0
 	})
 	p.RemovePod(p.id) // before the disk goes
 }

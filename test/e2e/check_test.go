@@ -178,10 +178,7 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	n.Restart()
 	wantPods(t, n, mended)
 	harness.Want(t, ready(t, n, mended), "the pod whose record was mended is not ready")
-	eventually(t, "what was given up is removed", patience, func() bool {
-		left, _ := filepath.Glob(filepath.Join(n.Netns, "*"+givenUp))
-		return len(left) == 0
-	})
+	eventually(t, "what was given up is removed", func() bool { return len(harness.Glob(t, n.Netns, "*"+givenUp)) == 0 })
 	for _, path := range copies {
 		for _, path := range []string{path, filepath.Join(filepath.Dir(path), "quarantine", filepath.Base(path))} {
 			_, err := os.Lstat(path)
@@ -219,7 +216,7 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 		t.Errorf("want %s and line 3 named, got %v", broken, found)
 	}
 	n.WriteConflist("10-first.conflist", harness.Object{"type": "missing"})
-	eventually(t, "the daemon sees the file", patience, func() bool { is, said := networkReady(t, n); return !is && strings.Contains(said, "missing") })
+	eventually(t, "the daemon sees the file", func() bool { is, said := networkReady(t, n); return !is && strings.Contains(said, "missing") })
 	found, clean := problems(t, n)
 	harness.Want(t, !clean, "a network that is not ready is no problem")
 	wantFound(t, found, "NetworkReady", "missing")

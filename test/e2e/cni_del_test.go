@@ -45,7 +45,7 @@ func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
 	harness.Want(t, !ready(t, n, id), "ready after a restart")
 	harness.WantError(t, stop(t, n, id)) // after a restart
 	r.order("one", "DEL", "")
-	eventually(t, "the address is free in the background", patience, func() bool { return len(addresses(t, n)) == 0 })
+	eventually(t, "the address is free in the background", func() bool { return len(addresses(t, n)) == 0 })
 	check(t, stop(t, n, id))
 	harness.Same(t, "pending", len(pending(t, n)), 0)
 }
@@ -54,11 +54,11 @@ func TestProperty13_DELThatNeverWorks(t *testing.T) {
 	n, r := newRecorded(t, fast+"detach_tries = 2\n")
 	id := n.RunPod(n.PodConfig("web"))
 	r.order("one", "DEL", "fail 999 broken")
-	eventually(t, "Stop succeeds after some tries", patience, func() bool { return stop(t, n, id) == nil })
+	eventually(t, "Stop succeeds after some tries", func() bool { return stop(t, n, id) == nil })
 	check(t, remove(t, n, id))
 	wantPods(t, n)
 	for range 2 {
-		eventually(t, "the verbose status shows it", patience, func() bool {
+		eventually(t, "the verbose status shows it", func() bool {
 			list := pending(t, n)
 			return len(list) == 1 && list[0].Sandbox == id && list[0].Error != ""
 		})
@@ -66,7 +66,7 @@ func TestProperty13_DELThatNeverWorks(t *testing.T) {
 		n.Crash()
 	}
 	r.order("one", "DEL", "")
-	eventually(t, "the address is free", patience, func() bool { return len(addresses(t, n)) == 0 && len(pending(t, n)) == 0 })
+	eventually(t, "the address is free", func() bool { return len(addresses(t, n)) == 0 && len(pending(t, n)) == 0 })
 }
 
 func TestProperty17_NamespaceFileBrokenByHand(t *testing.T) {
@@ -119,13 +119,13 @@ func TestProperty22_GarbageCollection(t *testing.T) {
 	check(t, os.Remove(filepath.Join(n.Root, "sandboxes", lost+".json")))
 	r.forget()
 	n.Start()
-	eventually(t, "the orphaned address is free", patience, func() bool { return len(addresses(t, n)) == 1 })
-	eventually(t, "the orphaned pause process is gone", patience, func() bool { return !alive(pid) })
+	eventually(t, "the orphaned address is free", func() bool { return len(addresses(t, n)) == 1 })
+	eventually(t, "the orphaned pause process is gone", func() bool { return !alive(pid) })
 	wantPods(t, n, kept)
 	harness.Want(t, ready(t, n, kept), "a pod whose record is there is not ready")
 	calls := r.calls("DEL")
 	harness.Want(t, len(calls) == 1 && calls[0].Container == lost, "got %+v", calls)
-	eventually(t, "GC runs", patience, func() bool { return len(r.calls("GC")) > 0 })
+	eventually(t, "GC runs", func() bool { return len(r.calls("GC")) > 0 })
 	for _, call := range r.calls("GC") {
 		var config struct {
 			Valid []struct{ ContainerID string } `json:"cni.dev/valid-attachments"`
@@ -143,16 +143,15 @@ func TestWhatCanNeverWorkLeavesNothing(t *testing.T) {
 	n.WriteConflist("10-test.conflist", bridge)
 	for attempt := range 40 {
 		wantRefused(t, n, n.PodConfig("web", harness.Attempt(uint32(attempt))))
-		namespaces, _ := filepath.Glob(filepath.Join(n.Netns, "*"))
+		namespaces := harness.Glob(t, n.Netns, "*")
 		harness.Want(t, len(namespaces) <= 1, "after try %d: %q", attempt, namespaces)
 		if attempt == 20 {
 			n.Crash()
 		}
 	}
-	eventually(t, "nothing is left", patience, func() bool {
-		namespaces, _ := filepath.Glob(filepath.Join(n.Netns, "*"))
-		entries, _ := filepath.Glob(filepath.Join(n.Root, "attachments", "*.json"))
-		return len(namespaces)+len(entries) == 0
+	eventually(t, "nothing is left", func() bool {
+		namespaces := harness.Glob(t, n.Netns, "*")
+		return len(namespaces)+len(harness.Glob(t, n.Root, "attachments", "*.json")) == 0
 	})
 	wantClean(t, n)
 }
@@ -166,7 +165,7 @@ func TestCheckGivesUpAnAttachment(t *testing.T) {
 	found, clean := problems(t, n, "--fix", "--force")
 	harness.Want(t, !clean && len(found) == 1 && strings.Contains(found[0].Advice, "--fix --force "+id), "problems: %+v", found)
 	wantClean(t, n, "--fix", "--force", id)
-	eventually(t, "the daemon gives it up too", patience, func() bool {
+	eventually(t, "the daemon gives it up too", func() bool {
 		return len(pending(t, n)) == 0 && strings.Contains(n.Log(), "given up by hand")
 	})
 	r.order("two", "DEL", "")
@@ -213,14 +212,14 @@ func TestNodeThatCannotMakeAPause(t *testing.T) {
 	most := filepath.Join(cgroupDir(n.CgroupParent), "pids.max")
 	check(t, os.WriteFile(most, []byte("0"), 0))
 	n.Start()
-	eventually(t, "the node says that it is not ready, and why", patience, func() bool {
+	eventually(t, "the node says that it is not ready, and why", func() bool {
 		is, message := condition(t, n, runtimeapi.RuntimeReady)
 		return !is && strings.Contains(message, "a pause did not start")
 	})
 	c := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions[0]
 	harness.Want(t, c.Type == runtimeapi.RuntimeReady && c.Reason != "", "the condition has no reason: %v", c)
 	check(t, os.WriteFile(most, []byte("max"), 0))
-	eventually(t, "the node is ready", patience, func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
+	eventually(t, "the node is ready", func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
 }
 
@@ -229,7 +228,7 @@ func TestNodeThatCannotMakeAPause(t *testing.T) {
 const readyTime = 30 * time.Second
 
 func becomesReady(t *testing.T, n *harness.Node, want bool) {
-	eventually(t, "NetworkReady follows", readyTime, func() bool {
+	harness.Eventually(t, "NetworkReady follows", readyTime, func() bool {
 		got, _ := networkReady(t, n)
 		return got == want
 	})
@@ -245,12 +244,12 @@ func TestProperty20_HalfWrittenFileThatWasInUse(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "87-podman.conflist"), []byte(other), 0o644))
 	becomesNetwork(t, n, n.Network)
 	check(t, os.WriteFile(path, []byte(whole[:len(whole)/2]), 0o644))
-	eventually(t, "the file is shown as broken", readyTime, func() bool { return strings.Contains(statusInfo(t, n)["networkProblems"], path) })
+	harness.Eventually(t, "the file is shown as broken", readyTime, func() bool { return strings.Contains(statusInfo(t, n)["networkProblems"], path) })
 	becomesReady(t, n, true)
 	becomesNetwork(t, n, n.Network)
 	n.RemovePod(n.RunPod(n.PodConfig("case")))
 	check(t, os.WriteFile(path, []byte(whole), 0o644))
-	eventually(t, "the file is whole", readyTime, func() bool { return !strings.Contains(statusInfo(t, n)["networkProblems"], path) })
+	harness.Eventually(t, "the file is whole", readyTime, func() bool { return !strings.Contains(statusInfo(t, n)["networkProblems"], path) })
 	check(t, os.Remove(filepath.Join(n.CNIConf, "87-podman.conflist")))
 }
 
@@ -276,7 +275,7 @@ func TestProperty20_SymlinkSwitched(t *testing.T) {
 }
 
 func becomesNetwork(t *testing.T, n *harness.Node, name string) {
-	eventually(t, "the network is "+name, readyTime, func() bool { return strings.Contains(currentNetwork(t, n), `"`+name+`"`) })
+	harness.Eventually(t, "the network is "+name, readyTime, func() bool { return strings.Contains(currentNetwork(t, n), `"`+name+`"`) })
 }
 
 // Files come by rename, half written at first, and go with their directory, also over a start; bad ones hide
@@ -290,7 +289,7 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 	check(t, os.Rename(path, path+".off"))
 	becomesReady(t, n, false)
 	check(t, os.WriteFile(path, []byte(whole[:len(whole)/2]), 0o644))
-	eventually(t, "the message names the file", readyTime, func() bool {
+	harness.Eventually(t, "the message names the file", readyTime, func() bool {
 		ready, message := networkReady(t, n)
 		return !ready && strings.Contains(message, path)
 	})
@@ -308,7 +307,7 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 	check(t, os.WriteFile(bad, []byte(`{"name": `), 0o644))
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "01-empty.conf"), nil, 0o644))
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "02-no-plugins.conflist"), []byte(`{"cniVersion": "1.0.0", "name": "x", "plugins": []}`), 0o644))
-	eventually(t, "the bad files are seen", readyTime, func() bool {
+	harness.Eventually(t, "the bad files are seen", readyTime, func() bool {
 		problems := harness.Info[[]string](t, n, "networkProblems")
 		return len(problems) == 3 && strings.Contains(problems[0], bad)
 	})
@@ -322,7 +321,7 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 func TestProperty21_STATUS(t *testing.T) {
 	n, r := newRecorded(t, fast+`cni_status = "5s"`, "two")
 	says := func(texts ...string) {
-		eventually(t, fmt.Sprintf("the message has %q", texts), readyTime, func() bool {
+		harness.Eventually(t, fmt.Sprintf("the message has %q", texts), readyTime, func() bool {
 			isReady, message := networkReady(t, n)
 			return !isReady && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(message, text) })
 		})
@@ -339,7 +338,7 @@ func TestProperty21_STATUS(t *testing.T) {
 	wantSoon(t, "Status", pids[0], func() { networkReady(t, n) })
 	becomesReady(t, n, false)
 	for _, pid := range pids {
-		eventually(t, "the plugin and its child are gone", patience, func() bool { return !alive(pid) })
+		eventually(t, "the plugin and its child are gone", func() bool { return !alive(pid) })
 	}
 	r.order("two", "STATUS", "")
 	becomesReady(t, n, true)
@@ -350,6 +349,6 @@ func TestProperty21_STATUS(t *testing.T) {
 	wantRefused(t, n, n.PodConfig("refused"))
 	harness.Want(t, ready(t, n, id), "a pod that runs is not ready any more")
 	check(t, os.Rename(program+".off", program))
-	eventually(t, "what ADD may have begun is rolled back", patience, func() bool { return len(pending(t, n)) == 0 })
+	eventually(t, "what ADD may have begun is rolled back", func() bool { return len(pending(t, n)) == 0 })
 	check(t, remove(t, n, id))
 }

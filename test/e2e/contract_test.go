@@ -33,7 +33,7 @@ func newCounted(t *testing.T) *counted {
 	app.Metadata.Attempt, app.Image.UserSpecifiedImage = 3, "registry.test/as/written:1"
 	app.Labels, app.Annotations = map[string]string{"tier": "front"}, map[string]string{"container": "note"}
 	c.container = n.RunContainer(c.pod, config, app)
-	eventually(t, "the container has written", patience, func() bool {
+	eventually(t, "the container has written", func() bool {
 		log, _ := os.ReadFile(filepath.Join(config.LogDirectory, "app.log")) // it may not be there yet
 		return strings.Contains(string(log), "written")
 	})

@@ -46,7 +46,7 @@ func TestSIGTERMLetsCallsFinish(t *testing.T) {
 	n, r := newRecorded(t, fast+`shutdown = "50s"`)
 	r.order("one", "ADD", "wait")
 	answered := begin(context.Background(), n, n.PodConfig("web"))
-	eventually(t, "ADD runs", patience, func() bool { return len(r.calls("ADD")) == 1 })
+	eventually(t, "ADD runs", func() bool { return len(r.calls("ADD")) == 1 })
 	ctx := limited(t)
 	go func() {
 		for !strings.Contains(n.Log(), "shutting down") && ctx.Err() == nil {
@@ -120,7 +120,7 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 		}
 		check(t, unix.Kill(pausePID(t, n, id), unix.SIGKILL))
 		began := time.Now()
-		eventually(t, "the pod is NotReady", patience, func() bool { return !ready(t, n, id) })
+		eventually(t, "the pod is NotReady", func() bool { return !ready(t, n, id) })
 		return time.Since(began)
 	}
 	for _, restarted := range []bool{false, true} {
@@ -137,7 +137,7 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 	pid := pausePID(t, n, id)
 	n.Kill()
 	check(t, unix.Kill(pid, unix.SIGKILL))
-	eventually(t, "pause is gone", patience, func() bool { return !alive(pid) })
+	eventually(t, "pause is gone", func() bool { return !alive(pid) })
 	n.Start()
 	harness.Want(t, !ready(t, n, id) && ready(t, n, lives), "got %v", list(t, n, nil))
 }
@@ -262,7 +262,7 @@ func TestMetricsAddress(t *testing.T) {
 		DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return n.Dial(address) },
 	}}
 	shows := func(path, text string) {
-		eventually(t, path+" shows "+text, patience, func() bool {
+		eventually(t, path+" shows "+text, func() bool {
 			answer, err := client.Get("https://127.0.0.1:9440" + path)
 			if err != nil {
 				return false // it does not listen yet

@@ -65,8 +65,8 @@ const patience = 3 * time.Minute
 
 func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
-func eventually(t testing.TB, what string, limit time.Duration, holds func() bool) {
-	harness.Eventually(t, what, limit, holds)
+func eventually(t testing.TB, what string, holds func() bool) {
+	harness.Eventually(t, what, patience, holds)
 }
 
 func run(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig) (string, error) {
@@ -253,7 +253,7 @@ func sequence(calls []pluginCall) string {
 // hung waits for a hanging plugin and returns its process and its child's.
 func (r *recorder) hung() (pids []int) {
 	pids = make([]int, 2)
-	eventually(r.t, "a plugin hangs", patience, func() bool {
+	eventually(r.t, "a plugin hangs", func() bool {
 		data, err := os.ReadFile(filepath.Join(r.dir, "hangs"))
 		if err != nil {
 			return false

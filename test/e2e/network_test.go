@@ -94,7 +94,7 @@ func TestDualStack(t *testing.T) {
 	})
 	serve(n, id, ":80", "six")
 	// Duplicate address detection takes its time.
-	eventually(t, "the pod's IPv6 address answers", patience, func() bool {
+	eventually(t, "the pod's IPv6 address answers", func() bool {
 		text, _ := fetch(n, "["+network.AdditionalIps[0].Ip+"]:80")
 		return text == "six"
 	})
@@ -255,7 +255,7 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(conf, "10-own.conflist"), fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "own", "plugins": [
 		{"type": "bridge", "bridge": %q, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.89.0.0/16"}]]}}
 	]}`, n.Bridge, addresses), 0o644))
-	eventually(t, "the handler's network is there", 30*time.Second, func() bool { holds, _ := condition(t, n, "RuntimeHandlerReady/own"); return holds })
+	harness.Eventually(t, "the handler's network is there", 30*time.Second, func() bool { holds, _ := condition(t, n, "RuntimeHandlerReady/own"); return holds })
 	own, err := runBy(t, n, n.PodConfig("own"), "own")
 	check(t, err)
 	other := n.RunPod(n.PodConfig("other"))

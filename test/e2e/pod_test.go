@@ -244,7 +244,7 @@ func TestLogDirectoryOnADeadMount(t *testing.T) {
 	n.RemovePod(n.RunPod(n.PodConfig("other")))
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
 	done := begin(limited(t), n, config)
-	eventually(t, "it is under way", patience, func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
+	eventually(t, "it is under way", func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
 	began := time.Now()
 	n.Stop()
 	took := time.Since(began)

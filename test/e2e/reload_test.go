@@ -70,7 +70,7 @@ func reload(t *testing.T, n *harness.Node, old, new string) {
 	before := strings.Count(n.Log(), "configuration reloaded")
 	rewrite(t, n, old, new)
 	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
-	eventually(t, "it is reloaded: "+new, patience, func() bool { return strings.Count(n.Log(), "configuration reloaded") > before })
+	eventually(t, "it is reloaded: "+new, func() bool { return strings.Count(n.Log(), "configuration reloaded") > before })
 }
 
 // A changed file is in force without a restart and without being asked, systemd is told, what cannot be
@@ -80,7 +80,7 @@ func TestReload(t *testing.T) {
 	n := newNode(t, harness.Env("NOTIFY_SOCKET="+socket), harness.LevelOfFile(), harness.Config("log_level = 'info'\nshm_size = 65536\n[limits]\nreload = \"20ms\"\ncni_add = \"90s\"\n"))
 	first, pid := n.RunPod(n.PodConfig("first")), n.PID()
 	inForce := func(limit string) {
-		eventually(t, "the limit is "+limit, patience, func() bool {
+		eventually(t, "the limit is "+limit, func() bool {
 			return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:"+limit)
 		})
 	}
@@ -92,11 +92,11 @@ func TestReload(t *testing.T) {
 	rewrite(t, n, "cni_add = \"90s\"", "cni_add = \"2s\"")
 	rewrite(t, n, "'info'\nshm_size = 65536", "'debug'\nshm_size = 131072\nmetrics_address = '127.0.0.1:0'")
 	inForce("2s")
-	eventually(t, "the level is reloaded, and the other keys are named", patience, func() bool {
+	eventually(t, "the level is reloaded, and the other keys are named", func() bool {
 		log := n.Log()
 		return debug() > 0 && strings.Contains(log, "need a restart") && strings.Contains(log, "shm_size") && strings.Contains(log, "metrics_address")
 	})
-	eventually(t, "systemd is told of the reload and of its end", patience, func() bool { return s.count("RELOADING=1\nMONOTONIC_USEC=") > 0 && s.count("READY=1") > 1 })
+	eventually(t, "systemd is told of the reload and of its end", func() bool { return s.count("RELOADING=1\nMONOTONIC_USEC=") > 0 && s.count("READY=1") > 1 })
 	// SIGHUP asks for it too, as often as it comes.
 	for range 50 {
 		check(t, syscall.Kill(pid, syscall.SIGHUP))
@@ -104,14 +104,14 @@ func TestReload(t *testing.T) {
 	}
 	rewrite(t, n, "cni_add = \"2s\"", "cni_add = \"soon\"")
 	check(t, syscall.Kill(pid, syscall.SIGHUP))
-	eventually(t, "the error is logged", patience, func() bool { return strings.Contains(n.Log(), "stays as it was") })
+	eventually(t, "the error is logged", func() bool { return strings.Contains(n.Log(), "stays as it was") })
 	harness.Want(t, n.PID() == pid && ready(t, n, first), "the daemon was restarted, or the pod has ended")
 	rewrite(t, n, "'debug'", "'warn'")
 	rewrite(t, n, "cni_add = \"soon\"", "cni_add = \"3s\"")
 	inForce("3s")
-	eventually(t, "no line of level debug comes", patience, func() bool { before := debug(); return debug() == before })
+	eventually(t, "no line of level debug comes", func() bool { before := debug(); return debug() == before })
 	n.Stop()
-	eventually(t, "systemd is told of the end", patience, func() bool { return s.count("STOPPING=1") > 0 })
+	eventually(t, "systemd is told of the end", func() bool { return s.count("STOPPING=1") > 0 })
 }
 
 // Each kind of key that is reloaded has its effect: images, the default network, NRI.
@@ -176,13 +176,13 @@ func TestReloadOfRuntimes(t *testing.T) {
 
 	table := fmt.Sprintf("[runtimes.late]\ntype = 'oci'\npath = '%s'\n", runc)
 	rewrite(t, n, "[limits]", table+"[limits]")
-	eventually(t, "the handler is there", patience, func() bool { return strings.Contains(handlers(), "late") })
+	eventually(t, "the handler is there", func() bool { return strings.Contains(handlers(), "late") })
 	id, err := pod("web")
 	check(t, err)
 	n.RunContainer(id, n.PodConfig("web"), harness.Container("app", "/bin/sleep", "1000000"))
 
 	rewrite(t, n, table, "")
-	eventually(t, "the handler is gone", patience, func() bool { return !strings.Contains(handlers(), "late") })
+	eventually(t, "the handler is gone", func() bool { return !strings.Contains(handlers(), "late") })
 	_, err = pod("refused")
 	harness.WantCode(t, err, codes.InvalidArgument)
 	harness.Want(t, ready(t, n, id), "the pod of the handler is not ready any more")
@@ -204,14 +204,14 @@ func TestReloadOfPeriods(t *testing.T) {
 	rewrite(t, n, "reload = '1h'", "reload = '20ms'")
 	rewrite(t, n, long, short)
 	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
-	eventually(t, "the plugins are asked again and again", patience, func() bool {
+	eventually(t, "the plugins are asked again and again", func() bool {
 		return len(r.calls("STATUS")) >= statuses+3 && len(r.calls("GC")) >= 3 && len(r.calls("CHECK")) >= 3
 	})
-	eventually(t, "the DEL is retried", patience, func() bool { return len(addresses(t, n)) == 1 })
+	eventually(t, "the DEL is retried", func() bool { return len(addresses(t, n)) == 1 })
 	isReady, reason := networkReady(t, n)
 	harness.Want(t, isReady, "the network is not ready: %s", reason)
 	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nil))
-	eventually(t, "the directory is looked at", patience, func() bool { return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "two") })
+	eventually(t, "the directory is looked at", func() bool { return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "two") })
 	reload(t, n, short, long) // the next run of a plugin is no leak
 }
 
@@ -244,9 +244,9 @@ func TestReloadOfLimits(t *testing.T) {
 		set(key, "'1s'")
 		// One that began before has the limit of before.
 		before := len(r.calls(verb))
-		eventually(t, verb+" has its new limit", patience, func() bool { return len(r.calls(verb)) > before+1 })
+		eventually(t, verb+" has its new limit", func() bool { return len(r.calls(verb)) > before+1 })
 		r.order("one", verb, "hang")
-		eventually(t, verb+" is ended", patience, func() bool {
+		eventually(t, verb+" is ended", func() bool {
 			return slices.ContainsFunc(strings.Split(n.Log(), "\n"), func(line string) bool {
 				return strings.Contains(line, "not done after 1s") && strings.Contains(line, verb)
 			})
@@ -264,12 +264,12 @@ func TestReloadOfLimits(t *testing.T) {
 	for _, key := range []string{"destroy", "kill", "cni_del"} {
 		set(key, "'10m'")
 	}
-	eventually(t, "a DEL that fails blocks the deletion", patience, func() bool {
+	eventually(t, "a DEL that fails blocks the deletion", func() bool {
 		err := stop(t, n, id) // the first may wait for a retry that hangs
 		return err != nil && strings.Contains(err.Error(), "not now")
 	})
 	set("detach_tries", "1")
-	eventually(t, "the deletion is not blocked", patience, func() bool { return stop(t, n, id) == nil })
+	eventually(t, "the deletion is not blocked", func() bool { return stop(t, n, id) == nil })
 	r.order("one", "DEL", "")
-	eventually(t, "the addresses are free", patience, func() bool { return len(addresses(t, n)) == 0 })
+	eventually(t, "the addresses are free", func() bool { return len(addresses(t, n)) == 0 })
 }

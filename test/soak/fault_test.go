@@ -136,8 +136,7 @@ func (s *soak) reboot() {
 		}
 	}
 	harness.Eventually(s.t, "the addresses come back after a reboot", patience, func() bool {
-		left, _ := filepath.Glob(filepath.Join(s.node.Addresses, "10.*"))
-		return len(left) == 0
+		return len(harness.Glob(s.t, s.node.Addresses, "10.*")) == 0
 	})
 	for _, was := range s.witnesses {
 		s.node.RemovePod(was.Id)
