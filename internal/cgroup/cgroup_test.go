@@ -38,22 +38,16 @@ func TestRemoveKillsWhatRunsInAnyHierarchy(t *testing.T) {
 		}
 	}
 	pids, err := hierarchies.Processes(path)
-	if err != nil || len(pids) == 0 {
-		t.Fatalf("Processes = %v, %v", pids, err)
-	}
+	harness.Want(t, err == nil && len(pids) > 0, "Processes = %v, %v", pids, err)
 	harness.Check(t, hierarchies.Remove(path, within))
-	if hierarchies.Exists(path) {
-		t.Error("the cgroup is still there")
-	}
+	harness.Want(t, !hierarchies.Exists(path), "the cgroup is still there")
 	for _, pid := range pids {
 		harness.Eventually(t, fmt.Sprintf("process %d ends", pid), within, func() bool {
 			_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
 			return errors.Is(err, os.ErrNotExist)
 		})
 	}
-	if !hierarchies.Exists(parent) {
-		t.Error("the parent is gone, too")
-	}
+	harness.Want(t, hierarchies.Exists(parent), "the parent is gone, too")
 }
 
 func TestRemoveRefusesTheRoot(t *testing.T) {
@@ -62,13 +56,10 @@ func TestRemoveRefusesTheRoot(t *testing.T) {
 	inside := filepath.Join(hierarchies[0], "inside")
 	harness.Check(t, os.Mkdir(inside, 0o700))
 	for _, path := range []string{"", "/", "//", ".", "..", "/..", "/a/..", "a/../..", "/a/../../"} {
-		if err := hierarchies.Remove(path, within); err == nil || !strings.Contains(err.Error(), "root") {
-			t.Errorf("Remove(%q) = %v, want a refusal", path, err)
-		}
+		harness.WantError(t, hierarchies.Remove(path, within), "root")
 	}
-	if _, err := os.Stat(inside); err != nil {
-		t.Error(err)
-	}
+	_, err := os.Stat(inside)
+	harness.Check(t, err)
 }
 
 // A path does not lead out of the hierarchies.
@@ -77,9 +68,8 @@ func TestRemoveStaysInside(t *testing.T) {
 	outside := filepath.Join(dir, "outside")
 	harness.Check(t, errors.Join(os.Mkdir(outside, 0o700), os.Mkdir(filepath.Join(dir, "hierarchy"), 0o700)))
 	harness.Check(t, (Hierarchies{filepath.Join(dir, "hierarchy")}).Remove("../outside", within))
-	if _, err := os.Stat(outside); err != nil {
-		t.Errorf("a directory beside the hierarchy is gone: %v", err)
-	}
+	_, err := os.Stat(outside)
+	harness.Want(t, err == nil, "a directory beside the hierarchy is gone: %v", err)
 }
 
 func TestRemoveOfABusyCgroup(t *testing.T) {
@@ -90,9 +80,8 @@ func TestRemoveOfABusyCgroup(t *testing.T) {
 		startIn(t, hierarchy, path)
 	}
 	// No process goes within a time that is over.
-	if err := hierarchies.Remove(path, -time.Second); !errors.Is(err, ErrBusy) {
-		t.Errorf("Remove = %v, want ErrBusy", err)
-	}
+	err := hierarchies.Remove(path, -time.Second)
+	harness.Want(t, errors.Is(err, ErrBusy), "Remove = %v, want ErrBusy", err)
 	harness.Check(t, hierarchies.Remove(path, within))
 }
 
@@ -111,45 +100,33 @@ func TestFind(t *testing.T) {
 	got, err := hierarchies.Find(mark, []string{parent})
 	slices.Sort(want)
 	slices.Sort(got)
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("Find = %q, %v, want %q", got, err, want)
-	}
-	if got, err := hierarchies.Find(mark+"nobody", []string{parent}); err != nil || len(got) != 0 {
-		t.Errorf("Find of nothing = %q, %v", got, err)
-	}
+	harness.Want(t, err == nil && slices.Equal(got, want), "Find = %q, %v, want %q", got, err, want)
+	got, err = hierarchies.Find(mark+"nobody", []string{parent})
+	harness.Want(t, err == nil && len(got) == 0, "Find of nothing = %q, %v", got, err)
 	for _, elsewhere := range []string{"/", parent + "-other"} {
-		if got, err := hierarchies.Find(mark, []string{elsewhere}); err != nil || len(got) != 0 {
-			t.Errorf("Find below %s = %q, %v", elsewhere, got, err)
-		}
+		got, err := hierarchies.Find(mark, []string{elsewhere})
+		harness.Want(t, err == nil && len(got) == 0, "Find below %s = %q, %v", elsewhere, got, err)
 	}
 }
 
-// find finds the hierarchies, and takes everything below parent back when the
-// test ends.
+// find finds the hierarchies, and takes everything below parent back when the test ends.
 func find(t *testing.T) Hierarchies {
-	t.Helper()
 	hierarchies, err := FindHierarchies()
 	harness.Check(t, err)
 	t.Cleanup(func() {
 		harness.Check(t, hierarchies.Remove(parent, within))
-		if hierarchies.Exists(parent) {
-			t.Errorf("%s is left behind", parent)
-		}
+		harness.Want(t, !hierarchies.Exists(parent), "%s is left behind", parent)
 	})
 	return hierarchies
 }
 
 func makeCgroup(t *testing.T, hierarchy, path string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Join(hierarchy, path), 0o755); err != nil {
-		t.Fatalf("make a cgroup (needs root): %v", err)
-	}
+	harness.Check(t, os.MkdirAll(filepath.Join(hierarchy, path), 0o755))
 }
 
 // startIn starts a process in a cgroup of one hierarchy; 0 where the hierarchy
 // takes none: cpuset does not before it is told which processors.
 func startIn(t *testing.T, hierarchy, path string) int {
-	t.Helper()
 	command := exec.Command("sleep", "60")
 	harness.Check(t, command.Start())
 	// Reaped at once, as the daemon does.
@@ -167,8 +144,6 @@ func startIn(t *testing.T, hierarchy, path string) int {
 	if err != nil && strings.Contains(hierarchy, "cpuset") {
 		return 0
 	}
-	if err != nil {
-		t.Fatalf("put process %d into %s of %s: %v", pid, path, hierarchy, err)
-	}
+	harness.Want(t, err == nil, "put process %d into %s of %s: %v", pid, path, hierarchy, err)
 	return pid
 }

@@ -31,12 +31,9 @@ func TestWhatIsWrittenIsReadBack(t *testing.T) {
 		var text bytes.Buffer
 		harness.Check(t, config.Write(&text))
 		got := read(t, "--config", file(t, text.String()))
-		if err := got.Strict(); err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, text.String())
-		}
-		if !reflect.DeepEqual(got.Config, config) {
-			t.Errorf("%s: wrote\n%+v\nread\n%+v", name, config, got.Config)
-		}
+		err := got.Strict()
+		harness.Want(t, err == nil, "%s: %v\n%s", name, err, text.String())
+		harness.Want(t, reflect.DeepEqual(got.Config, config), "%s: wrote\n%+v\nread\n%+v", name, config, got.Config)
 	}
 }
 
@@ -46,9 +43,8 @@ func TestEveryKeyHasAComment(t *testing.T) {
 	harness.Check(t, Default().Write(&text))
 	for _, key := range Keys() {
 		name := key.Name[strings.LastIndex(key.Name, ".")+1:]
-		if key.Comment == "" || !key.Table && !strings.Contains(text.String(), name) || !strings.Contains(text.String(), key.Comment) {
-			t.Errorf("%s is not in the printed defaults", key.Name)
-		}
+		harness.Want(t, key.Comment != "" && (key.Table || strings.Contains(text.String(), name)) && strings.Contains(text.String(), key.Comment),
+			"%s is not in the printed defaults", key.Name)
 	}
 }
 
@@ -66,17 +62,14 @@ func TestReadFileSaysWhere(t *testing.T) {
 	} {
 		path := file(t, test.text)
 		err := read(t, "--config", path).Strict()
-		if err == nil || !strings.HasPrefix(err.Error(), path+":") || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%s: %v, want %s%s", test.name, err, path, test.says)
-		}
+		harness.Want(t, err != nil && strings.HasPrefix(err.Error(), path+":") && strings.Contains(err.Error(), test.says),
+			"%s: %v, want %s%s", test.name, err, path, test.says)
 	}
-	if err := read(t, "--config", filepath.Join(t.TempDir(), "missing")).Strict(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a file that is not there: %v", err)
-	}
+	err := read(t, "--config", filepath.Join(t.TempDir(), "missing")).Strict()
+	harness.Want(t, errors.Is(err, fs.ErrNotExist), "a file that is not there: %v", err)
 }
 
-// Defaults, file, drop-ins by name, flags: what comes later counts, and what
-// it does not name stays.
+// Defaults, file, drop-ins by name, flags: what comes later counts, and what it does not name stays.
 func TestOrder(t *testing.T) {
 	path := file(t, "root = '/file'\nstate = '/file'\nnetns_dir = '/file'\nlog_level = 'warn'\n[limits]\nrun = '4m'\nkill = '12s'\n")
 	dropIns := path + ".d"
@@ -89,13 +82,10 @@ func TestOrder(t *testing.T) {
 	want := Default()
 	want.Root, want.State, want.NetnsDir, want.LogLevel = "/file", "/20", "/flag", "debug"
 	want.Limits.Run, want.Limits.Kill = Duration(4*time.Minute), Duration(13*time.Second)
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got\n%+v\nwant\n%+v", got, want)
-	}
+	harness.Want(t, reflect.DeepEqual(got, want), "got\n%+v\nwant\n%+v", got, want)
 	put(t, filepath.Join(dropIns, "15-bad.toml"), "\n\nroot = 7\n")
-	if _, err := load([]string{"--config", path}, io.Discard); err == nil || !strings.Contains(err.Error(), "15-bad.toml:3:") {
-		t.Errorf("a bad drop-in: %v", err)
-	}
+	_, err = load([]string{"--config", path}, io.Discard)
+	harness.WantError(t, err, "15-bad.toml:3:")
 }
 
 func TestEveryFlagIsAKey(t *testing.T) {
@@ -108,9 +98,7 @@ func TestEveryFlagIsAKey(t *testing.T) {
 	want := Default()
 	want.Socket, want.Root, want.State, want.NetnsDir = "/socket", "/root", "/state", "/netns-dir"
 	want.CNIConf, want.CNIBin, want.Shim, want.LogLevel = "/cni-conf-dir", "/cni-bin-dir", "/shim", "error"
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got\n%+v\nwant\n%+v", got, want)
-	}
+	harness.Want(t, reflect.DeepEqual(got, want), "got\n%+v\nwant\n%+v", got, want)
 }
 
 func TestLoadThatFails(t *testing.T) {
@@ -130,12 +118,9 @@ func TestLoadThatFails(t *testing.T) {
 		}
 	}
 	var help bytes.Buffer
-	if _, err := load([]string{"--help"}, &help); !errors.Is(err, flag.ErrHelp) {
-		t.Errorf("--help: %v", err)
-	}
-	if n := strings.Count(help.String(), "-cni-conf-dir"); n != 1 {
-		t.Errorf("--help is printed %d times:\n%s", n, help.String())
-	}
+	_, err := load([]string{"--help"}, &help)
+	harness.Want(t, errors.Is(err, flag.ErrHelp), "--help: %v", err)
+	harness.Same(t, "how often --help is printed", strings.Count(help.String(), "-cni-conf-dir"), 1)
 }
 
 func TestCheck(t *testing.T) {
@@ -189,9 +174,8 @@ func TestCheck(t *testing.T) {
 	} {
 		c := Default()
 		change(c)
-		if err := c.Check(); err == nil || !strings.HasPrefix(err.Error(), says) {
-			t.Errorf("Check = %v, want an error that begins with %q", err, says)
-		}
+		err := c.Check()
+		harness.Want(t, err != nil && strings.HasPrefix(err.Error(), says), "Check = %v, want an error that begins with %q", err, says)
 	}
 	for name, change := range map[string]func(*Config){
 		"the longest socket":     func(c *Config) { c.Socket = "/" + strings.Repeat("a", 106) },
@@ -214,9 +198,7 @@ func TestCheck(t *testing.T) {
 	} {
 		c := Default()
 		change(c)
-		if err := c.Check(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		harness.Same(t, name, c.Check(), nil)
 	}
 }
 
@@ -234,9 +216,8 @@ func TestLoadResolvesLinks(t *testing.T) {
 	}
 	c, err := load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")}, io.Discard)
 	harness.Check(t, err)
-	if c.Root != filepath.Join(data, "minicri") || c.State != filepath.Join(data, "not") || c.NetnsDir != filepath.Join(dir, "dangling") {
-		t.Errorf("root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
-	}
+	harness.Want(t, c.Root == filepath.Join(data, "minicri") && c.State == filepath.Join(data, "not") &&
+		c.NetnsDir == filepath.Join(dir, "dangling"), "root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
 }
 
 // Each duration needs a unit and each number a least and a largest value: a field
@@ -268,30 +249,21 @@ func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
 	put(t, bad, "root = '/bad'\npids_limit = 'many'\n")
 	put(t, filepath.Join(path+".d", "20-good.toml"), "root = '/good'\n[limits]\nkill = '20s'\n")
 	l := read(t, "--config", path, "--state", "/run/b")
-	if l.Socket != "/s" || l.State != "/run/b" || l.Root != "/good" || l.LogLevel != "info" || l.PidsLimit != 0 {
-		t.Errorf("%+v", l.Config)
-	}
-	if len(l.Unknown) != 1 || !strings.HasPrefix(l.Unknown[0].Error(), path+":3: unknown key \"sockt\"") {
-		t.Errorf("unknown: %v", l.Unknown)
-	}
-	if len(l.Broken) != 2 || !strings.HasPrefix(l.Broken[0].Error(), bad+":2:") || !strings.HasPrefix(l.Broken[1].Error(), path+":5: log_level: ") {
-		t.Errorf("broken: %v", l.Broken)
-	}
+	harness.Want(t, l.Socket == "/s" && l.State == "/run/b" && l.Root == "/good" && l.LogLevel == "info" && l.PidsLimit == 0, "%+v", l.Config)
+	harness.Want(t, len(l.Unknown) == 1 && strings.HasPrefix(l.Unknown[0].Error(), path+":3: unknown key \"sockt\""), "unknown: %v", l.Unknown)
+	harness.Want(t, len(l.Broken) == 2 && strings.HasPrefix(l.Broken[0].Error(), bad+":2:") &&
+		strings.HasPrefix(l.Broken[1].Error(), path+":5: log_level: "), "broken: %v", l.Broken)
 	for key, want := range map[string]string{
 		"socket": path + ":1", "state": "--state", "root": filepath.Join(path+".d", "20-good.toml") + ":1", "limits.kill": filepath.Join(path+".d", "20-good.toml") + ":3",
 		"runtimes.x.path": path + ":6", "limits.run": "",
 	} {
-		if got := l.Sources[key]; got != want {
-			t.Errorf("%s is from %q, want %q", key, got, want)
-		}
+		harness.Same(t, key+" is from", l.Sources[key], want)
 	}
-	if _, err := load([]string{"--config", file(t, "sockt = '/x'\n")}, io.Discard); err != nil {
-		t.Errorf("a start with an unknown key: %v", err)
-	}
+	_, err := load([]string{"--config", file(t, "sockt = '/x'\n")}, io.Discard)
+	harness.Want(t, err == nil, "a start with an unknown key: %v", err)
 }
 
 func read(t *testing.T, arguments ...string) *Loaded {
-	t.Helper()
 	l, _, err := Read(arguments, io.Discard)
 	harness.Check(t, err)
 	return l
@@ -312,13 +284,9 @@ func load(arguments []string, output io.Writer) (*Config, error) {
 }
 
 func file(t *testing.T, text string) string {
-	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.toml")
 	put(t, path, text)
 	return path
 }
 
-func put(t *testing.T, path, text string) {
-	t.Helper()
-	harness.Check(t, os.WriteFile(path, []byte(text), 0o600))
-}
+func put(t *testing.T, path, text string) { harness.Check(t, os.WriteFile(path, []byte(text), 0o600)) }

@@ -86,17 +86,11 @@ password = 'hunter2'
 			continue
 		}
 		c := load(t, text)
-		if !test.check(c) {
-			t.Errorf("%s: it became\n%s", name, text)
-		}
+		harness.Want(t, test.check(c), "%s: it became\n%s", name, text)
 		for _, note := range test.notes {
-			if !strings.Contains(string(text), note) {
-				t.Errorf("%s: nothing says %q:\n%s", name, note, text)
-			}
+			harness.Want(t, strings.Contains(string(text), note), "%s: nothing says %q:\n%s", name, note, text)
 		}
-		if strings.Contains(string(text), "hunter2") {
-			t.Errorf("%s: the password is in it", name)
-		}
+		harness.Want(t, !strings.Contains(string(text), "hunter2"), "%s: the password is in it", name)
 	}
 }
 
@@ -114,21 +108,16 @@ func runcIsDefault(c *config.Config) bool { return c.DefaultRuntime == "runc" }
 // What Debian's containerd prints as its default says nothing.
 func TestDefaultsSayNothing(t *testing.T) {
 	data, err := exec.Command("../../bin/debian/usr/bin/containerd", "config", "default").Output()
-	if err != nil {
-		t.Fatalf("%v: make test-deps unpacks it", err)
-	}
+	harness.Want(t, err == nil, "%v: make test-deps unpacks it", err)
 	text, err := Convert(data)
 	harness.Check(t, err)
-	if strings.Contains(string(text), "# These") {
-		t.Errorf("it became\n%s", text)
-	}
+	harness.Want(t, !strings.Contains(string(text), "# These"), "it became\n%s", text)
 }
 
 func TestRefusesOtherVersions(t *testing.T) {
 	for _, text := range []string{"", "version = 1\n", "version = 4\n", "x"} {
-		if got, err := Convert([]byte(text)); err == nil {
-			t.Errorf("%q became %q", text, got)
-		}
+		got, err := Convert([]byte(text))
+		harness.Want(t, err != nil, "%q became %q", text, got)
 	}
 }
 
@@ -139,9 +128,7 @@ func TestRulesNameKeys(t *testing.T) {
 		keys[key.Name] = true
 	}
 	for name, r := range rules() {
-		if r.to != "" && (!keys[r.to] || r.why != "") {
-			t.Errorf("%s: %q is no key, or there is a reason too: %q", name, r.to, r.why)
-		}
+		harness.Want(t, r.to == "" || keys[r.to] && r.why == "", "%s: %q is no key, or there is a reason too: %q", name, r.to, r.why)
 	}
 }
 
@@ -161,19 +148,14 @@ func load(t *testing.T, text []byte) *config.Config {
 
 // docs/from-containerd.md says of each key what the rule does.
 func TestPageHasTheRules(t *testing.T) {
-	page, err := os.ReadFile("../../docs/from-containerd.md")
-	harness.Check(t, err)
+	page := harness.Read(t, "../../docs/from-containerd.md")
 	rows := 0
 	for _, row := range regexp.MustCompile("(?m)^\\| (`.*`) \\| (`([a-z_.]+)`|none.*) \\|$").FindAllStringSubmatch(string(page), -1) {
 		for _, key := range regexp.MustCompile("`([a-z_.0-9]+)`").FindAllStringSubmatch(row[1], -1) {
 			r, known := rules()["cri."+key[1]]
-			if !known || r.to != row[3] {
-				t.Errorf("the page says %s of %s, the rule %q (%v)", row[2], key[1], r.to, known)
-			}
+			harness.Want(t, known && r.to == row[3], "the page says %s of %s, the rule %q (%v)", row[2], key[1], r.to, known)
 			rows++
 		}
 	}
-	if rows < 15 {
-		t.Errorf("%d keys were found on the page", rows)
-	}
+	harness.Want(t, rows >= 15, "%d keys were found on the page", rows)
 }

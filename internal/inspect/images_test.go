@@ -16,9 +16,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// Serve returns when the requests that change images have ended, also one whose client
-// sends nothing more: what they work with is closed then. Others are refused when the
-// daemon drains.
+// Serve returns when the requests that change images have ended, also one whose client sends nothing more: what
+// they work with is closed then. Others are refused when the daemon drains.
 func TestServeWaitsForAnImport(t *testing.T) {
 	store, err := image.Open(t.Context(), image.Config{Root: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
 	harness.Check(t, err)
@@ -50,13 +49,11 @@ func TestServeWaitsForAnImport(t *testing.T) {
 	}()
 	<-entered
 	draining.Store(true)
-	if err := NewClient(socket).Do(t.Context(), http.MethodDelete, "/images/name?name=a"); err == nil || err.Error() != "draining" {
-		t.Errorf("a change while the daemon drains: %v", err)
-	}
+	err = NewClient(socket).Do(t.Context(), http.MethodDelete, "/images/name?name=a")
+	harness.Want(t, err != nil && err.Error() == "draining", "a change while the daemon drains: %v", err)
 	end()
-	if err := <-served; err != nil || !left.Load() {
-		t.Errorf("Serve returns %v, the import has ended: %v", err, left.Load())
-	}
+	err = <-served
+	harness.Want(t, err == nil && left.Load(), "Serve returns %v, the import has ended: %v", err, left.Load())
 	_ = sender.Close()
 	<-imported
 }

@@ -28,14 +28,12 @@ import (
 )
 
 func write[T any](t testing.TB, directory, id string, version int, record T) {
-	t.Helper()
 	records, err := state.Open[T](directory, version, false)
 	harness.Check(t, err)
 	harness.Check(t, records.Write(id, record))
 }
 
 func encoded(t testing.TB, message proto.Message) json.RawMessage {
-	t.Helper()
 	data, err := protojson.Marshal(message)
 	harness.Check(t, err)
 	return data
@@ -44,7 +42,6 @@ func encoded(t testing.TB, message proto.Message) json.RawMessage {
 // files are the directories of a daemon that does not run, with some pods of one
 // container each, and as many lives of pods that have failed.
 func files(t testing.TB, pods int) Files {
-	t.Helper()
 	f := Files{Root: t.TempDir(), State: t.TempDir(), Netns: func(id string) string { return "/run/netns/" + id }}
 	lives, err := step.OpenLives(filepath.Join(f.Root, "lives"))
 	harness.Check(t, err)
@@ -81,28 +78,20 @@ func one(t *testing.T, f Files, wanted string) timeline.Pod {
 func TestTimelinesOfFiles(t *testing.T) {
 	f := files(t, 3)
 	web := one(t, f, "web1")
-	if web.Name != "test/web1" || web.State != timeline.Ready || len(web.Rows) != 20 || len(web.Containers) != 1 || web.Containers[0].State != "running" {
-		t.Errorf("%+v", web)
-	}
+	harness.Want(t, web.Name == "test/web1" && web.State == timeline.Ready && len(web.Rows) == 20 && len(web.Containers) == 1 &&
+		web.Containers[0].State == "running", "%+v", web)
 	for _, wanted := range []string{"test/web1", web.ID, web.ID[:12], web.Containers[0].ID[:12], "test/web1/app"} {
-		if got := one(t, f, wanted); got.ID != web.ID {
-			t.Errorf("%q is %s", wanted, got.Name)
-		}
+		harness.Same(t, wanted, one(t, f, wanted).ID, web.ID)
 	}
 	gone := one(t, f, "gone2")
-	if gone.State != timeline.Failed || len(gone.Problems()) == 0 || len(gone.Rows) != 20 {
-		t.Errorf("%+v", gone)
-	}
+	harness.Want(t, gone.State == timeline.Failed && len(gone.Problems()) > 0 && len(gone.Rows) == 20, "%+v", gone)
 	all, err := f.Timelines("")
 	harness.Check(t, err)
 	text, err := json.Marshal(all)
 	harness.Check(t, err)
-	if len(all) != 6 || bytes.Contains(text, []byte("S3CRET")) {
-		t.Errorf("%d pods: %s", len(all), text)
-	}
-	if none, err := f.Timelines("nothing"); err != nil || len(none) != 0 {
-		t.Errorf("%v, %v", none, err)
-	}
+	harness.Want(t, len(all) == 6 && !bytes.Contains(text, []byte("S3CRET")), "%d pods: %s", len(all), text)
+	none, err := f.Timelines("nothing")
+	harness.Want(t, err == nil && len(none) == 0, "%v, %v", none, err)
 }
 
 // A container whose pod's own life is gone is still found.
@@ -119,8 +108,7 @@ func TestContainerOfAPodThatIsGone(t *testing.T) {
 	}
 }
 
-// A daemon that is stopped, or wedged, holds up no command; one that is not there is
-// told apart from it.
+// A daemon that is stopped, or wedged, holds up no command; one that is not there is told apart from it.
 func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	client := NewClient(path)
@@ -130,17 +118,14 @@ func TestDaemonThatDoesNotAnswer(t *testing.T) {
 	}
 	listener, err := net.Listen("unix", path) // it accepts nothing
 	harness.Check(t, err)
-	if _, err := client.Timelines(t.Context(), ""); !errors.Is(err, ErrNoAnswer) {
-		t.Errorf("with a daemon that does not answer: %v", err)
-	}
+	_, err = client.Timelines(t.Context(), "")
+	harness.Want(t, errors.Is(err, ErrNoAnswer), "with a daemon that does not answer: %v", err)
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := client.Glance(canceled); !errors.Is(err, context.Canceled) || errors.Is(err, ErrNoAnswer) {
-		t.Errorf("when the caller has left: %v", err)
-	}
+	_, err = client.Glance(canceled)
+	harness.Want(t, errors.Is(err, context.Canceled) && !errors.Is(err, ErrNoAnswer), "when the caller has left: %v", err)
 	listener.(*net.UnixListener).SetUnlinkOnClose(false)
 	harness.Check(t, listener.Close())
-	if _, err := client.Read(t.Context(), "/metrics"); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("after the daemon has ended: %v", err)
-	}
+	_, err = client.Read(t.Context(), "/metrics")
+	harness.Want(t, errors.Is(err, syscall.ECONNREFUSED), "after the daemon has ended: %v", err)
 }

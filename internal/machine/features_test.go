@@ -16,17 +16,13 @@ func TestFeatures(t *testing.T) {
 	names := make(map[string]bool)
 	before := descriptors(t)
 	for _, f := range Features(t.TempDir()) {
-		if f.Name == "" || f.Since == "" || f.Without == "" || f.Probe == nil || names[f.Name] {
-			t.Errorf("%+v lacks something, or is there twice", f)
-		}
+		harness.Want(t, f.Name != "" && f.Since != "" && f.Without != "" && f.Probe != nil && !names[f.Name],
+			"%+v lacks something, or is there twice", f)
 		names[f.Name] = true
-		if err := f.Probe(); err != nil && f.Required {
-			t.Errorf("%s: %v, but this project's tests run pods on this machine", f.Name, err)
-		}
+		err := f.Probe()
+		harness.Want(t, err == nil || !f.Required, "%s: %v, but this project's tests run pods on this machine", f.Name, err)
 	}
-	if after := descriptors(t); after != before {
-		t.Errorf("%d descriptors before the probes, %d after", before, after)
-	}
+	harness.Same(t, "descriptors after the probes", descriptors(t), before)
 }
 
 // What is said of a feature is what the kernel does when it is used.
@@ -38,13 +34,11 @@ func TestRecursiveReadOnlyIsTrue(t *testing.T) {
 	}
 	defer unix.Close(tree)
 	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
-	if probed := probeRecursiveReadOnly(); (err == nil) != (probed == nil) {
-		t.Errorf("the kernel says %v, the probe %v", err, probed)
-	}
+	probed := probeRecursiveReadOnly()
+	harness.Want(t, (err == nil) == (probed == nil), "the kernel says %v, the probe %v", err, probed)
 }
 
 func descriptors(t *testing.T) int {
-	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	harness.Check(t, err)
 	return len(entries)
@@ -54,20 +48,14 @@ func descriptors(t *testing.T) int {
 // no mount, no file, no process, no descriptor.
 func TestProbeUserNamespaces(t *testing.T) {
 	root := t.TempDir()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	harness.Check(t, err)
+	mounts := harness.Read(t, "/proc/self/mountinfo")
 	before := descriptors(t)
 	for _, dir := range []string{root, filepath.Join(root, "not", "there")} {
-		if err := probeUserNamespaces(dir); err != nil {
-			t.Errorf("%s: %v", dir, err)
-		}
+		harness.Same(t, dir, probeUserNamespaces(dir), nil)
 	}
 	// A file system whose owners cannot be mapped is found out.
-	if err := probeUserNamespaces("/proc"); err == nil {
-		t.Error("/proc has mapped owners")
-	}
-	after, err := os.ReadFile("/proc/self/mountinfo")
-	harness.Check(t, err)
+	harness.Want(t, probeUserNamespaces("/proc") != nil, "/proc has mapped owners")
+	after := harness.Read(t, "/proc/self/mountinfo")
 	left, err := os.ReadDir(root)
 	children, _ := os.ReadFile("/proc/thread-self/children")
 	if now := descriptors(t); err != nil || string(after) != string(mounts) || len(left) > 0 || now != before || strings.TrimSpace(string(children)) != "" {

@@ -8,11 +8,12 @@ import (
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
-// A value that makes no metric, because of what a container is called for example, ends
-// neither the daemon nor the scrape: the others are shown. Scrapes beyond the limit are
-// refused.
+// A value that makes no metric, because of what a container is called for example, ends neither the daemon nor the
+// scrape: the others are shown. Scrapes beyond the limit are refused.
 func TestScrapeOfPods(t *testing.T) {
 	measuring, measured := make(chan struct{}, maxScrapes), make(chan struct{})
 	metric := func(value uint64, labels ...string) *runtimeapi.Metric {
@@ -50,24 +51,17 @@ func TestInodesThatAreNotCounted(t *testing.T) {
 	for root, want := range map[string]bool{"/proc": false, t.TempDir(): true} {
 		seen := map[string]bool{}
 		disk(root, func(name string, _ float64, _ ...string) { seen[name] = true })
-		if seen["minicri_disk_free_inodes"] != want || !seen["minicri_disk_size_bytes"] {
-			t.Errorf("%s: %v", root, seen)
-		}
+		harness.Want(t, seen["minicri_disk_free_inodes"] == want && seen["minicri_disk_size_bytes"], "%s: %v", root, seen)
 	}
 }
 
-// Plugins that come under ever new names do not make ever new rows; those that
-// were there before keep theirs.
+// Plugins that come under ever new names do not make ever new rows; those that were there before keep theirs.
 func TestNamesOfPluginsAreBounded(t *testing.T) {
 	var all names
 	rows := make(map[string]bool)
 	for i := range 10 * maxPlugins {
 		rows[all.label(fmt.Sprint("10-plugin-", i))] = true
 	}
-	if len(rows) != maxPlugins+1 || !rows[other] {
-		t.Errorf("%d rows, want %d and %q", len(rows), maxPlugins, other)
-	}
-	if got := all.label("10-plugin-0"); got != "10-plugin-0" {
-		t.Errorf("the first plugin is %q now", got)
-	}
+	harness.Want(t, len(rows) == maxPlugins+1 && rows[other], "%d rows, want %d and %q", len(rows), maxPlugins, other)
+	harness.Same(t, "the first plugin now", all.label("10-plugin-0"), "10-plugin-0")
 }

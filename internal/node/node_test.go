@@ -47,8 +47,7 @@ func TestRecordsWithoutAnIdentity(t *testing.T) {
 	}
 }
 
-// While there are pods their directories cannot change; without pods they can,
-// and after a reboot.
+// While there are pods their directories cannot change; without pods they can, and after a reboot.
 func TestChangedDirectoriesAreRefusedWhilePodsRun(t *testing.T) {
 	root := t.TempDir()
 	open(t, root)

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// within is far more than anything here takes, also under the race detector
-// on a busy machine.
+// within is far more than anything here takes, also under the race detector on a busy machine.
 const within = time.Minute
 
 // A pid whose start time is another one belongs to another process by now.
@@ -44,8 +43,7 @@ func TestCloseEndsWait(t *testing.T) {
 	}
 }
 
-// A process that has ended and was not reaped yet is gone, and stays openable
-// unknown after it was reaped.
+// A process that has ended and was not reaped yet is gone, and stays openable unknown after it was reaped.
 func TestReap(t *testing.T) {
 	command := exec.Command("cat")
 	stdin, err := command.StdinPipe()

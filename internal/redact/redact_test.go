@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestTextHasNoSecrets(t *testing.T) {
@@ -29,34 +31,25 @@ func TestTextHasNoSecrets(t *testing.T) {
 		"jwt eyJhbGciOiJI.S3CRETUzI1NiJ9.abc end":                                     "end",
 	} {
 		got := Text(text)
-		if strings.Contains(got, "S3CRET") || !strings.Contains(got, keeps) {
-			t.Errorf("%q is shown as %q", text, got)
-		}
+		harness.Want(t, !strings.Contains(got, "S3CRET") && strings.Contains(got, keeps), "%q is shown as %q", text, got)
 	}
 	for _, plain := range []string{
 		"bypass=1 passthrough: on monkey=2 design=3", "plugin bridge ADD --help failed", "keyed by eth0: 10.0.0.7/24",
 		"no IP addresses available in range set: 10.0.0.1-10.0.0.2 (CNI error code 11)",
 	} {
-		if got := Text(plain); got != plain {
-			t.Errorf("%q is shown as %q", plain, got)
-		}
+		harness.Same(t, "what is shown", Text(plain), plain)
 	}
 }
 
 func TestJSONHasNoSecrets(t *testing.T) {
 	got := string(JSON([]byte(`{"type":"calico","policy":{"k8s_auth_token":"S3CRET","k8s_client_key":{"deep":"S3CRET"}},
 		"envs":[{"key":"A","value":"S3CRET"}],"url":"http://u:S3CRET@h/","key_file":"/etc/key","token_file":"/run/token","ipMasq":true,"list":["password=S3CRET"]}`)))
-	if strings.Contains(got, "S3CRET") {
-		t.Error(got)
-	}
+	harness.Want(t, !strings.Contains(got, "S3CRET"), "%v", got)
 	for _, kept := range []string{`"type":"calico"`, `"token_file":"/run/token"`, `"ipMasq":true`, "@h/"} {
-		if !strings.Contains(got, kept) {
-			t.Errorf("%s is gone from %s", kept, got)
-		}
+		harness.Want(t, strings.Contains(got, kept), "%s is gone from %s", kept, got)
 	}
-	if got := string(JSON([]byte("no json, token=S3CRET"))); strings.Contains(got, "S3CRET") || !strings.Contains(got, "no json") {
-		t.Error(got)
-	}
+	got = string(JSON([]byte("no json, token=S3CRET")))
+	harness.Want(t, !strings.Contains(got, "S3CRET") && strings.Contains(got, "no json"), "%v", got)
 }
 
 func TestPrintable(t *testing.T) {
@@ -66,22 +59,16 @@ func TestPrintable(t *testing.T) {
 		"a\tb\u00a0c\rd":               "a b c d",
 		"\u009b2J\u202eexe\xff\x7f":    "?2J?exe??",
 	} {
-		if got := Printable(text); got != want {
-			t.Errorf("%q is %q, want %q", text, got, want)
-		}
+		harness.Same(t, text, Printable(text), want)
 	}
-	if got := Line("a\nb\r\n\x1bc"); got != "a b  ?c" {
-		t.Errorf("%q", got)
-	}
+	got := Line("a\nb\r\n\x1bc")
+	harness.Want(t, got == "a b  ?c", "%q", got)
 	document := []byte("{\"a\": \"\u009b\u202e\U000e0001\x7f✓\"}\n")
 	var before, after map[string]string
 	shown := PrintableJSON(document)
-	if err := errors.Join(json.Unmarshal(document, &before), json.Unmarshal(shown, &after)); err != nil || before["a"] != after["a"] {
-		t.Errorf("%s: %v", shown, err)
-	}
+	err := errors.Join(json.Unmarshal(document, &before), json.Unmarshal(shown, &after))
+	harness.Want(t, err == nil && before["a"] == after["a"], "%s: %v", shown, err)
 	for _, r := range string(shown) {
-		if r != '\n' && !unicode.IsPrint(r) {
-			t.Errorf("%q in %s", r, shown)
-		}
+		harness.Want(t, r == '\n' || unicode.IsPrint(r), "%q in %s", r, shown)
 	}
 }

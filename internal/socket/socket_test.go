@@ -38,13 +38,11 @@ func TestCheckFree(t *testing.T) {
 		datagrams:                     socket.ErrInUse,
 		file:                          socket.ErrNotSocket,
 	} {
-		if err := socket.CheckFree(path); !errors.Is(err, want) {
-			t.Errorf("%s: got %v, want %v", filepath.Base(path), err, want)
-		}
+		err := socket.CheckFree(path)
+		harness.Want(t, errors.Is(err, want), "%s: got %v, want %v", filepath.Base(path), err, want)
 	}
-	if _, err := os.Lstat(stale); err != nil {
-		t.Errorf("looking removed it: %v", err)
-	}
+	_, err = os.Lstat(stale)
+	harness.Want(t, err == nil, "looking removed it: %v", err)
 }
 
 // The mode is right from the first moment on, whatever the umask, which stays.
@@ -55,22 +53,15 @@ func TestListenPrivate(t *testing.T) {
 	listener, err := socket.ListenPrivate(path)
 	harness.Check(t, err)
 	info, err := os.Stat(path)
-	if err != nil || info.Mode() != os.ModeSocket|0o600 {
-		t.Errorf("got %v, %v", info.Mode(), err)
-	}
-	if err := listener.Close(); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket is left: %v", err)
-	}
+	harness.Want(t, err == nil && info.Mode() == os.ModeSocket|0o600, "got %v, %v", info.Mode(), err)
+	harness.Check(t, listener.Close())
+	_, err = os.Lstat(path)
+	harness.Want(t, errors.Is(err, os.ErrNotExist), "the socket is left: %v", err)
 }
 
 // A socket whose path every user may open still admits root alone.
 func TestRootOnly(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Fatal("needs root")
-	}
+	harness.Want(t, os.Geteuid() == 0, "needs root")
 	path := filepath.Join(t.TempDir(), "sock")
 	listener, err := socket.ListenPrivate(path)
 	harness.Check(t, err)
@@ -89,9 +80,8 @@ func TestRootOnly(t *testing.T) {
 		}
 	}()
 	for uid, want := range map[int]string{65534: "", 0: "secret"} {
-		if got := readAs(t, uid, path); got != want {
-			t.Errorf("user %d reads %q, want %q", uid, got, want)
-		}
+		got := readAs(t, uid, path)
+		harness.Want(t, got == want, "user %d reads %q, want %q", uid, got, want)
 	}
 }
 

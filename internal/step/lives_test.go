@@ -15,7 +15,6 @@ import (
 )
 
 func open(t *testing.T, directory string) *step.Lives {
-	t.Helper()
 	lives, err := step.OpenLives(directory)
 	harness.Check(t, err)
 	return lives
@@ -42,17 +41,13 @@ func TestLivesAreKeptOverRestarts(t *testing.T) {
 	harness.Check(t, lives.Keep(life(0x30, "")))
 	list, err := lives.List()
 	harness.Check(t, err)
-	if len(list) != 3 || list[0].ID != life(0x30, "").ID || list[1].Error != "cni add: no address" || len(list[2].Rows) != 2 {
-		t.Errorf("got %+v", list)
-	}
+	harness.Want(t, len(list) == 3 && list[0].ID == life(0x30, "").ID && list[1].Error == "cni add: no address" && len(list[2].Rows) == 2,
+		"got %+v", list)
 	found, err := lives.Get(life(0x20, "").ID[:63])
 	harness.Check(t, err)
-	if len(found) != 1 || found[0].ID != life(0x20, "").ID || found[0].Rows[1] != life(0x20, "").Rows[1] {
-		t.Errorf("found %+v", found)
-	}
-	if _, err := os.Stat(filepath.Join(directory, ".new-cut-off")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("what a crash left of a write: %v", err)
-	}
+	harness.Want(t, len(found) == 1 && found[0].ID == life(0x20, "").ID && found[0].Rows[1] == life(0x20, "").Rows[1], "found %+v", found)
+	_, err = os.Stat(filepath.Join(directory, ".new-cut-off"))
+	harness.Want(t, errors.Is(err, os.ErrNotExist), "what a crash left of a write: %v", err)
 }
 
 // A sandbox that failed, could not be destroyed, and was removed later, has one.
@@ -64,9 +59,7 @@ func TestLifeOfAnIDIsReplaced(t *testing.T) {
 	harness.Check(t, lives.Keep(first))
 	list, err := lives.List()
 	harness.Check(t, err)
-	if len(list) != 1 || !list[0].End.Equal(first.End) {
-		t.Errorf("got %+v", list)
-	}
+	harness.Want(t, len(list) == 1 && list[0].End.Equal(first.End), "got %+v", list)
 }
 
 // The last 1000 are kept, and those that failed longer than those that did not.
@@ -93,16 +86,13 @@ func TestLivesAreBounded(t *testing.T) {
 			failures++
 		}
 	}
-	if len(list) != 1000 || failures != 100 || list[0].ID != life(1499, "").ID {
-		t.Errorf("%d are kept, %d of them failed", len(list), failures)
-	}
-	if used := disk(t, directory); used > 8<<20 {
-		t.Errorf("they take %d bytes of the disk", used)
-	}
+	harness.Want(t, len(list) == 1000 && failures == 100 && list[0].ID == life(1499, "").ID,
+		"%d are kept, %d of them failed", len(list), failures)
+	used := disk(t, directory)
+	harness.Want(t, used <= 8<<20, "they take %d bytes of the disk", used)
 }
 
 func disk(t *testing.T, directory string) (bytes int64) {
-	t.Helper()
 	entries, err := os.ReadDir(directory)
 	harness.Check(t, err)
 	for _, entry := range entries {
@@ -123,7 +113,5 @@ func TestWhatIsNoFileIsNoLife(t *testing.T) {
 	}
 	harness.Check(t, errors.Join(syscall.Mkfifo(names(1), 0o600), os.Symlink("/dev/zero", names(2)), os.Mkdir(names(3), 0o700), os.WriteFile(names(4), []byte("{"), 0o600)))
 	lives, err := kept.List()
-	if err != nil || len(lives) != 1 || lives[0].ID != "good" {
-		t.Errorf("%+v, %v", lives, err)
-	}
+	harness.Want(t, err == nil && len(lives) == 1 && lives[0].ID == "good", "%+v, %v", lives, err)
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/test/harness"
 )
 
 var errTest = errors.New("it broke")
@@ -25,22 +25,14 @@ func TestSequenceEndsAtTheFirstError(t *testing.T) {
 	steps.Step("pod/record", nothing)
 	steps.Step("pod/files", fails)
 	steps.Step("pod/netns", func(context.Context) error { t.Error("a step ran after the error"); return nil })
-	if err := steps.Err(); !errors.Is(err, errTest) || err.Error() != "files: it broke" {
-		t.Errorf("got %v", err)
-	}
-	if err := steps.Do("pod/end pause", nothing); err != nil {
-		t.Errorf("teardown: %v", err)
-	}
+	err := steps.Err()
+	harness.Want(t, errors.Is(err, errTest) && err.Error() == "files: it broke", "got %v", err)
+	harness.Check(t, steps.Do("pod/end pause", nothing))
 	rows := timeline.Rows()
-	if got := names(rows); !slices.Equal(got, []string{"pod/record", "pod/files", "pod/end pause"}) {
-		t.Errorf("the timeline is %v", got)
-	}
-	if rows[0].Error != "" || rows[1].Error != "it broke" {
-		t.Errorf("the rows say %+v", rows)
-	}
-	if len(measured) != 3 || measured["pod/record"] != nil || !errors.Is(measured["pod/files"], errTest) {
-		t.Errorf("measured was %v", measured)
-	}
+	harness.Same(t, "the timeline", names(rows), []string{"pod/record", "pod/files", "pod/end pause"})
+	harness.Want(t, rows[0].Error == "" && rows[1].Error == "it broke", "the rows say %+v", rows)
+	harness.Want(t, len(measured) == 3 && measured["pod/record"] == nil && errors.Is(measured["pod/files"], errTest),
+		"measured was %v", measured)
 }
 
 func names(rows []step.Row) (names []string) {
@@ -57,18 +49,14 @@ func TestBoundEndsWithTheBase(t *testing.T) {
 	base, end := context.WithCancelCause(t.Context())
 	ctx, cancel := step.Bound(caller, base, time.Hour)
 	defer cancel()
-	if ctx.Err() != nil {
-		t.Errorf("it ended with its caller: %v", ctx.Err())
-	}
+	harness.Want(t, ctx.Err() == nil, "it ended with its caller: %v", ctx.Err())
 	end(errTest)
 	<-ctx.Done()
-	if cause := context.Cause(ctx); !errors.Is(cause, errTest) {
-		t.Errorf("the cause is %v", cause)
-	}
+	cause := context.Cause(ctx)
+	harness.Want(t, errors.Is(cause, errTest), "the cause is %v", cause)
 }
 
-// An async step is joined even after another one has failed, and its row stands
-// where it began.
+// An async step is joined even after another one has failed, and its row stands where it began.
 func TestAsyncStepIsJoined(t *testing.T) {
 	timeline := step.NewTimeline(nil)
 	steps := step.Begin(t.Context(), nil, timeline)
@@ -81,12 +69,9 @@ func TestAsyncStepIsJoined(t *testing.T) {
 	steps.Step("pod/cni add", func(context.Context) error { return failure })
 	close(ended)
 	steps.Join(prepared)
-	if err := steps.Err(); !errors.Is(err, failure) || !errors.Is(err, errTest) {
-		t.Errorf("got %v", err)
-	}
-	if got := names(timeline.Rows()); !slices.Equal(got, []string{"pod/prepare", "pod/cni add"}) {
-		t.Errorf("the timeline is %v", got)
-	}
+	err := steps.Err()
+	harness.Want(t, errors.Is(err, failure) && errors.Is(err, errTest), "got %v", err)
+	harness.Same(t, "the timeline", names(timeline.Rows()), []string{"pod/prepare", "pod/cni add"})
 	steps.Join(steps.Async("pod/start", func(context.Context) error { t.Error("it ran"); return nil }))
 }
 
@@ -95,20 +80,15 @@ func TestRowsFromBelow(t *testing.T) {
 	timeline := step.NewTimeline([]step.Row{{Kind: "pod", Step: "record"}})
 	steps := step.Begin(t.Context(), nil, timeline)
 	steps.Step("pod/cni add", func(ctx context.Context) error {
-		if stage := timeline.Stage(); stage == nil || stage.Step != "cni add" {
-			t.Errorf("the stage is %+v", stage)
-		}
+		stage := timeline.Stage()
+		harness.Want(t, stage != nil && stage.Step == "cni add", "the stage is %+v", stage)
 		step.Record(ctx, step.Row{Kind: "plugin", Step: "bridge ADD", Start: time.Now()})
 		step.Record(ctx, step.Row{Kind: "plugin", Step: "host-local ADD", Start: time.Now(), Parent: "bridge ADD"})
 		return nil
 	})
 	rows := timeline.Rows()
-	if len(rows) != 4 || rows[2].Parent != "cni add" || rows[3].Parent != "bridge ADD" {
-		t.Errorf("the rows are %+v", rows)
-	}
-	if timeline.Stage() != nil {
-		t.Errorf("still under way: %+v", timeline.Stage())
-	}
+	harness.Want(t, len(rows) == 4 && rows[2].Parent == "cni add" && rows[3].Parent == "bridge ADD", "the rows are %+v", rows)
+	harness.Want(t, timeline.Stage() == nil, "still under way: %+v", timeline.Stage())
 	step.Record(t.Context(), step.Row{}) // outside of a step: no timeline, no harm
 }
 
@@ -122,13 +102,11 @@ func TestTimelineIsBounded(t *testing.T) {
 	}
 	_ = steps.Do("pod/remove record", nothing)
 	rows := timeline.Rows()
-	if len(rows) > 50 || rows[0].Step != "record" || rows[len(rows)-1].Step != "remove record" || len(rows[1].Error) > 512 {
-		t.Errorf("%d rows, from %v to %v", len(rows), rows[0].Step, rows[len(rows)-1].Step)
-	}
+	harness.Want(t, len(rows) <= 50 && rows[0].Step == "record" && rows[len(rows)-1].Step == "remove record" && len(rows[1].Error) <= 512,
+		"%d rows, from %v to %v", len(rows), rows[0].Step, rows[len(rows)-1].Step)
 }
 
-// The error of a step that ran into the limit says how long that was, wherever below
-// the error comes from.
+// The error of a step that ran into the limit says how long that was, wherever below the error comes from.
 func TestLimitIsNamed(t *testing.T) {
 	for _, c := range []struct {
 		err  error

@@ -10,9 +10,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// With an earlier glance each line has what its pod has used each second since
-// then; a pod that was not there has none, and counters that begin again, as those
-// of a restarted pod, give no rate below zero.
+// With an earlier glance each line has what its pod has used each second since then; a pod that was not there has
+// none, and counters that begin again, as those of a restarted pod, give no rate below zero.
 func TestRatesOfAGlance(t *testing.T) {
 	at := time.Unix(1000, 0)
 	earlier := &Glance{At: at, Pods: []Line{
@@ -29,15 +28,12 @@ func TestRatesOfAGlance(t *testing.T) {
 	lines := strings.Split(text.String(), "\n")
 	for i, want := range [][]string{{"CPU", "IN", "OUT"}, {"busy", " 50.0% ", " 2 MiB/s ", " 2 KiB/s"}, {"restarted", " 0.0% ", " -/s "}, {"new", " - "}} {
 		for _, part := range want {
-			if !strings.Contains(lines[i], part) {
-				t.Errorf("line %d lacks %q: %q", i, part, lines[i])
-			}
+			harness.Want(t, strings.Contains(lines[i], part), "line %d lacks %q: %q", i, part, lines[i])
 		}
 	}
 	text.Reset()
-	if err := now.Table(&text, nil, Style{}); err != nil || strings.Contains(text.String(), "/s") {
-		t.Errorf("without an earlier glance: %v\n%s", err, text.String())
-	}
+	err := now.Table(&text, nil, Style{})
+	harness.Want(t, err == nil && !strings.Contains(text.String(), "/s"), "without an earlier glance: %v\n%s", err, text.String())
 }
 
 // Replicas differ at the ends of their names; a table is as wide as the terminal and as
@@ -59,15 +55,13 @@ func TestTableFitsTheTerminal(t *testing.T) {
 			t.Errorf("%d columns: %q", len([]rune(line)), line)
 		}
 	}
-	if lines := table(Style{}); !strings.Contains(lines[1], g.Pods[0].Name) {
-		t.Errorf("for a program: %q", lines[1])
-	}
+	lines = table(Style{})
+	harness.Want(t, strings.Contains(lines[1], g.Pods[0].Name), "for a program: %q", lines[1])
 	if lines := table(Style{Wide: true, Width: 80}); !strings.Contains(lines[1], g.Pods[0].Name) || !strings.Contains(lines[1], g.Pods[0].ID) || !strings.Contains(lines[0], "RUNTIME") {
 		t.Errorf("wide: %q", lines)
 	}
-	if lines := table(Style{Width: 80, Height: 5}); len(lines) != 4 || !strings.Contains(lines[2], "and 2 lines more") {
-		t.Errorf("on five lines: %q", lines)
-	}
+	lines = table(Style{Width: 80, Height: 5})
+	harness.Want(t, len(lines) == 4 && strings.Contains(lines[2], "and 2 lines more"), "on five lines: %q", lines)
 }
 
 // Whatever the node has, what is looked at again and again is as large as the screen, in
@@ -98,23 +92,19 @@ func TestWatchFitsTheScreen(t *testing.T) {
 			var b strings.Builder
 			harness.Check(t, g.Table(&b, before, style))
 			shown := marks.ReplaceAllString(b.String(), "")
-			if strings.Contains(shown, "\x1b") || strings.Count(shown, "\n") >= style.Height {
-				t.Errorf("%+v has %d lines:\n%s", style, strings.Count(shown, "\n"), shown)
-			}
+			harness.Want(t, !strings.Contains(shown, "\x1b") && strings.Count(shown, "\n") < style.Height,
+				"%+v has %d lines:\n%s", style, strings.Count(shown, "\n"), shown)
 			for i, line := range strings.Split(shown, "\n") {
-				if utf8.RuneCountInString(line) > style.Width {
-					t.Errorf("%+v: line %d has %d columns: %q", style, i, utf8.RuneCountInString(line), line)
-				}
+				harness.Want(t, utf8.RuneCountInString(line) <= style.Width,
+					"%+v: line %d has %d columns: %q", style, i, utf8.RuneCountInString(line), line)
 			}
 			if row := strings.Split(shown, "\n")[1]; style.Width >= 80 && style.Height == 24 && !style.Wide && (!strings.HasSuffix(row, "  10.244.100.150") || !strings.Contains(row, "b-x000 ")) {
 				t.Errorf("%+v: %q", style, row)
 			}
-			if style.Height == 24 && !strings.Contains(shown, "b-x006 ") && !strings.Contains(shown, g.Pods[6].ID) {
-				t.Errorf("%+v has few pods:\n%s", style, shown)
-			}
-			if network := strings.Contains(shown, " OUT "); network != (before != nil && style.Width > 80 && style.Height > 5) {
-				t.Errorf("%+v has rates of the network: %v", style, network)
-			}
+			harness.Want(t, style.Height != 24 || strings.Contains(shown, "b-x006 ") || strings.Contains(shown, g.Pods[6].ID),
+				"%+v has few pods:\n%s", style, shown)
+			network := strings.Contains(shown, " OUT ")
+			harness.Want(t, network == (before != nil && style.Width > 80 && style.Height > 5), "%+v has rates of the network: %v", style, network)
 			if more := strings.Contains(shown, " lines more, for which"); style.Height == 24 && !more || style.Height == 200 && more {
 				t.Errorf("%+v says that there are more: %v\n%s", style, more, shown)
 			}

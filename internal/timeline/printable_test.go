@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 	"unicode"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // marks are the sequences that this package writes itself.
@@ -38,25 +40,19 @@ func FuzzTerminal(f *testing.F) {
 
 // shownOf is what is shown of things that have a text everywhere.
 func shownOf(t *testing.T, text string, style Style) string {
-	t.Helper()
 	var pod Pod
 	fillTexts(reflect.ValueOf(&pod).Elem(), text)
 	glance := Glance{Pods: make([]Line, 1)}
 	fillTexts(reflect.ValueOf(&glance).Elem(), text)
 	var b strings.Builder
 	for _, err := range []error{pod.Text(&b, style), List(&b, []Pod{pod}, time.Now(), style), glance.Table(&b, &glance, style)} {
-		if err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, err)
 	}
-	if text != "" && pod.Name != text {
-		t.Errorf("the pod has changed: %q", pod.Name)
-	}
+	harness.Want(t, text == "" || pod.Name == text, "the pod has changed: %q", pod.Name)
 	return b.String()
 }
 
-// fillTexts sets every text in a value, and makes one of each that there can be any
-// number of.
+// fillTexts sets every text in a value, and makes one of each that there can be any number of.
 func fillTexts(value reflect.Value, text string) {
 	switch value.Kind() {
 	case reflect.String:

@@ -44,7 +44,6 @@ func failedPod() Pod {
 }
 
 func text(t *testing.T, p Pod, style Style) string {
-	t.Helper()
 	var b bytes.Buffer
 	harness.Check(t, p.Text(&b, style))
 	return b.String()
@@ -57,24 +56,14 @@ func TestTextOfAFailure(t *testing.T) {
 		"pod test/web: failed after 18ms", "  ✗ bridge ADD", "    ✗ host-local ADD", "exit code 1, CNI error code 11: no address",
 		"the pod failed at cni add", "undone: end pause, remove record", "NOT undone: cni del: it stays", "last words",
 	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("%q is not in\n%s", want, got)
-		}
+		harness.Want(t, strings.Contains(got, want), "%q is not in\n%s", want, got)
 	}
-	if strings.Contains(got, "S3CRET") || strings.Contains(got, "\x1b") {
-		t.Errorf("a secret, or a colour:\n%s", got)
-	}
+	harness.Want(t, !strings.Contains(got, "S3CRET") && !strings.Contains(got, "\x1b"), "a secret, or a colour:\n%s", got)
 	for line := range strings.Lines(got) {
-		if utf8.RuneCountInString(strings.TrimRight(line, "\n")) > width {
-			t.Errorf("too wide: %s", line)
-		}
+		harness.Want(t, utf8.RuneCountInString(strings.TrimRight(line, "\n")) <= width, "too wide: %s", line)
 	}
-	if order := strings.Index(got, "host-local") < strings.Index(got, "end pause"); !order {
-		t.Error("the steps are not in order of time")
-	}
-	if !strings.Contains(text(t, p, Style{Color: true}), "\x1b[31m✗") {
-		t.Error("no colour for a terminal")
-	}
+	harness.Want(t, strings.Index(got, "host-local") < strings.Index(got, "end pause"), "the steps are not in order of time")
+	harness.Want(t, strings.Contains(text(t, p, Style{Color: true}), "\x1b[31m✗"), "no colour for a terminal")
 }
 
 // A DEL whose plugin failed is not undone, even where its step continues.
@@ -83,9 +72,8 @@ func TestDELLeftToTheJournal(t *testing.T) {
 		row("pod", "cni add", "", 0, 1, "no"), row("pod", "cni del", "", 5, 10, ""), row("plugin", "bridge DEL", "cni del", 6, 2, "no"), row("pod", "remove netns", "", 20, 1, ""),
 	}}
 	p.Finish()
-	if got := p.Problems()[0]; len(got.NotUndone) != 1 || len(got.Undone) != 1 || got.Undone[0] != "remove netns" {
-		t.Errorf("%+v", got)
-	}
+	got := p.Problems()[0]
+	harness.Want(t, len(got.NotUndone) == 1 && len(got.Undone) == 1 && got.Undone[0] == "remove netns", "%+v", got)
 }
 
 // Hours of running are no part of the scale of what was done before and after.
@@ -99,20 +87,15 @@ func TestEpisodes(t *testing.T) {
 	if len(episodes) != 2 || len(episodes[0].roots) != 2 || len(episodes[1].roots) != 2 || episodes[1].roots[0].name(whole) != "app: ended" {
 		t.Fatalf("%d episodes: %s", len(episodes), text(t, p, Style{}))
 	}
-	if got := text(t, p, Style{}); !strings.Contains(got, "59m59s later") && !strings.Contains(got, "later") {
-		t.Error(got)
-	}
-	if len(p.Problems()) > 0 {
-		t.Errorf("problems: %v", p.Problems())
-	}
+	got := text(t, p, Style{})
+	harness.Want(t, strings.Contains(got, "59m59s later") || strings.Contains(got, "later"), "%v", got)
+	harness.Want(t, len(p.Problems()) == 0, "problems: %v", p.Problems())
 }
 
 func TestMatches(t *testing.T) {
 	p := Pod{ID: "abcdef", Name: "test/web", Containers: []Container{{ID: "123456", Name: "app"}}}
 	for wanted, is := range map[string]bool{"": true, "abc": true, "web": true, "test/web": true, "app": true, "test/web/app": true, "1234": true, "we": false, "other/web": false, "bcd": false} {
-		if p.Matches(wanted) != is {
-			t.Errorf("%q: %v", wanted, !is)
-		}
+		harness.Want(t, p.Matches(wanted) == is, "%q: %v", wanted, !is)
 	}
 }
 
@@ -124,8 +107,7 @@ func TestListSaysWhyInOneLine(t *testing.T) {
 	}
 }
 
-// Names that differ at their ends are told apart in every line, which is as wide as the
-// terminal.
+// Names that differ at their ends are told apart in every line, which is as wide as the terminal.
 func TestTextFitsTheTerminal(t *testing.T) {
 	p := Pod{Kind: "pod", ID: strings.Repeat("ab", 32), Name: "test/web", State: Ready, Rows: []step.Row{row("image", "registry.example/team/checkout-frontend:v1", "", 0, 5, "")}}
 	for i, name := range []string{"checkout-frontend-web", "checkout-frontend-proxy", "checkout-frontend-production-web", "checkout-frontend-production-proxy"} {
@@ -134,9 +116,7 @@ func TestTextFitsTheTerminal(t *testing.T) {
 	for _, columns := range []int{0, 40, 60, 80, 120, 200} {
 		got := text(t, p, Style{Width: columns})
 		uncut := strings.Count(got, "checkout-frontend-production-proxy: remove rootfs  ")
-		if (columns >= 120) != (uncut > 0) {
-			t.Errorf("%d columns have %d whole names:\n%s", columns, uncut, got)
-		}
+		harness.Want(t, (columns >= 120) == (uncut > 0), "%d columns have %d whole names:\n%s", columns, uncut, got)
 		seen := map[string]bool{}
 		for line := range strings.Lines(got) {
 			if most := max(columns, width*(1-min(columns, 1))); utf8.RuneCountInString(strings.TrimRight(line, "\n")) > most && !strings.Contains(line, p.ID) && !strings.Contains(line, " failed at ") {
@@ -150,22 +130,18 @@ func TestTextFitsTheTerminal(t *testing.T) {
 				seen["head "+name] = true
 			}
 		}
-		if want := 2 * len(p.Containers); len(seen) != want && columns >= 80 {
-			t.Errorf("%d columns: %d of %d names differ:\n%s", columns, len(seen), want, got)
-		}
+		want := 2 * len(p.Containers)
+		harness.Want(t, len(seen) == want || columns < 80, "%d columns: %d of %d names differ:\n%s", columns, len(seen), want, got)
 	}
 }
 
-// A container that was stopped has not failed, whatever its exit code; one that ended
-// before has.
+// A container that was stopped has not failed, whatever its exit code; one that ended before has.
 func TestStoppedIsNotFailed(t *testing.T) {
 	exit := row("exit", "ran", "", 0, 100, "")
 	exit.Note = "Error, exit code 137"
 	for at, failed := range map[int]bool{90: false, 110: true} {
 		p := &Pod{Kind: "pod", Containers: []Container{{Name: "app", Rows: []step.Row{exit, row("container", "kill", "", at, 10, "")}}}}
-		if (len(p.Problems()) > 0) != failed {
-			t.Errorf("stopped at %d, ended at 100: %v", at, p.Problems())
-		}
+		harness.Want(t, (len(p.Problems()) > 0) == failed, "stopped at %d, ended at 100: %v", at, p.Problems())
 	}
 }
 
@@ -173,7 +149,6 @@ func TestStoppedIsNotFailed(t *testing.T) {
 func TestSlowestHasItsOwnTime(t *testing.T) {
 	p := &Pod{Kind: "pod", Rows: []step.Row{row("pod", "cni add", "", 0, 188, ""), row("plugin", "bridge ADD", "cni add", 5, 170, "")}}
 	p.Rows[1].Plugin = &step.Plugin{Name: "bridge", Verb: "ADD"}
-	if text := p.episodes()[0].slowest(); !strings.HasPrefix(text, "cni add > bridge ADD took 170ms of 188ms") {
-		t.Error(text)
-	}
+	text := p.episodes()[0].slowest()
+	harness.Want(t, strings.HasPrefix(text, "cni add > bridge ADD took 170ms of 188ms"), "%v", text)
 }

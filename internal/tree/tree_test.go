@@ -16,10 +16,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// deepTree makes directories within each other, with a file in each that is asked for,
-// and a large one in the last.
+// deepTree makes directories within each other, with a file in each that is asked for, and a large one in the last.
 func deepTree(t testing.TB, top string, depth, each int) {
-	t.Helper()
 	at, err := unix.Open(top, directory, 0)
 	harness.Check(t, err)
 	for i := range depth {
@@ -37,7 +35,6 @@ func deepTree(t testing.TB, top string, depth, each int) {
 }
 
 func writeAt(t testing.TB, at int, name string, size int) {
-	t.Helper()
 	fd, err := unix.Openat(at, name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
 	harness.Check(t, err)
 	_, err = unix.Write(fd, make([]byte, size))
@@ -70,15 +67,12 @@ func TestMeasureIsThatOfAWalk(t *testing.T) {
 		return nil
 	}))
 	got, err := Measure(t.Context(), top)
-	if err != nil || got != want {
-		t.Errorf("%+v, want %+v: %v", got, want, err)
-	}
+	harness.Want(t, err == nil && got == want, "%+v, want %+v: %v", got, want, err)
 	harness.Check(t, Remove(top))
 	harness.Check(t, Remove(top)) // it is not there
 }
 
-// A container may move its directories meanwhile: the walk never leaves the tree, and
-// comes to an end.
+// A container may move its directories meanwhile: the walk never leaves the tree, and comes to an end.
 func TestMeasureWhileDirectoriesMove(t *testing.T) {
 	outside := t.TempDir()
 	top := filepath.Join(outside, "top")
@@ -103,9 +97,7 @@ func TestMeasureWhileDirectoriesMove(t *testing.T) {
 	}()
 	for range 50 {
 		usage, err := Measure(ctx, top)
-		if err != nil && !errors.Is(err, errUnsteady) {
-			t.Fatal(err)
-		}
+		harness.Want(t, err == nil || errors.Is(err, errUnsteady), "%v", err)
 		if usage.Inodes > 2000 { // twice what is there, at most
 			t.Fatalf("the walk left the tree: %+v", usage)
 		}
@@ -125,7 +117,6 @@ func TestRemoveLeavesWhatLinksPointAt(t *testing.T) {
 	harness.Check(t, Remove(filepath.Join(top, "link")))
 	harness.Check(t, os.Symlink(outside, filepath.Join(top, "link")))
 	harness.Check(t, Remove(top))
-	if _, err := os.Lstat(filepath.Join(outside, "kept")); err != nil {
-		t.Error(err)
-	}
+	_, err := os.Lstat(filepath.Join(outside, "kept"))
+	harness.Check(t, err)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/test/harness"
 )
 
 const (
@@ -45,14 +46,9 @@ var unmapped = []*runtimeapi.IDMapping{{HostId: 65536, Length: 65536}}
 // goodContainer asks for all that a container can ask for at once.
 func goodContainer() *config {
 	return &config{
-		Metadata:   &runtimeapi.ContainerMetadata{Name: "nginx", Attempt: 3},
-		Image:      &runtimeapi.ImageSpec{Image: "sha256:5e"},
-		Command:    []string{"/bin/sh", ""},
-		Args:       []string{"-c", "a\nb"},
-		WorkingDir: "app",
-		Envs:       []*pair{{Key: "A", Value: []byte("ä\x01\n=")}},
-		LogPath:    "nginx/0.log",
-		StopSignal: runtimeapi.Signal_SIGNAL_SIGRTMAX,
+		Metadata: &runtimeapi.ContainerMetadata{Name: "nginx", Attempt: 3}, Image: &runtimeapi.ImageSpec{Image: "sha256:5e"},
+		Command: []string{"/bin/sh", ""}, Args: []string{"-c", "a\nb"}, WorkingDir: "app",
+		Envs: []*pair{{Key: "A", Value: []byte("ä\x01\n=")}}, LogPath: "nginx/0.log", StopSignal: runtimeapi.Signal_SIGNAL_SIGRTMAX,
 		Mounts: []*runtimeapi.Mount{
 			{ContainerPath: "/a/..b", HostPath: "/b", Readonly: true, RecursiveReadOnly: true, MountOptions: []string{"noexec", "nodev", "nosuid"}},
 			{ContainerPath: "/c", Image: &runtimeapi.ImageSpec{Image: "x"}, ImageSubPath: "d", Readonly: true},
@@ -74,8 +70,7 @@ func goodContainer() *config {
 				RunAsUser: number(0), RunAsGroup: number(math.MaxInt32), SupplementalGroups: []int64{5},
 				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: "beef"},
 				MaskedPaths:      []string{"/proc/kcore"}, ReadonlyPaths: []string{"/proc/sys"},
-				Seccomp:  profileOf(runtimeapi.SecurityProfile_RuntimeDefault),
-				Apparmor: profileOf(runtimeapi.SecurityProfile_Unconfined),
+				Seccomp: profileOf(runtimeapi.SecurityProfile_RuntimeDefault), Apparmor: profileOf(runtimeapi.SecurityProfile_Unconfined),
 			},
 		},
 	}
@@ -87,65 +82,51 @@ func goodMachine() machine.Machine {
 
 func TestContainerAccepts(t *testing.T) {
 	minimal := &config{Metadata: &runtimeapi.ContainerMetadata{Name: "a"}, Image: &runtimeapi.ImageSpec{Image: "b"}}
-	if err := Container(minimal, nil, machine.Machine{}); err != nil {
-		t.Errorf("the least: %v", err)
-	}
-	if err := Container(goodContainer(), &runtimeapi.PodSandboxConfig{}, goodMachine()); err != nil {
-		t.Errorf("all at once: %v", err)
-	}
+	harness.Check(t, Container(minimal, nil, machine.Machine{}))
+	harness.Check(t, Container(goodContainer(), &runtimeapi.PodSandboxConfig{}, goodMachine()))
 	privileged := goodContainer()
 	containerSecurity(privileged).Privileged = true
 	pod := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{Privileged: true}}}
-	if err := Container(privileged, pod, goodMachine()); err != nil {
-		t.Errorf("privileged: %v", err)
-	}
+	harness.Check(t, Container(privileged, pod, goodMachine()))
 	named := goodContainer()
 	containerSecurity(named).RunAsUser, containerSecurity(named).RunAsUsername = nil, "app"
-	if err := Container(named, nil, goodMachine()); err != nil {
-		t.Errorf("run_as_username: %v", err)
-	}
+	harness.Check(t, Container(named, nil, goodMachine()))
 }
 
 // Each of these is refused for its one field.
 func TestContainerRefuses(t *testing.T) {
-	for field, values := range map[string][]any{
-		"metadata": {nil}, "metadata.name": {"", "../x", strings.Repeat("a", 254)}, "image": {nil}, "stop_signal": {999},
-		"command[1]": {"\x00"}, "args[0]": {"a\x00"}, "working_dir": {"/\x00"}, "envs[0].key": {"", "A=B"}, "envs[0].value": {[]byte{0}},
-		"log_path": {"/var/log/x", "a/../../x", "./"}, "windows": {&runtimeapi.WindowsContainerConfig{}},
-		"mounts[0].container_path": {"", "a", "/a/../..", "//"}, "mounts[0].host_path": {"", "b"}, "mounts[0].mount_options[1]": {"rw"},
-		"mounts[1].host_path": {"/b"}, "mounts[1].readonly": {false}, "mounts[2].propagation": {9},
-		"mounts[2].gidMappings": {[]*runtimeapi.IDMapping{{}}}, "mounts[2].uidMappings": {ids(0, math.MaxUint32, 2)},
-		"devices[0].host_path": {""}, "devices[1].container_path": {"y"}, "devices[0].permissions": {"", "rx"}, "CDI_devices[0].name": {"eth0"},
+	for prefix, fields := range map[string]map[string][]any{
+		"": {
+			"metadata": {nil}, "metadata.name": {"", "../x", strings.Repeat("a", 254)}, "image": {nil}, "stop_signal": {999},
+			"command[1]": {"\x00"}, "args[0]": {"a\x00"}, "working_dir": {"/\x00"}, "envs[0].key": {"", "A=B"}, "envs[0].value": {[]byte{0}},
+			"log_path": {"/var/log/x", "a/../../x", "./"}, "windows": {&runtimeapi.WindowsContainerConfig{}},
+			"mounts[0].container_path": {"", "a", "/a/../..", "//"}, "mounts[0].host_path": {"", "b"}, "mounts[0].mount_options[1]": {"rw"},
+			"mounts[1].host_path": {"/b"}, "mounts[1].readonly": {false}, "mounts[2].propagation": {9},
+			"mounts[2].gidMappings": {[]*runtimeapi.IDMapping{{}}}, "mounts[2].uidMappings": {ids(0, math.MaxUint32, 2)},
+			"devices[0].host_path": {""}, "devices[1].container_path": {"y"}, "devices[0].permissions": {"", "rx"}, "CDI_devices[0].name": {"eth0"},
 
-		"linux.resources.cpu_period": {-1, 999, 1_000_001}, "linux.resources.cpu_quota": {-2, 999, 1 << 44},
-		"linux.resources.cpu_shares": {-1, 1, 1<<18 + 1}, "linux.resources.oom_score_adj": {-1001, 1001},
-		"linux.resources.cpuset_cpus": {"0-8", "0,a", "3-1"}, "linux.resources.cpuset_mems": {"1", "0-"},
-		"linux.resources.memory_limit_in_bytes": {-2}, "linux.resources.memory_swap_limit_in_bytes": {-2, 5},
-		"linux.resources.hugepage_limits[0].page_size": {"16MB", "../x"},
-
-		"linux.security_context.privileged":                               {true},
-		"linux.security_context.capabilities.add_capabilities[1]":         {"FLY", "SYS_RESOURCE"},
-		"linux.security_context.capabilities.drop_capabilities[0]":        {"FLY"},
-		"linux.security_context.capabilities.add_ambient_capabilities[0]": {""},
-		"linux.security_context.namespace_options.network":                {7},
-		"linux.security_context.namespace_options.ipc":                    {1},
-		"linux.security_context.namespace_options.target_id":              {""},
-		"linux.security_context.run_as_user":                              {-1, 1 << 31},
-		"linux.security_context.run_as_username":                          {"app"},
-		"linux.security_context.run_as_group":                             {-1},
-		"linux.security_context.supplemental_groups[0]":                   {-1},
-		"linux.security_context.supplemental_groups_policy":               {5},
-		"linux.security_context.masked_paths[0]":                          {"proc"},
-		"linux.security_context.readonly_paths[0]":                        {"/proc/../etc"},
-		"linux.security_context.seccomp.profile_type":                     {9},
-		"linux.security_context.apparmor.profile_type":                    {9},
-		"linux.security_context.seccomp":                                  {localhostProfile("/nowhere/p.json")},
-		"linux.security_context.apparmor":                                 {localhostProfile("web")},
+			"linux.resources.cpu_period": {-1, 999, 1_000_001}, "linux.resources.cpu_quota": {-2, 999, 1 << 44},
+			"linux.resources.cpu_shares": {-1, 1, 1<<18 + 1}, "linux.resources.oom_score_adj": {-1001, 1001},
+			"linux.resources.cpuset_cpus": {"0-8", "0,a", "3-1"}, "linux.resources.cpuset_mems": {"1", "0-"},
+			"linux.resources.memory_limit_in_bytes": {-2}, "linux.resources.memory_swap_limit_in_bytes": {-2, 5},
+			"linux.resources.hugepage_limits[0].page_size": {"16MB", "../x"},
+		},
+		"linux.security_context.": {
+			"privileged": {true}, "capabilities.add_capabilities[1]": {"FLY", "SYS_RESOURCE"},
+			"capabilities.drop_capabilities[0]": {"FLY"}, "capabilities.add_ambient_capabilities[0]": {""},
+			"namespace_options.network": {7}, "namespace_options.ipc": {1}, "namespace_options.target_id": {""},
+			"run_as_user": {-1, 1 << 31}, "run_as_username": {"app"}, "run_as_group": {-1}, "supplemental_groups[0]": {-1},
+			"supplemental_groups_policy": {5}, "masked_paths[0]": {"proc"}, "readonly_paths[0]": {"/proc/../etc"},
+			"seccomp.profile_type": {9}, "apparmor.profile_type": {9}, "seccomp": {localhostProfile("/nowhere/p.json")},
+			"apparmor": {localhostProfile("web")},
+		},
 	} {
-		for _, value := range values {
-			c := goodContainer()
-			set(c.ProtoReflect(), field, value)
-			wantRefusal(t, Container(c, &runtimeapi.PodSandboxConfig{}, goodMachine()), "config."+field)
+		for field, values := range fields {
+			for _, value := range values {
+				c := goodContainer()
+				set(c.ProtoReflect(), prefix+field, value)
+				wantRefusal(t, Container(c, &runtimeapi.PodSandboxConfig{}, goodMachine()), "config."+prefix+field)
+			}
 		}
 	}
 	for _, test := range []struct {
@@ -205,9 +186,7 @@ func TestContainerKnowsMachineAndPod(t *testing.T) {
 	}}}
 	same := goodContainer()
 	nsOptions(same).UsernsOptions = proto.CloneOf(userns)
-	if err := Container(same, pod, goodMachine()); err != nil {
-		t.Errorf("the pod's own user namespace: %v", err)
-	}
+	harness.Check(t, Container(same, pod, goodMachine()))
 	node := goodContainer()
 	nsOptions(node).Pid, nsOptions(node).TargetId = runtimeapi.NamespaceMode_NODE, ""
 	wantRefusal(t, Container(node, pod, goodMachine()), nsField+"pid")
@@ -225,9 +204,7 @@ func wantRefusal(t *testing.T, err error, field string) {
 	}
 	_, complaints, _ := strings.Cut(err.Error(), ": ")
 	for line := range strings.Lines(complaints) {
-		if !strings.HasPrefix(line, field+": ") {
-			t.Errorf("got %q, want a complaint about %s alone", line, field)
-		}
+		harness.Want(t, strings.HasPrefix(line, field+": "), "got %q, want a complaint about %s alone", line, field)
 	}
 }
 
@@ -247,9 +224,7 @@ func FuzzContainer(f *testing.F) {
 			return // gRPC refuses it
 		}
 		if err := Container(request, nil, goodMachine()); err != nil {
-			if !errdefs.IsInvalidArgument(err) {
-				t.Errorf("%v is not InvalidArgument", err)
-			}
+			harness.Want(t, errdefs.IsInvalidArgument(err), "%v is not InvalidArgument", err)
 			return
 		}
 		// Nothing of the fuzzer's is made or read on the host.

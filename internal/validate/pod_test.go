@@ -9,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/test/harness"
 )
 
 const (
@@ -21,10 +22,9 @@ const (
 // goodConfig asks for all that a pod can ask for at once.
 func goodConfig() *runtimeapi.PodSandboxConfig {
 	return &runtimeapi.PodSandboxConfig{
-		Metadata:     &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1},
-		Hostname:     "web-0.example",
-		LogDirectory: "/var/log/pods/default_web-0_3f0c-11",
-		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::a"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1},
+		Hostname: "web-0.example", LogDirectory: "/var/log/pods/default_web-0_3f0c-11",
+		DnsConfig: &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::a"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
 		PortMappings: []*runtimeapi.PortMapping{
 			{Protocol: runtimeapi.Protocol_TCP, ContainerPort: 80, HostPort: 8080},
 			{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 65535, HostIp: "127.0.0.1"},
@@ -89,9 +89,8 @@ func TestPodAccepts(t *testing.T) {
 		},
 	} {
 		for _, handler := range []string{"", "runc"} {
-			if err := Pod(config, handler, goodNode()); err != nil {
-				t.Errorf("%s, handler %q: %v", name, handler, err)
-			}
+			err := Pod(config, handler, goodNode())
+			harness.Want(t, err == nil, "%s, handler %q: %v", name, handler, err)
 		}
 	}
 }
@@ -105,30 +104,24 @@ func TestPodRefuses(t *testing.T) {
 	for field, values := range map[string][]any{
 		"metadata":           {nil},
 		"metadata.name":      {"", "a\x00b", "..", ".", "a..b", "../../etc", "a;IP=10.0.0.1", "a\nb", "a\xff", strings.Repeat("n", longestName+1)},
-		"metadata.namespace": {"\x00", "..", "a/b"},
-		"metadata.uid":       {"u\x00", "../u", "u=1"},
-		"hostname":           {strings.Repeat("h", longestHostname+1), "a\x00", "../a", "a\n127.0.0.1 b"},
-		"log_directory":      {"var/log", "/var/log/../../etc", "/var/log\x00"},
+		"metadata.namespace": {"\x00", "..", "a/b"}, "metadata.uid": {"u\x00", "../u", "u=1"},
+		"hostname":      {strings.Repeat("h", longestHostname+1), "a\x00", "../a", "a\n127.0.0.1 b"},
+		"log_directory": {"var/log", "/var/log/../../etc", "/var/log\x00"},
 
 		"dns_config.servers[1]": {""}, "dns_config.servers[0]": {"1.1.1.1\nsearch x"}, "dns_config.searches[0]": {"a b"}, "dns_config.options[0]": {"a\x00"},
 		"port_mappings[0].protocol": {3}, "port_mappings[0].host_port": {-1}, "port_mappings[1].host_port": {65536},
 		"port_mappings[2].container_port": {-1, 70000}, "port_mappings[0].container_port": {0}, "port_mappings[1].host_ip": {"localhost"},
 		"windows": {&runtimeapi.WindowsPodSandboxConfig{}}, "linux.cgroup_parent": {"/a/../..", "/a\x00"},
 
-		"linux.security_context.namespace_options.network":             {9, 1},
-		"linux.security_context.namespace_options.pid":                 {-1, 2, 3},
-		"linux.security_context.namespace_options.ipc":                 {4, 1},
-		"linux.security_context.namespace_options.target_id":           {"abc"},
+		"linux.security_context.namespace_options.network": {9, 1}, "linux.security_context.namespace_options.pid": {-1, 2, 3},
+		"linux.security_context.namespace_options.ipc": {4, 1}, "linux.security_context.namespace_options.target_id": {"abc"},
 		"linux.security_context.namespace_options.userns_options.uids": {nil, ids(0, 1000, 10, 9, 5000, 10), ids(0, math.MaxUint32-5, 10), manyMappings(mostMappings + 1)},
 		"linux.security_context.namespace_options.userns_options.gids": {nil, ids(0, 1000, 10, 100, 991, 10), ids(1, 1000, 10)},
-		"linux.security_context.run_as_user":                           {-1, math.MaxUint32},
-		"linux.security_context.run_as_group":                          {1 << 33},
-		"linux.security_context.supplemental_groups[1]":                {-5},
-		"linux.security_context.supplemental_groups_policy":            {2},
-		"linux.security_context.seccomp.profile_type":                  {3},
-		"linux.security_context.apparmor.profile_type":                 {-2},
-		"linux.security_context.seccomp":                               {localhostProfile("profile.json"), localhostProfile("/nowhere/profile.json")},
-		"linux.security_context.apparmor":                              {localhostProfile("web")},
+		"linux.security_context.run_as_user":                           {-1, math.MaxUint32}, "linux.security_context.run_as_group": {1 << 33},
+		"linux.security_context.supplemental_groups[1]": {-5}, "linux.security_context.supplemental_groups_policy": {2},
+		"linux.security_context.seccomp.profile_type": {3}, "linux.security_context.apparmor.profile_type": {-2},
+		"linux.security_context.seccomp":  {localhostProfile("profile.json"), localhostProfile("/nowhere/profile.json")},
+		"linux.security_context.apparmor": {localhostProfile("web")},
 	} {
 		for _, value := range values {
 			c := goodConfig()
@@ -200,8 +193,6 @@ func TestPodTellsAll(t *testing.T) {
 		Metadata: &runtimeapi.PodSandboxMetadata{}, LogDirectory: "x", Hostname: "/",
 	}, "kata", goodNode())
 	for _, field := range []string{"runtime_handler", "config.metadata.name", "config.hostname", "config.log_directory"} {
-		if err == nil || !strings.Contains(err.Error(), field+": ") {
-			t.Errorf("%v does not name %s", err, field)
-		}
+		harness.Want(t, err != nil && strings.Contains(err.Error(), field+": "), "%v does not name %s", err, field)
 	}
 }

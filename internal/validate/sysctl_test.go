@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestCheckSysctl(t *testing.T) {
@@ -33,10 +35,8 @@ func TestCheckSysctl(t *testing.T) {
 
 // wantText: an error that says this, none for "".
 func wantText(t *testing.T, of string, err error, says string) {
-	t.Helper()
-	if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
-		t.Errorf("%q: %v, want an error that says %q", of, err, says)
-	}
+	harness.Want(t, (err == nil) == (says == "") && (err == nil || strings.Contains(err.Error(), says)),
+		"%q: %v, want an error that says %q", of, err, says)
 }
 
 func TestBitsPerSecond(t *testing.T) {
@@ -44,14 +44,12 @@ func TestBitsPerSecond(t *testing.T) {
 		"0": 0, "1000": 1000, "1k": 1000, "1.5M": 1_500_000, "2G": 2_000_000_000, "1T": 1_000_000_000_000, "1P": 1_000_000_000_000_000,
 		"1Ki": 1024, "10Mi": 10 << 20, "0.5Gi": 512 << 20, "1e3": 1000,
 	} {
-		if got, err := BitsPerSecond(text); err != nil || got != want {
-			t.Errorf("BitsPerSecond(%q) = %d, %v, want %d", text, got, err, want)
-		}
+		got, err := BitsPerSecond(text)
+		harness.Want(t, err == nil && got == want, "BitsPerSecond(%q) = %d, %v, want %d", text, got, err, want)
 	}
 	for _, text := range []string{"", "k", "1K", "1m", "1ki", "1kk", "1i", "1 k", "-1k", "ten", "NaN", "NaNk", "Inf", "1e400", "9999999999P"} {
-		if got, err := BitsPerSecond(text); err == nil {
-			t.Errorf("BitsPerSecond(%q) = %d", text, got)
-		}
+		got, err := BitsPerSecond(text)
+		harness.Want(t, err != nil, "BitsPerSecond(%q) = %d", text, got)
 	}
 }
 
