@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A file of an image is found as a process in it would find it, and what is no
@@ -37,20 +38,19 @@ func TestReadInRootfs(t *testing.T) {
 		}, "", ""},
 		{"a directory", func(t *testing.T, rootfs string) { write(t, rootfs+"/etc/passwd/x", "") }, "", "is not a file"},
 		{"a link that never ends", func(t *testing.T, rootfs string) { link(t, "passwd", rootfs+"/etc/passwd") }, "", "too many levels"},
-		{"a pipe", func(t *testing.T, rootfs string) { must(t, unix.Mkfifo(rootfs+"/etc/passwd", 0o600)) }, "", "is not a file"},
+		{"a pipe", func(t *testing.T, rootfs string) { harness.Check(t, unix.Mkfifo(rootfs+"/etc/passwd", 0o600)) }, "", "is not a file"},
 		// Linux has no driver for this number: opening it says ENXIO or ENODEV.
 		{"a device", func(t *testing.T, rootfs string) {
-			must(t, unix.Mknod(rootfs+"/etc/passwd", unix.S_IFCHR|0o600, int(unix.Mkdev(240, 250))))
+			harness.Check(t, unix.Mknod(rootfs+"/etc/passwd", unix.S_IFCHR|0o600, int(unix.Mkdev(240, 250))))
 		}, "", "is not a file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			rootfs := filepath.Join(t.TempDir(), "rootfs")
-			must(t, os.MkdirAll(rootfs+"/etc", 0o755))
+			harness.Check(t, os.MkdirAll(rootfs+"/etc", 0o755))
 			test.make(t, rootfs)
 			got, err := readInRootfs(rootfs, "etc/passwd")
-			if string(got) != test.want || (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {
-				t.Errorf("got %q, %v, want %q and an error that says %q", got, err, test.want, test.says)
-			}
+			harness.Want(t, string(got) == test.want && (err != nil) == (test.says != "") && (err == nil ||
+				strings.Contains(err.Error(), test.says)), "got %q, %v, want %q and an error that says %q", got, err, test.want, test.says)
 		})
 	}
 }
@@ -60,28 +60,18 @@ func TestSourcesOfImageMounts(t *testing.T) {
 	s := &Store{options: Options{Options: sandbox.Options{State: t.TempDir()}}}
 	config := &runtimeapi.ContainerConfig{}
 	for i, at := range []string{"/a", "/a", "/b"} {
-		must(t, os.MkdirAll(s.imageDir("id", i), 0o700))
+		harness.Check(t, os.MkdirAll(s.imageDir("id", i), 0o700))
 		config.Mounts = append(config.Mounts, &runtimeapi.Mount{ContainerPath: at, Image: &runtimeapi.ImageSpec{}})
 	}
 	sources, err := (&creation{owner: s, Container: newContainer(Record{ID: "id"}, config)}).imageSources()
-	if want := s.imageDir("id", 2); err != nil || sources["/b"] != want {
-		t.Errorf("%v, %v, want %s", sources, err, want)
-	}
+	want := s.imageDir("id", 2)
+	harness.Want(t, err == nil && sources["/b"] == want, "%v, %v, want %s", sources, err, want)
 }
 
 func write(t *testing.T, name, text string) {
-	t.Helper()
-	must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)))
+	harness.Check(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644)))
 }
 
 func link(t *testing.T, target, name string) {
-	t.Helper()
-	must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.Symlink(target, name)))
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.Symlink(target, name)))
 }

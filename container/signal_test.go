@@ -5,30 +5,26 @@ import (
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
-// Every signal of the CRI has a number, and that has one name, which is always the
-// same: some have two.
+// Every signal of the CRI has a number, and that has one name, which is always the same: some have two.
 func TestSignalNames(t *testing.T) {
 	for value, name := range runtimeapi.Signal_name {
 		if value == 0 {
 			continue
 		}
 		number, known := signalNumber(strings.TrimPrefix(name, "SIGNAL_"))
-		if !known {
-			t.Errorf("%s has no number", name)
-		}
+		harness.Want(t, known, "%s has no number", name)
 		shown := signalEnum(number)
 		for range 20 {
 			if again := signalEnum(number); again != shown {
 				t.Fatalf("signal %d is %v, and then %v", number, shown, again)
 			}
 		}
-		if again, known := signalNumber(strings.TrimPrefix(shown.String(), "SIGNAL_")); !known || again != number {
-			t.Errorf("%s is signal %d, which is shown as %v", name, number, shown)
-		}
+		again, known := signalNumber(strings.TrimPrefix(shown.String(), "SIGNAL_"))
+		harness.Want(t, known && again == number, "%s is signal %d, which is shown as %v", name, number, shown)
 	}
-	if shown := signalEnum(0); shown != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
-		t.Errorf("signal 0 is shown as %v", shown)
-	}
+	harness.Same(t, "signal 0 is shown as", signalEnum(0), runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT)
 }

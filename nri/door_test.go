@@ -29,7 +29,6 @@ type external struct {
 }
 
 func connectExternal(t *testing.T, p *Plugins, socket, index string, plugin any) external {
-	t.Helper()
 	e := external{ended: make(chan struct{})}
 	var err error
 	e.Stub, err = stub.New(plugin, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx(index), stub.WithOnClose(sync.OnceFunc(func() { close(e.ended) })))
@@ -41,7 +40,6 @@ func connectExternal(t *testing.T, p *Plugins, socket, index string, plugin any)
 }
 
 func awaitThat(t *testing.T, what string, is func() bool) {
-	t.Helper()
 	harness.Eventually(t, what, time.Minute, is)
 }
 
@@ -54,35 +52,27 @@ func (e external) awaitEnd(t *testing.T) {
 	}
 }
 
-// NRI switched off, or over to another directory, disconnects plugins that have
-// connected by themselves: nothing of them is left, and what they want is refused. Those
-// that are not back are named.
+// NRI switched off, or over to another directory, disconnects plugins that have connected by themselves: nothing of
+// them is left, and what they want is refused. Those that are not back are named.
 func TestSwitchedOffIsOff(t *testing.T) {
 	p, socket := open(t, time.Minute)
 	off, elsewhere := p.options, p.options
 	off.Enabled = false
 	elsewhere.PluginDir = t.TempDir()
-	switchOver := func(options Options) {
-		t.Helper()
-		harness.Check(t, p.Reconfigure(options))
-	}
+	switchOver := func(options Options) { harness.Check(t, p.Reconfigure(options)) }
 	cycle := func() {
 		plugin := connectExternal(t, p, socket, "10", idle{})
 		switchOver(off)
 		plugin.awaitEnd(t)
 		switchOver(p.options)
-		if problems := fmt.Sprint(p.Problems(p.Connected())); !strings.Contains(problems, "10-slow") {
-			t.Errorf("a plugin that is not back is no problem: %s", problems)
-		}
+		problems := fmt.Sprint(p.Problems(p.Connected()))
+		harness.Want(t, strings.Contains(problems, "10-slow"), "a plugin that is not back is no problem: %s", problems)
 		again := connectExternal(t, p, socket, "10", idle{})
-		if problems := p.Problems(p.Connected()); len(problems) > 0 {
-			t.Errorf("the plugin is back: %v", problems)
-		}
+		harness.Same(t, "the plugin is back", p.Problems(p.Connected()), nil)
 		switchOver(elsewhere)
 		again.awaitEnd(t)
-		if _, err := again.UpdateContainers([]*api.ContainerUpdate{{ContainerId: "c"}}); err == nil {
-			t.Error("a plugin that was disconnected has updated a container")
-		}
+		_, err := again.UpdateContainers([]*api.ContainerUpdate{{ContainerId: "c"}})
+		harness.Want(t, err != nil, "a plugin that was disconnected has updated a container")
 		switchOver(off)
 	}
 	cycle()
@@ -97,7 +87,6 @@ func TestSwitchedOffIsOff(t *testing.T) {
 }
 
 func descriptors(t *testing.T) int {
-	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
 	harness.Check(t, err)
 	return len(files)
@@ -115,14 +104,11 @@ func TestMutePlugins(t *testing.T) {
 	p := newPlugins(t, dir, registration, time.Minute)
 	began := time.Now()
 	harness.Check(t, p.Open(nonePods{}, none{}))
-	if took := time.Since(began); took > (many-1)*registration {
-		t.Errorf("the start took %v, one registration may take %v", took, registration)
-	}
-	if problems := p.Problems(p.Connected()); len(problems) != many {
-		t.Errorf("problems: %v", problems)
-	}
-	content, err := os.ReadFile(filepath.Join(dir, "children"))
-	harness.Check(t, err)
+	took := time.Since(began)
+	harness.Want(t, took <= (many-1)*registration, "the start took %v, one registration may take %v", took, registration)
+	problems := p.Problems(p.Connected())
+	harness.Want(t, len(problems) == many, "problems: %v", problems)
+	content := harness.Read(t, filepath.Join(dir, "children"))
 	for child := range strings.FieldsSeq(string(content)) {
 		pid, err := strconv.Atoi(child)
 		harness.Check(t, err)
@@ -154,9 +140,8 @@ func TestPIDOfAPluginThatHasEnded(t *testing.T) {
 		return n == 3 && gone(first)
 	})
 	time.Sleep(3 * time.Second) // orphans are reaped after two
-	if stat, err := process.ReadStat(first); err != nil || stat.Parent != os.Getpid() {
-		t.Errorf("the pid of the plugin may be another process's: %+v, %v", stat, err)
-	}
+	stat, err := process.ReadStat(first)
+	harness.Want(t, err == nil && stat.Parent == os.Getpid(), "the pid of the plugin may be another process's: %+v, %v", stat, err)
 	harness.Check(t, unix.Kill(holder, unix.SIGKILL))
 	awaitThat(t, "what is left in the plugin's group is ended", func() bool { return gone(member) })
 	awaitThat(t, "the plugin is reaped", func() bool {
@@ -189,8 +174,7 @@ func (l late) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// What is made while a plugin joins is seen by it, also if it takes longer for that than
-// it may for another answer.
+// What is made while a plugin joins is seen by it, also if it takes longer for that than it may for another answer.
 func TestMadeWhileAPluginJoins(t *testing.T) {
 	const limit = time.Second
 	p, socket := open(t, limit)
@@ -203,18 +187,12 @@ func TestMadeWhileAPluginJoins(t *testing.T) {
 	const many = 3
 	var wait sync.WaitGroup
 	for i := range many {
-		wait.Go(func() {
-			if err := p.run(t.Context(), fmt.Sprint(i)); err != nil {
-				t.Error(err)
-			}
-		})
+		wait.Go(func() { harness.Same(t, "an error", p.run(t.Context(), fmt.Sprint(i)), nil) })
 	}
 	time.Sleep(2 * limit)
 	close(l.answer)
 	wait.Wait()
-	if len(l.seen) != many {
-		t.Errorf("of %d pods that were made while it was synchronized, the plugin has seen %d", many, len(l.seen))
-	}
+	harness.Want(t, len(l.seen) == many, "of %d pods that were made while it was synchronized, the plugin has seen %d", many, len(l.seen))
 }
 
 // TestSurveyBesideAFifo: the configuration of a plugin may be anything; a fifo that
@@ -226,10 +204,7 @@ func TestSurveyBesideAFifo(t *testing.T) {
 	}
 	harness.Check(t, unix.Mkfifo(filepath.Join(source.ConfigDir, "fifo.conf"), 0o600))
 	plugins, problems := source.Survey()
-	if !slices.Equal(plugins, []string{"10-good"}) {
-		t.Errorf("plugins that are started: %v", plugins)
-	}
-	if len(problems) != 1 || !strings.Contains(problems[0].Error(), "20-fifo") || !strings.Contains(problems[0].Error(), "no regular file") {
-		t.Errorf("problems: %v", problems)
-	}
+	harness.Want(t, slices.Equal(plugins, []string{"10-good"}), "plugins that are started: %v", plugins)
+	harness.Want(t, len(problems) == 1 && strings.Contains(problems[0].Error(), "20-fifo") &&
+		strings.Contains(problems[0].Error(), "no regular file"), "problems: %v", problems)
 }

@@ -55,7 +55,6 @@ func (idle) CreateContainer(context.Context, *api.PodSandbox, *api.Container) (*
 
 // newPlugins are those of a directory, which are not started yet.
 func newPlugins(t *testing.T, dir string, registration, request time.Duration) *Plugins {
-	t.Helper()
 	p := New(Options{
 		Source:       Source{Enabled: true, Socket: filepath.Join(dir, "s"), PluginDir: dir, ConfigDir: dir},
 		Registration: registration, Request: request,
@@ -66,7 +65,6 @@ func newPlugins(t *testing.T, dir string, registration, request time.Duration) *
 }
 
 func open(t *testing.T, limit time.Duration) (p *Plugins, socket string) {
-	t.Helper()
 	dir := t.TempDir()
 	p = newPlugins(t, dir, time.Minute, limit)
 	harness.Check(t, p.Open(nonePods{}, none{}))
@@ -89,8 +87,7 @@ func (r refuser) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// Each error has the name of the plugin whose it is, also when others say the same
-// at the same time.
+// Each error has the name of the plugin whose it is, also when others say the same at the same time.
 func TestErrorsAreNamed(t *testing.T) {
 	p, socket := open(t, time.Minute)
 	connectExternal(t, p, socket, "10", refuser{"first"})
@@ -99,9 +96,8 @@ func TestErrorsAreNamed(t *testing.T) {
 	for range 200 {
 		for pod, want := range map[string]string{"first": "NRI plugin 10-slow: ", "second": "NRI plugin 20-slow: "} {
 			wait.Go(func() {
-				if err := p.run(t.Context(), pod); err == nil || !strings.HasPrefix(err.Error(), want) {
-					t.Errorf("want an error of %q, got %v", want, err)
-				}
+				err := p.run(t.Context(), pod)
+				harness.Want(t, err != nil && strings.HasPrefix(err.Error(), want), "want an error of %q, got %v", want, err)
 			})
 		}
 	}
@@ -144,9 +140,8 @@ func TestAdjustedSpec(t *testing.T) {
 			},
 		},
 	}
-	if spec.Process.Scheduler == nil || spec.Process.Scheduler.Policy != specs.SchedBatch {
-		t.Errorf("scheduler %+v", spec.Process.Scheduler)
-	}
+	harness.Want(t, spec.Process.Scheduler != nil && spec.Process.Scheduler.Policy == specs.SchedBatch,
+		"scheduler %+v", spec.Process.Scheduler)
 	harness.Same(t, "the spec", spec, want)
 }
 
@@ -161,8 +156,7 @@ func TestImage(t *testing.T) {
 		{&runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "r.test/bb:1"}, "r.test/bb@" + digest, "sha256:3", &api.Image{Name: "r.test/bb:1", Digest: digest, ConfigDigest: id}},
 		{&runtimeapi.ImageSpec{Image: "r.test/bb:1"}, id, digest, &api.Image{Name: "r.test/bb:1", Digest: digest, ConfigDigest: id}}, // imported
 	} {
-		if got := imageOf(test.image, test.reference, test.target, id); got.String() != test.want.String() {
-			t.Errorf("got %v, want %v", got, test.want)
-		}
+		got := imageOf(test.image, test.reference, test.target, id)
+		harness.Want(t, got.String() == test.want.String(), "got %v, want %v", got, test.want)
 	}
 }

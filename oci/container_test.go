@@ -1,7 +1,6 @@
 package oci
 
 import (
-	"reflect"
 	"slices"
 	"testing"
 
@@ -61,13 +60,10 @@ func TestSandboxPerContainer(t *testing.T) {
 		spec, err := c.newSpec()
 		must(t, err)
 		annotations := spec.Annotations
-		if annotations[kind] != want.kind || annotations["io.kubernetes.cri.sandbox-id"] != "sandbox" {
-			t.Errorf("own sandbox %t: annotations %v", own, annotations)
-		}
+		harness.Want(t, annotations[kind] == want.kind && annotations["io.kubernetes.cri.sandbox-id"] == "sandbox",
+			"own sandbox %t: annotations %v", own, annotations)
 		bound, err := bind(c, &mount{HostPath: "/", MountOptions: []string{"nosuid"}}, spec)
-		if err != nil || !slices.Contains(bound.Options, want.option) {
-			t.Errorf("own sandbox %t: options %v, %v", own, bound.Options, err)
-		}
+		harness.Want(t, err == nil && slices.Contains(bound.Options, want.option), "own sandbox %t: options %v, %v", own, bound.Options, err)
 	}
 }
 
@@ -87,20 +83,13 @@ func TestForExec(t *testing.T) {
 	spec.Process.Env[0] = "A=1"
 	want := *spec.Process
 	want.Args = []string{"ls"}
-	if got := ForExec(spec, []string{"ls"}, false); !reflect.DeepEqual(*got, want) {
-		t.Errorf("ForExec = %+v, want %+v", got, want)
-	}
+	harness.Same(t, "an exec", *ForExec(spec, []string{"ls"}, false), want)
 	want.Terminal, want.Env = true, []string{"A=1", "TERM=xterm"}
-	if got := ForExec(spec, []string{"ls"}, true); !reflect.DeepEqual(*got, want) {
-		t.Errorf("with a terminal: %+v, want %+v", got, want)
-	}
-	if len(spec.Process.Env) != 1 || spec.Process.Env[:2][1] != "" || spec.Process.Args[0] != "/server" {
-		t.Errorf("the container's own process has changed: %+v", spec.Process)
-	}
+	harness.Same(t, "an exec with a terminal", *ForExec(spec, []string{"ls"}, true), want)
+	harness.Want(t, len(spec.Process.Env) == 1 && spec.Process.Env[:2][1] == "" && spec.Process.Args[0] == "/server",
+		"the container's own process has changed: %+v", spec.Process)
 	spec.Process.Env = []string{"TERM=linux"}
-	if got := ForExec(spec, []string{"ls"}, true).Env; !reflect.DeepEqual(got, []string{"TERM=linux"}) {
-		t.Errorf("the environment is %q", got)
-	}
+	harness.Same(t, "the environment", ForExec(spec, []string{"ls"}, true).Env, []string{"TERM=linux"})
 }
 
 func TestCgroupsPath(t *testing.T) {

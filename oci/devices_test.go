@@ -10,6 +10,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // All devices below a directory are given, in their places, and nothing else.
@@ -27,10 +29,7 @@ func TestDevicesOfADirectory(t *testing.T) {
 	for _, device := range spec.Linux.Devices {
 		got = append(got, device.Path)
 	}
-	if strings.Join(got, " ") != "/dev/vendor/a /dev/vendor/sub/b" {
-		t.Errorf("the devices are %q", got)
-	}
-	if len(spec.Linux.Resources.Devices) != 3 {
-		t.Errorf("the rules are %+v, want one to deny all and one for each", spec.Linux.Resources.Devices)
-	}
+	harness.Want(t, strings.Join(got, " ") == "/dev/vendor/a /dev/vendor/sub/b", "the devices are %q", got)
+	harness.Want(t, len(spec.Linux.Resources.Devices) == 3,
+		"the rules are %+v, want one to deny all and one for each", spec.Linux.Resources.Devices)
 }

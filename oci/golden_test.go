@@ -20,6 +20,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/test/harness"
 )
 
 var update = flag.Bool("update", false, "write what the rules make into testdata, instead of comparing")
@@ -49,7 +50,6 @@ type goldenCase struct {
 // golden compares the part of a spec that the cases of testdata/NAME.json are about with
 // what is written there, or writes it there.
 func golden(t *testing.T, name string, part func(*specs.Spec) any, makeSpec func(*testing.T, goldenCase, string) (*specs.Spec, error)) {
-	t.Helper()
 	cases := readGolden(t, name)
 	for i := range cases {
 		want, host := &cases[i], t.TempDir()
@@ -60,9 +60,8 @@ func golden(t *testing.T, name string, part func(*specs.Spec) any, makeSpec func
 		} else {
 			got.Spec = bytes.ReplaceAll(compact(t, part(spec)), []byte(host), []byte("$HOST"))
 		}
-		if !*update && (got.Error != want.Error || !bytes.Equal(got.Spec, want.Spec)) {
-			t.Errorf("%s, case %d:\n got %s %s\nwant %s %s", name, i, got.Spec, got.Error, want.Spec, want.Error)
-		}
+		harness.Want(t, *update || got.Error == want.Error && bytes.Equal(got.Spec, want.Spec),
+			"%s, case %d:\n got %s %s\nwant %s %s", name, i, got.Spec, got.Error, want.Spec, want.Error)
 		*want = got
 	}
 	if *update {
@@ -73,14 +72,10 @@ func golden(t *testing.T, name string, part func(*specs.Spec) any, makeSpec func
 }
 
 func readGolden(t *testing.T, name string) (cases []goldenCase) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name+".json"))
-	must(t, err)
-	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder := json.NewDecoder(bytes.NewReader(harness.Read(t, filepath.Join("testdata", name+".json"))))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&cases); err != nil || len(cases) == 0 {
-		t.Fatalf("%s: %d cases, %v", name, len(cases), err)
-	}
+	err := decoder.Decode(&cases)
+	harness.Want(t, err == nil && len(cases) > 0, "%s: %d cases, %v", name, len(cases), err)
 	for i, c := range cases {
 		if len(c.Spec) > 0 {
 			cases[i].Spec = compact(t, c.Spec)
@@ -90,35 +85,26 @@ func readGolden(t *testing.T, name string) (cases []goldenCase) {
 }
 
 func compact(t *testing.T, value any) json.RawMessage {
-	t.Helper()
 	data, err := json.Marshal(value)
 	must(t, err)
 	return data
 }
 
 func goldenSandboxes(t *testing.T, name string, part func(*specs.Spec) any) {
-	t.Helper()
 	golden(t, name, part, func(t *testing.T, c goldenCase, _ string) (*specs.Spec, error) { return ForSandbox(sandboxOf(t, c)) })
 }
 
 func sandboxOf(t *testing.T, c goldenCase) *Sandbox {
-	t.Helper()
 	s := &Sandbox{
-		ID:          "4e5f",
-		Config:      &runtimeapi.PodSandboxConfig{},
-		Rootfs:      "/var/lib/minicri/pause/rootfs",
-		EmptyDir:    "/var/lib/minicri/pause/empty",
-		NetNS:       c.NetNS,
-		UserNS:      c.UserNS,
-		CgroupsPath: "/kubepods/minicri-4e5f",
-		Machine:     c.Machine,
+		ID: "4e5f", Config: &runtimeapi.PodSandboxConfig{}, Rootfs: "/var/lib/minicri/pause/rootfs",
+		EmptyDir: "/var/lib/minicri/pause/empty", NetNS: c.NetNS, UserNS: c.UserNS, CgroupsPath: "/kubepods/minicri-4e5f",
+		Machine: c.Machine,
 	}
 	unmarshal(t, c, "", c.Config, s.Config)
 	return s
 }
 
 func goldenContainers(t *testing.T, name string, part func(*specs.Spec) any, makeSpec func(*Container) (*specs.Spec, error)) {
-	t.Helper()
 	golden(t, name, part, func(t *testing.T, c goldenCase, host string) (*specs.Spec, error) {
 		return makeSpec(containerOf(t, c, host))
 	})
@@ -126,7 +112,6 @@ func goldenContainers(t *testing.T, name string, part func(*specs.Spec) any, mak
 
 // goldenRule runs one rule, on a spec in which nothing is set yet.
 func goldenRule(t *testing.T, name string, rule func(*Container, *specs.Spec) error, part func(*specs.Spec) any) {
-	t.Helper()
 	goldenContainers(t, name, part, func(c *Container) (*specs.Spec, error) {
 		spec := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{}}, Linux: &specs.Linux{}}
 		return spec, rule(c, spec)
@@ -134,7 +119,6 @@ func goldenRule(t *testing.T, name string, rule func(*Container, *specs.Spec) er
 }
 
 func containerOf(t *testing.T, c goldenCase, host string) *Container {
-	t.Helper()
 	makeFiles(t, c.Files, host)
 	in := func(name string) string { return filepath.Join(host, name) }
 	content := func(name string) []byte {
@@ -147,23 +131,11 @@ func containerOf(t *testing.T, c goldenCase, host string) *Container {
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(in("cdi")), cdi.WithAutoRefresh(false))
 	must(t, err)
 	container := &Container{
-		ID:          "c0de",
-		SandboxID:   "4e5f",
-		Pod:         &runtimeapi.PodSandboxConfig{},
-		Config:      &runtimeapi.ContainerConfig{},
-		Image:       c.Image,
-		Rootfs:      in("rootfs"),
-		Passwd:      content("rootfs/etc/passwd"),
-		Group:       content("rootfs/etc/group"),
-		Hostname:    "web-0",
-		Files:       PodFiles{Hosts: in("pod/hosts"), Hostname: in("pod/hostname"), ResolvConf: in("pod/resolv.conf"), Shm: in("pod/shm")},
-		Namespaces:  c.Namespaces,
-		VolumesDir:  in("volumes"),
-		ImageMounts: make(map[string]string),
-		CgroupsPath: "/kubepods/minicri-c0de",
-		PidsLimit:   c.PidsLimit,
-		CDI:         cache,
-		Machine:     c.Machine,
+		ID: "c0de", SandboxID: "4e5f", Pod: &runtimeapi.PodSandboxConfig{}, Config: &runtimeapi.ContainerConfig{}, Image: c.Image,
+		Rootfs: in("rootfs"), Passwd: content("rootfs/etc/passwd"), Group: content("rootfs/etc/group"), Hostname: "web-0",
+		Files:      PodFiles{Hosts: in("pod/hosts"), Hostname: in("pod/hostname"), ResolvConf: in("pod/resolv.conf"), Shm: in("pod/shm")},
+		Namespaces: c.Namespaces, VolumesDir: in("volumes"), ImageMounts: make(map[string]string),
+		CgroupsPath: "/kubepods/minicri-c0de", PidsLimit: c.PidsLimit, CDI: cache, Machine: c.Machine,
 	}
 	for place, source := range c.ImageMounts {
 		container.ImageMounts[place] = strings.ReplaceAll(source, "$HOST", host)
@@ -180,7 +152,6 @@ func containerOf(t *testing.T, c goldenCase, host string) *Container {
 }
 
 func makeFiles(t *testing.T, files map[string]string, host string) {
-	t.Helper()
 	all := map[string]string{"rootfs": "/", "cdi": "/", "pod/hosts": "", "pod/hostname": "", "pod/resolv.conf": "", "pod/shm": "/"}
 	maps.Copy(all, files)
 	for name, content := range all {
@@ -197,11 +168,8 @@ func makeFiles(t *testing.T, files map[string]string, host string) {
 }
 
 func unmarshal(t *testing.T, c goldenCase, host string, text json.RawMessage, into proto.Message) {
-	t.Helper()
 	if len(text) == 0 {
 		return
 	}
-	if err := protojson.Unmarshal(bytes.ReplaceAll(text, []byte("$HOST"), []byte(host)), into); err != nil {
-		t.Fatalf("case %q: %v", c.Case, err)
-	}
+	harness.Same(t, "case "+c.Case, protojson.Unmarshal(bytes.ReplaceAll(text, []byte("$HOST"), []byte(host)), into), nil)
 }

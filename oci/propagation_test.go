@@ -61,7 +61,6 @@ func TestPropagate(t *testing.T) {
 
 // mountTmpfs mounts one, or, with a propagation of slaves, one that is a slave of a mount below it.
 func mountTmpfs(t *testing.T, place string, propagation uintptr) {
-	t.Helper()
 	must(t, errors.Join(os.MkdirAll(place, 0o755), unix.Mount("test", place, "tmpfs", 0, "")))
 	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
 	if propagation == unix.MS_SLAVE {

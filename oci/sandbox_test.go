@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A seccomp profile is in sandbox.json by its name alone: see seccomp_test.go.
@@ -38,12 +40,8 @@ func FuzzPasswd(f *testing.F) {
 			return
 		}
 		for _, id := range append(found.Sgids, found.Uid, found.Gid) {
-			if id < 0 || id > 1<<31-1 {
-				t.Errorf("user %q has the id %d", wanted, id)
-			}
+			harness.Want(t, id >= 0 && id <= 1<<31-1, "user %q has the id %d", wanted, id)
 		}
-		if wanted == "1000" && found.Uid != 1000 {
-			t.Errorf("user 1000 is %d", found.Uid)
-		}
+		harness.Want(t, wanted != "1000" || found.Uid == 1000, "user 1000 is %d", found.Uid)
 	})
 }

@@ -50,7 +50,6 @@ func TestContainerSeccomp(t *testing.T) {
 }
 
 func seccompOf(t *testing.T, security *runtimeapi.LinuxContainerSecurityContext) *specs.Spec {
-	t.Helper()
 	c := &Container{
 		Config:  &runtimeapi.ContainerConfig{Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: security}},
 		Machine: machine.Machine{Capabilities: append(DefaultCapabilities(), "CAP_SYS_ADMIN")},

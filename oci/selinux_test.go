@@ -6,6 +6,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const podLabel = "system_u:system_r:container_t:s0:c10,c20"
@@ -22,26 +24,19 @@ func TestSELinuxOptions(t *testing.T) {
 	}{
 		{"the level of the pod", nil, false, []string{"level:s0:c10,c20"}},
 		{"a level of its own", &runtimeapi.SELinuxOption{Level: "s0:c1,c2"}, false, []string{"level:s0:c1,c2"}},
-		{
-			"all of its own", &runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0"}, false,
-			[]string{"user:u", "role:r", "type:t", "level:s0"},
-		},
+		{"all of its own", &runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "t", Level: "s0"}, false, []string{"user:u", "role:r", "type:t", "level:s0"}},
 		{"privileged", nil, true, []string{"type:spc_t", "level:s0:c10,c20"}},
 		{"privileged with a type of its own", &runtimeapi.SELinuxOption{Type: "t"}, true, []string{"type:t", "level:s0:c10,c20"}},
 	} {
 		config := &runtimeapi.ContainerConfig{Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 			SelinuxOptions: test.options, Privileged: test.privileged,
 		}}}
-		if got := ContainerSELinux(config, pod); !slices.Equal(got, test.want) {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
-		}
+		harness.Same(t, test.name, ContainerSELinux(config, pod), test.want)
 		sandbox := &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			SelinuxOptions: test.options, Privileged: test.privileged,
 		}}}
 		want := slices.DeleteFunc(slices.Clone(test.want), func(option string) bool { return option == "level:s0:c10,c20" })
-		if got := SandboxSELinux(sandbox); !slices.Equal(got, want) {
-			t.Errorf("%s: of the pod %q, want %q", test.name, got, want)
-		}
+		harness.Same(t, test.name+": of the pod", SandboxSELinux(sandbox), want)
 	}
 }
 
@@ -56,9 +51,8 @@ func TestSELinuxLevel(t *testing.T) {
 		podLabel:                             {"s0:c10,c20", false},
 		"system_u:system_r:spc_t:s0:c10,c20": {"s0:c10,c20", true},
 	} {
-		if got := (SELinux{Process: label}); got.Level() != want.level || got.Shared() != want.shared {
-			t.Errorf("%q: level %q, shared %v, want %+v", label, got.Level(), got.Shared(), want)
-		}
+		got := SELinux{Process: label}
+		harness.Want(t, got.Level() == want.level && got.Shared() == want.shared, "%q: level %q, shared %v, want %+v", label, got.Level(), got.Shared(), want)
 	}
 }
 
@@ -70,8 +64,7 @@ func TestSELinuxOfSpecs(t *testing.T) {
 	container, err := (&Container{SELinux: labels}).newSpec()
 	must(t, err)
 	for _, spec := range []*specs.Spec{pause, container} {
-		if spec.Process.SelinuxLabel != labels.Process || spec.Linux.MountLabel != labels.Mount {
-			t.Errorf("process %q, mounts %q", spec.Process.SelinuxLabel, spec.Linux.MountLabel)
-		}
+		harness.Want(t, spec.Process.SelinuxLabel == labels.Process && spec.Linux.MountLabel == labels.Mount,
+			"process %q, mounts %q", spec.Process.SelinuxLabel, spec.Linux.MountLabel)
 	}
 }

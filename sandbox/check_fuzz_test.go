@@ -25,9 +25,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// FuzzCheck: no request makes the check panic or leaves anything behind, what
-// it refuses is InvalidArgument, and with what it accepts the later steps that
-// only compute succeed.
+// FuzzCheck: no request makes the check panic or leaves anything behind, what it refuses is InvalidArgument, and
+// with what it accepts the later steps that only compute succeed.
 func FuzzCheck(f *testing.F) {
 	for _, seed := range seeds() {
 		data, err := proto.Marshal(seed)
@@ -47,9 +46,7 @@ func FuzzCheck(f *testing.F) {
 		err := validate.Pod(request.GetConfig(), request.GetRuntimeHandler(), validate.Node{Machine: s.options.Machine, Handlers: s.options.Handlers.Names(), SystemdCgroup: s.options.SystemdCgroup})
 		wantEmpty(t, s.options.Root, s.options.State)
 		if err != nil {
-			if !errdefs.IsInvalidArgument(err) {
-				t.Errorf("%v is not InvalidArgument", err)
-			}
+			harness.Want(t, errdefs.IsInvalidArgument(err), "%v is not InvalidArgument", err)
 			return
 		}
 		wantUsable(t, s, request)
@@ -83,21 +80,17 @@ func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest
 		t.Fatalf("reserve: %v, %v", sb, err)
 	}
 	restored, err := sb.decodeConfig()
-	if err != nil || !proto.Equal(restored, request.GetConfig()) {
-		t.Errorf("a restart gives another config: %v, %v", restored, err)
-	}
-	if _, err := newAttachment(sb, &network.Configuration{Name: "n", Bytes: []byte("{}")}); err != nil {
-		t.Errorf("attachment: %v", err)
-	}
+	harness.Want(t, err == nil && proto.Equal(restored, request.GetConfig()), "a restart gives another config: %v, %v", restored, err)
+	_, err = newAttachment(sb, &network.Configuration{Name: "n", Bytes: []byte("{}")})
+	harness.Want(t, err == nil, "attachment: %v", err)
 	_, _ = resolvConf(request.GetConfig().GetDnsConfig())
 	needsInterfaces(request.GetConfig().GetLinux().GetSysctls())
 	// A profile in a file is read when pause is prepared; fuzzing reads none.
 	if oci.SeccompOf(sb.config.GetLinux().GetSecurityContext()).GetProfileType() == runtimeapi.SecurityProfile_Localhost {
 		return
 	}
-	if _, err := oci.ForSandbox(&oci.Sandbox{ID: sb.ID, Config: sb.config, CgroupsPath: sb.CgroupsPath}); err != nil {
-		t.Errorf("spec: %v", err)
-	}
+	_, err = oci.ForSandbox(&oci.Sandbox{ID: sb.ID, Config: sb.config, CgroupsPath: sb.CgroupsPath})
+	harness.Want(t, err == nil, "spec: %v", err)
 }
 
 // goodConfig asks for much that a pod can ask for at once.
@@ -132,10 +125,8 @@ func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return c.Linux.SecurityContext.NamespaceOptions
 }
 
-// checker is a store of no sandboxes, with facts and identity in a directory of
-// its own.
+// checker is a store of no sandboxes, with facts and identity in a directory of its own.
 func checker(t *testing.T) *Store {
-	t.Helper()
 	dir := t.TempDir()
 	identity, err := node.Open(dir, dir, dir)
 	s := &Store{
@@ -150,11 +141,8 @@ func checker(t *testing.T) *Store {
 }
 
 func wantEmpty(t *testing.T, directories ...string) {
-	t.Helper()
 	for _, directory := range directories {
 		found, err := filepath.Glob(filepath.Join(directory, "*"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) || len(found) > 0 {
-			t.Errorf("%s is not empty: %q, %v", directory, found, err)
-		}
+		harness.Want(t, (err == nil || errors.Is(err, os.ErrNotExist)) && len(found) == 0, "%s is not empty: %q, %v", directory, found, err)
 	}
 }

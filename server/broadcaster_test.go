@@ -10,6 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 const created = runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT
@@ -17,14 +19,12 @@ const created = runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT
 func nothing() (*runtimeapi.PodSandboxStatus, []*runtimeapi.ContainerStatus) { return nil, nil }
 
 func subscribed(t *testing.T, b *Broadcaster) *Subscription {
-	t.Helper()
 	s, err := b.Subscribe()
 	must(t, err)
 	return s
 }
 
 func next(t *testing.T, s *Subscription) *runtimeapi.ContainerEventResponse {
-	t.Helper()
 	event, err := s.Next(t.Context())
 	must(t, err)
 	return event
@@ -82,9 +82,8 @@ func TestConsumerThatDoesNotReadLosesItsStream(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if event, err := stalled.Next(t.Context()); !errors.Is(err, ErrOverflow) || !errdefs.IsResourceExhausted(err) {
-			t.Errorf("after the gap come %v and %v", event, err)
-		}
+		event, err := stalled.Next(t.Context())
+		harness.Want(t, errors.Is(err, ErrOverflow) && errdefs.IsResourceExhausted(err), "after the gap come %v and %v", event, err)
 	}
 	stalled.Cancel()
 }
@@ -97,22 +96,17 @@ func TestCloseEndsSubscriptions(t *testing.T) {
 	})
 	before, cancelled := subscribed(t, b), subscribed(t, b)
 	cancelled.Cancel()
-	if _, err := cancelled.Next(t.Context()); !errors.Is(err, context.Canceled) {
-		t.Errorf("a subscription that was cancelled says %v", err)
-	}
+	_, err := cancelled.Next(t.Context())
+	harness.Want(t, errors.Is(err, context.Canceled), "a subscription that was cancelled says %v", err)
 	b.Publish("last", created, nothing)
 	b.Close()
 	b.Close()
-	if got := next(t, before).GetContainerId(); got != "last" {
-		t.Errorf("the last event is %q", got)
-	}
-	if _, err := before.Next(t.Context()); !errdefs.IsUnavailable(err) {
-		t.Errorf("after the end comes %v", err)
-	}
+	harness.Same(t, "the last event", next(t, before).GetContainerId(), "last")
+	_, err = before.Next(t.Context())
+	harness.Want(t, errdefs.IsUnavailable(err), "after the end comes %v", err)
 	before.Cancel()
-	if _, err := b.Subscribe(); !errdefs.IsUnavailable(err) {
-		t.Errorf("a subscription after the end: %v", err)
-	}
+	_, err = b.Subscribe()
+	harness.Want(t, errdefs.IsUnavailable(err), "a subscription after the end: %v", err)
 }
 
 func TestTimesGoOnWhenTheClockJumpsBack(t *testing.T) {
@@ -122,9 +116,7 @@ func TestTimesGoOnWhenTheClockJumpsBack(t *testing.T) {
 	first := next(t, s)
 	b.last = first.GetCreatedAt() + int64(1e12) // what a clock that was ahead left
 	b.Publish("after", created, nothing)
-	if got := next(t, s).GetCreatedAt(); got != first.GetCreatedAt()+int64(1e12)+1 {
-		t.Errorf("the event has the time %d", got)
-	}
+	harness.Same(t, "the event has the time", next(t, s).GetCreatedAt(), first.GetCreatedAt()+int64(1e12)+1)
 }
 
 // The number of consumers is bounded, and one that has left makes room.
@@ -134,16 +126,14 @@ func TestSubscriptionsAreBounded(t *testing.T) {
 	for range maxSubscriptions {
 		last = subscribed(t, b)
 	}
-	if _, err := b.Subscribe(); !errdefs.IsResourceExhausted(err) {
-		t.Fatalf("one more than %d: %v", maxSubscriptions, err)
-	}
+	_, err := b.Subscribe()
+	harness.Want(t, errdefs.IsResourceExhausted(err), "one more than %d: %v", maxSubscriptions, err)
 	last.Cancel()
 	subscribed(t, b)
 }
 
-// What a consumer may hold is bounded in bytes too: events of pods with large
-// annotations end a consumer that does not read long before their number does,
-// and one that reads gets an event as large as they come.
+// What a consumer may hold is bounded in bytes too: events of pods with large annotations end a consumer that does
+// not read long before their number does, and one that reads gets an event as large as they come.
 func TestQueuedBytesAreBounded(t *testing.T) {
 	b := NewBroadcaster()
 	stalled, reading := subscribed(t, b), subscribed(t, b)
@@ -155,10 +145,8 @@ func TestQueuedBytesAreBounded(t *testing.T) {
 	}
 	publish(mostAnswer - 1<<10)
 	publish(maxQueuedBytes - mostAnswer + 1<<10)
-	if next(t, stalled); stalled.bytes.Load() != 0 {
-		t.Fatalf("an empty queue holds %d bytes", stalled.bytes.Load())
-	}
-	if _, err := stalled.Next(t.Context()); !errors.Is(err, ErrOverflow) {
-		t.Errorf("after more than %d bytes comes %v", maxQueuedBytes, err)
-	}
+	next(t, stalled)
+	harness.Want(t, stalled.bytes.Load() == 0, "an empty queue holds %d bytes", stalled.bytes.Load())
+	_, err := stalled.Next(t.Context())
+	harness.Want(t, errors.Is(err, ErrOverflow), "after more than %d bytes comes %v", maxQueuedBytes, err)
 }

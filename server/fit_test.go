@@ -7,6 +7,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Statistics and events that are too long for one message lose their longest texts, as
@@ -20,14 +22,11 @@ func TestFit(t *testing.T) {
 		event.ContainersStatuses = append(event.ContainersStatuses, &runtimeapi.ContainerStatus{Annotations: much})
 	}
 	for _, message := range []proto.Message{fit(event), fit(&runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{pod}})} {
-		if size := proto.Size(message); size > mostAnswer {
-			t.Errorf("%T of %d bytes", message, size)
-		}
+		size := proto.Size(message)
+		harness.Want(t, size <= mostAnswer, "%T of %d bytes", message, size)
 	}
 	small := &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Annotations: much}}}
-	if len(fit(small).Items[0].Annotations["much"]) != 1<<20 {
-		t.Error("a list that fits has lost a text")
-	}
+	harness.Want(t, len(fit(small).Items[0].Annotations["much"]) == 1<<20, "a list that fits has lost a text")
 }
 
 // What the kubelet knows its pods by stays, however many short texts there are
@@ -43,12 +42,10 @@ func TestFitKeepsWhatTheKubeletNeeds(t *testing.T) {
 		annotations := map[string]string{"io.kubernetes.container.hash": strings.Repeat("x", 256<<10)} // not by the kubelet
 		list.Items = append(list.Items, &runtimeapi.PodSandbox{Labels: labels, Annotations: annotations})
 	}
-	if list = fit(list); proto.Size(list) > mostAnswer {
-		t.Errorf("%d bytes", proto.Size(list))
-	}
+	list = fit(list)
+	harness.Want(t, proto.Size(list) <= mostAnswer, "%d bytes", proto.Size(list))
 	for i, pod := range list.Items {
-		if pod.Labels["io.kubernetes.pod.namespace"] != namespace || pod.Labels["io.kubernetes.pod.uid"] != fmt.Sprint(i) {
-			t.Fatalf("pod %d has lost what the kubelet knows it by", i)
-		}
+		harness.Want(t, pod.Labels["io.kubernetes.pod.namespace"] == namespace && pod.Labels["io.kubernetes.pod.uid"] == fmt.Sprint(i),
+			"pod %d has lost what the kubelet knows it by", i)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/test/harness"
 	hostile "github.com/minicri/minicri/test/hostile/registry"
 )
 
@@ -30,10 +31,7 @@ type imageNode struct {
 }
 
 func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("the image store makes overlays: run this test as root")
-	}
+	harness.Want(t, os.Getuid() == 0, "the image store makes overlays: run this test as root")
 	content := hostile.New()
 	registry := httptest.NewServer(content)
 	host := strings.TrimPrefix(registry.URL, "http://")
@@ -63,7 +61,6 @@ func (n *imageNode) push(path, text string, config ocispec.ImageConfig) string {
 func named(text string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Image: text} }
 
 func (n *imageNode) pull(t testing.TB, reference string) string {
-	t.Helper()
 	response, err := n.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(reference)})
 	must(t, err)
 	return response.GetImageRef()
@@ -83,20 +80,15 @@ func TestPullIsLogged(t *testing.T) {
 	reference := node.push("logged:1", "x", ocispec.ImageConfig{})
 	must(t, pull(reference))
 	absent := strings.Replace(reference, "logged", "absent", 1)
-	if pull(absent) == nil {
-		t.Error("an image was pulled that is not there")
-	}
-	log, err := os.ReadFile(file.Name())
-	must(t, err)
+	harness.Want(t, pull(absent) != nil, "an image was pulled that is not there")
+	log := harness.Read(t, file.Name())
 	for _, words := range [][]string{
 		{"level=INFO", `msg="image pulled"`, "image=" + reference, "size=", "took="},
 		{"level=ERROR", "method=PullImage", "image=" + absent},
 	} {
-		if !slices.ContainsFunc(strings.Split(string(log), "\n"), func(line string) bool {
+		harness.Want(t, slices.ContainsFunc(strings.Split(string(log), "\n"), func(line string) bool {
 			return strings.Contains(line, "namespace=test pod=web") && !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) })
-		}) {
-			t.Errorf("no line with %q in\n%s", words, log)
-		}
+		}), "no line with %q in\n%s", words, log)
 	}
 }
 
@@ -107,31 +99,23 @@ func TestImageLife(t *testing.T) {
 	node := newImageNode(t)
 	reference := node.push("life:1", "x", ocispec.ImageConfig{User: "1001:5", Env: []string{"A=b"}})
 	absent, err := node.ImageStatus(t.Context(), &runtimeapi.ImageStatusRequest{Image: named(reference)})
-	if err != nil || absent.GetImage() != nil {
-		t.Fatalf("before the pull: %v, %v", absent, err)
-	}
+	harness.Want(t, err == nil && absent.GetImage() == nil, "before the pull: %v, %v", absent, err)
 	id := node.pull(t, reference)
 	got, err := node.ImageStatus(t.Context(), &runtimeapi.ImageStatusRequest{Image: named(reference), Verbose: true})
 	must(t, err)
 	i := got.GetImage()
-	if i.GetId() != id || i.GetSize() == 0 || i.GetUid().GetValue() != 1001 || !i.GetPinned() || i.GetUsername() != "" ||
-		len(i.GetRepoTags()) != 1 || len(i.GetRepoDigests()) != 1 || !strings.Contains(got.GetInfo()["info"], `"A=b"`) {
-		t.Errorf("status: %v", got)
-	}
+	harness.Want(t, i.GetId() == id && i.GetSize() != 0 && i.GetUid().GetValue() == 1001 && i.GetPinned() && i.GetUsername() == "" &&
+		len(i.GetRepoTags()) == 1 && len(i.GetRepoDigests()) == 1 && strings.Contains(got.GetInfo()["info"], `"A=b"`), "status: %v", got)
 	for filter, want := range map[string]int{"": 1, id: 1, reference: 1, "other": 0} {
 		list, err := node.ListImages(t.Context(), &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: named(filter)}})
-		if err != nil || len(list.GetImages()) != want {
-			t.Errorf("list %q: %d images, %v", filter, len(list.GetImages()), err)
-		}
+		harness.Want(t, err == nil && len(list.GetImages()) == want, "list %q: %d images, %v", filter, len(list.GetImages()), err)
 	}
 	for range 2 {
-		if _, err := node.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: named(id)}); err != nil {
-			t.Error(err)
-		}
+		_, err := node.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: named(id)})
+		harness.Check(t, err)
 	}
-	if list, err := node.ListImages(t.Context(), &runtimeapi.ListImagesRequest{}); err != nil || len(list.GetImages()) != 0 {
-		t.Errorf("after the removal: %v, %v", list, err)
-	}
+	list, err := node.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
+	harness.Want(t, err == nil && len(list.GetImages()) == 0, "after the removal: %v, %v", list, err)
 }
 
 // cri: Image.id PullImageResponse.image_ref StreamImages StreamImagesResponse.images StreamImagesRequest.filter
@@ -153,15 +137,11 @@ func TestStreamImagesSendsEachOnce(t *testing.T) {
 			}
 			must(t, err)
 			for _, i := range part.GetImages() {
-				if seen[i.GetId()] {
-					t.Errorf("%s came twice", i.GetId())
-				}
+				harness.Want(t, !seen[i.GetId()], "%s came twice", i.GetId())
 				seen[i.GetId()] = true
 			}
 		}
-		if len(seen) != want {
-			t.Errorf("%d images, want %d", len(seen), want)
-		}
+		harness.Want(t, len(seen) == want, "%d images, want %d", len(seen), want)
 	}
 }
 
@@ -176,15 +156,12 @@ func TestImageFsInfo(t *testing.T) {
 		t.Fatalf("%v, %v", info, err)
 	}
 	images, containers := info.GetImageFilesystems()[0], info.GetContainerFilesystems()[0]
-	if images.GetUsedBytes().GetValue() < 100_000 || images.GetInodesUsed().GetValue() == 0 || images.GetTimestamp() == 0 {
-		t.Errorf("images: %v", images)
-	}
-	if containers.GetTimestamp() == 0 || containers.GetFsId().GetMountpoint() != images.GetFsId().GetMountpoint() {
-		t.Errorf("containers: %v", containers)
-	}
-	if _, err := os.Stat(images.GetFsId().GetMountpoint()); err != nil {
-		t.Error(err)
-	}
+	harness.Want(t, images.GetUsedBytes().GetValue() >= 100_000 && images.GetInodesUsed().GetValue() != 0 && images.GetTimestamp() != 0,
+		"images: %v", images)
+	harness.Want(t, containers.GetTimestamp() != 0 && containers.GetFsId().GetMountpoint() == images.GetFsId().GetMountpoint(),
+		"containers: %v", containers)
+	_, err = os.Stat(images.GetFsId().GetMountpoint())
+	harness.Check(t, err)
 }
 
 // cri: PullImage PullImageRequest.image
@@ -211,9 +188,7 @@ func TestPullErrorsHaveTheNamesAndCodesThatTheKubeletKnows(t *testing.T) {
 	} {
 		t.Run(title, func(t *testing.T) {
 			_, err := test.node.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: named(test.reference)})
-			if status.Code(err) != test.code || !strings.HasPrefix(status.Convert(err).Message(), test.begins) {
-				t.Errorf("error: %v", err)
-			}
+			harness.Want(t, status.Code(err) == test.code && strings.HasPrefix(status.Convert(err).Message(), test.begins), "error: %v", err)
 		})
 	}
 }

@@ -52,17 +52,12 @@ func TestGRPCError(t *testing.T) {
 	} {
 		for _, err := range []error{test.err, wrapped(test.err)} {
 			got := grpcError(err)
-			if status.Code(got) != test.code {
-				t.Errorf("%v has code %v, want %v", err, status.Code(got), test.code)
-			}
-			if s, ok := status.FromError(got); !ok || s.Message() == "" {
-				t.Errorf("%v became %v, which is no gRPC error", err, got)
-			}
+			harness.Want(t, status.Code(got) == test.code, "%v has code %v, want %v", err, status.Code(got), test.code)
+			s, ok := status.FromError(got)
+			harness.Want(t, ok && s.Message() != "", "%v became %v, which is no gRPC error", err, got)
 		}
 	}
-	if err := grpcError(nil); err != nil {
-		t.Errorf("no error became %v", err)
-	}
+	harness.Check(t, grpcError(nil))
 }
 
 // A panic is an error of its call alone.
@@ -70,15 +65,14 @@ func TestAPanicIsAnErrorOfItsCall(t *testing.T) {
 	client := dial(t, &Runtime{}) // everything that needs a sandbox panics
 	for range 2 {
 		_, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
-		wantCode(t, err, codes.Internal)
+		harness.WantCode(t, err, codes.Internal)
 		stream, err := client.StreamPodSandboxes(t.Context(), &runtimeapi.StreamPodSandboxesRequest{})
 		if err == nil {
 			_, err = stream.Recv()
 		}
-		wantCode(t, err, codes.Internal)
-		if _, err := client.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
-			t.Errorf("the next call: %v", err)
-		}
+		harness.WantCode(t, err, codes.Internal)
+		_, err = client.Version(t.Context(), &runtimeapi.VersionRequest{})
+		harness.Want(t, err == nil, "the next call: %v", err)
 	}
 }
 
@@ -87,9 +81,8 @@ func TestErrorsHaveFields(t *testing.T) {
 	plugin := &network.PluginError{Network: "net", Plugin: step.Plugin{Name: "host-local", Verb: "ADD", Code: 11, Message: "no address", Stderr: "last words"}, Advice: "remove pods"}
 	err := grpcError(fmt.Errorf("run sandbox x: %w", &step.Error{Step: "pod/cni add", Err: fmt.Errorf("CNI ADD: %w", plugin)}))
 	answer := status.Convert(err)
-	if want := "run sandbox x: cni add: CNI ADD: plugin host-local: no address (CNI error code 11): remove pods"; answer.Message() != want || answer.Code() != codes.Unknown {
-		t.Errorf("%v %q", answer.Code(), answer.Message())
-	}
+	want := "run sandbox x: cni add: CNI ADD: plugin host-local: no address (CNI error code 11): remove pods"
+	harness.Want(t, answer.Message() == want && answer.Code() == codes.Unknown, "%v %q", answer.Code(), answer.Message())
 	if len(answer.Details()) != 2 {
 		t.Fatalf("details %v", answer.Details())
 	}
@@ -97,34 +90,25 @@ func TestErrorsHaveFields(t *testing.T) {
 	for key, want := range map[string]string{
 		"step": "pod/cni add", "network": "net", "plugin": "host-local", "verb": "ADD", "cni_code": "11", "cni_message": "no address", "advice": "remove pods",
 	} {
-		if got := info.GetMetadata()[key]; got != want {
-			t.Errorf("%s is %q, want %q", key, got, want)
-		}
+		harness.Same(t, key, info.GetMetadata()[key], want)
 	}
-	if info.GetDomain() != "minicri" || info.GetReason() != "CNI_PLUGIN_FAILED" {
-		t.Errorf("%v", info)
-	}
-	if debug := answer.Details()[1].(*errdetails.DebugInfo); debug.GetDetail() != "last words" {
-		t.Errorf("%v", debug)
-	}
+	harness.Want(t, info.GetDomain() == "minicri" && info.GetReason() == "CNI_PLUGIN_FAILED", "%v", info)
+	debug := answer.Details()[1].(*errdetails.DebugInfo)
+	harness.Want(t, debug.GetDetail() == "last words", "%v", debug)
 }
 
 // A step that failed without a plugin is named; an error of no step has no fields.
 func TestErrorsOfStepsAndOfNone(t *testing.T) {
 	failed := status.Convert(grpcError(&step.Error{Step: "container/check", Err: errdefs.ErrNotFound}))
-	if failed.Code() != codes.NotFound || len(failed.Details()) != 1 || failed.Details()[0].(*errdetails.ErrorInfo).GetMetadata()["step"] != "container/check" {
-		t.Errorf("%v", failed)
-	}
-	if none := status.Convert(grpcError(errdefs.ErrNotFound)); len(none.Details()) != 0 {
-		t.Errorf("%v", none.Details())
-	}
-	if pull := status.Convert(grpcError(fmt.Errorf("pull x: %w", image.ErrRegistryUnavailable))); pull.Code() != codes.Unknown || len(pull.Message()) < 40 {
-		t.Errorf("%v", pull)
-	}
+	harness.Want(t, failed.Code() == codes.NotFound && len(failed.Details()) == 1 &&
+		failed.Details()[0].(*errdetails.ErrorInfo).GetMetadata()["step"] == "container/check", "%v", failed)
+	none := status.Convert(grpcError(errdefs.ErrNotFound))
+	harness.Want(t, len(none.Details()) == 0, "%v", none.Details())
+	pull := status.Convert(grpcError(fmt.Errorf("pull x: %w", image.ErrRegistryUnavailable)))
+	harness.Want(t, pull.Code() == codes.Unknown && len(pull.Message()) >= 40, "%v", pull)
 }
 
-// Every call that the daemon serves either changes nothing, which its name says,
-// or is waited for at a shutdown.
+// Every call that the daemon serves either changes nothing, which its name says, or is waited for at a shutdown.
 func TestCallsThatChangeSomethingAreWaitedFor(t *testing.T) {
 	reading := []string{
 		"List", "Stream", "Status", "Version", "RuntimeConfig", "PodSandboxStatus", "PodSandboxStats", "ContainerStatus", "ContainerStats",
@@ -140,14 +124,10 @@ func TestCallsThatChangeSomethingAreWaitedFor(t *testing.T) {
 			served++
 			name := path.Base(method.Name)
 			reads := slices.Contains(reading, name) || strings.HasPrefix(name, "List") || strings.HasPrefix(name, "Stream")
-			if reads == slices.Contains(changing, name) {
-				t.Errorf("%s: is in the list of calls that change something: %v", name, !reads)
-			}
+			harness.Want(t, reads != slices.Contains(changing, name), "%s: is in the list of calls that change something: %v", name, !reads)
 		}
 	}
-	if served < 40 {
-		t.Errorf("%d calls are served", served)
-	}
+	harness.Want(t, served >= 40, "%d calls are served", served)
 }
 
 // cri: Version VersionRequest.version VersionResponse.runtime_api_version VersionResponse.runtime_name
@@ -155,9 +135,8 @@ func TestCallsThatChangeSomethingAreWaitedFor(t *testing.T) {
 func TestVersion(t *testing.T) {
 	version, err := dial(t, &Runtime{Info: Info{Version: "1.2.3"}}).Version(t.Context(), &runtimeapi.VersionRequest{Version: "0.1.0"})
 	must(t, err)
-	if version.GetVersion() != "0.1.0" || version.GetRuntimeName() != "minicri" || version.GetRuntimeVersion() != "1.2.3" || version.GetRuntimeApiVersion() != "v1" {
-		t.Errorf("version %v", version)
-	}
+	harness.Want(t, version.GetVersion() == "0.1.0" && version.GetRuntimeName() == "minicri" && version.GetRuntimeVersion() == "1.2.3" &&
+		version.GetRuntimeApiVersion() == "v1", "version %v", version)
 }
 
 // A stream has all of a list in its order, in pieces that are cut by size; what is larger
@@ -174,9 +153,8 @@ func TestSendPieces(t *testing.T) {
 			sent = append(sent, piece...)
 			return nil
 		}))
-		if !slices.Equal(sent, list) || messages != test.messages {
-			t.Errorf("%d pods with %d bytes: %d in %d messages", test.count, test.annotation, len(sent), messages)
-		}
+		harness.Want(t, slices.Equal(sent, list) && messages == test.messages,
+			"%d pods with %d bytes: %d in %d messages", test.count, test.annotation, len(sent), messages)
 	}
 }
 
@@ -184,19 +162,15 @@ func TestSendPieces(t *testing.T) {
 func TestEmptyListsOfVerboseAnswers(t *testing.T) {
 	var none []string
 	info, err := encodeInfo(map[string]any{"quarantinedRecords": none, "version": "1"})
-	if err != nil || info["quarantinedRecords"] != `{"items":[]}` || info["version"] != `"1"` {
-		t.Errorf("%v, %v", info, err)
-	}
+	harness.Want(t, err == nil && info["quarantinedRecords"] == `{"items":[]}` && info["version"] == `"1"`, "%v, %v", info, err)
 }
 
 // dial serves the runtime on a unix socket and connects to it.
 func dial(t *testing.T, runtime *Runtime) runtimeapi.RuntimeServiceClient {
-	t.Helper()
 	return runtimeapi.NewRuntimeServiceClient(serveOnSocket(t, New(runtime, nil, nil, slog.New(slog.DiscardHandler))))
 }
 
 func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {
-	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
 	must(t, err)
@@ -210,13 +184,6 @@ func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {
 		must(t, <-served)
 	})
 	return connection
-}
-
-func wantCode(t *testing.T, err error, code codes.Code) {
-	t.Helper()
-	if status.Code(err) != code {
-		t.Errorf("got %v, want %v", err, code)
-	}
 }
 
 func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestListLeavesOutWhatCannotBeMeasured(t *testing.T) {
@@ -21,18 +22,14 @@ func TestListLeavesOutWhatCannotBeMeasured(t *testing.T) {
 		{ID: "broken", Cgroup: path + "/cgroup.procs/not-a-directory"},
 		{ID: "listed", Cgroup: path},
 	})
-	if len(list) != 1 {
-		t.Fatalf("%d are listed, not the one that there is: %v", len(list), list)
-	}
+	harness.Want(t, len(list) == 1, "%d are listed, not the one that there is: %v", len(list), list)
 	// Alone it is waited for longer than in a list.
 	listed, err := m.Container(t.Context(), Container{ID: "listed", Cgroup: path})
 	must(t, err)
 	layer := listed.GetWritableLayer()
 	between(t, "bytes of the layer", 1<<20, layer.GetUsedBytes().GetValue(), 1<<20+64<<10)
 	between(t, "inodes of the layer", 3, layer.GetInodesUsed().GetValue(), 3)
-	if layer.GetTimestamp() <= 0 || layer.GetFsId().GetMountpoint() != layers {
-		t.Errorf("the layer is %v", layer)
-	}
+	harness.Want(t, layer.GetTimestamp() > 0 && layer.GetFsId().GetMountpoint() == layers, "the layer is %v", layer)
 }
 
 // cri: ContainerStats.memory
@@ -42,9 +39,8 @@ func TestContainerThatDoesNotRunHasItsLayer(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(layers, "ended"), 0o755))
 	got, err := m.Container(t.Context(), Container{ID: "ended", Cgroup: "/minicri-stats-no-such-cgroup"})
 	must(t, err)
-	if got.GetCpu() != nil || got.GetMemory() != nil || got.GetWritableLayer().GetInodesUsed().GetValue() != 1 {
-		t.Errorf("the stats of a container that has ended are %v", got)
-	}
+	harness.Want(t, got.GetCpu() == nil && got.GetMemory() == nil && got.GetWritableLayer().GetInodesUsed().GetValue() == 1,
+		"the stats of a container that has ended are %v", got)
 }
 
 // hung is a layer on a disk that does not answer.
@@ -81,9 +77,8 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 		}
 		measured = list[1].GetWritableLayer() != nil
 	}
-	if !measured || fastest > most {
-		t.Errorf("the fastest list took %v beside a layer that hangs; the other layer is measured: %v", fastest, measured)
-	}
+	harness.Want(t, measured && fastest <= most,
+		"the fastest list took %v beside a layer that hangs; the other layer is measured: %v", fastest, measured)
 	<-source.entered
 }
 
@@ -91,10 +86,6 @@ func TestRateOfACgroupMadeAgain(t *testing.T) {
 	m := newMeter(t, directories(t.TempDir()))
 	at := time.Now()
 	m.rate("again", at, time.Hour)
-	if rate := m.rate("again", at.Add(time.Minute), time.Second); rate != nil {
-		t.Errorf("the rate over two lives of a cgroup is %v", rate)
-	}
-	if rate := m.rate("again", at.Add(2*time.Minute), 31*time.Second); rate.GetValue() != 5e8 {
-		t.Errorf("30 s of cpu time in a minute are a rate of %v", rate)
-	}
+	harness.Same(t, "the rate over two lives of a cgroup", m.rate("again", at.Add(time.Minute), time.Second), nil)
+	harness.Same(t, "30 s of cpu time in a minute", m.rate("again", at.Add(2*time.Minute), 31*time.Second).GetValue(), 5e8)
 }

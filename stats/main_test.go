@@ -41,7 +41,6 @@ func (d directories) SnapshotUsage(_ context.Context, id string) (image.Usage, e
 }
 
 func newMeter(t *testing.T, source Layers) *Meter {
-	t.Helper()
 	m, err := Open(t.Context(), source, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	must(t, err)
 	t.Cleanup(m.Close)
@@ -62,7 +61,6 @@ func (h hierarchies) own(path string) []string {
 
 // makeCgroup makes a cgroup in every hierarchy and returns its path.
 func makeCgroup(t testing.TB, h hierarchies, name string) string {
-	t.Helper()
 	path := fmt.Sprintf("/minicri-stats-%d-%s", os.Getpid(), name)
 	for _, directory := range h.own(path) {
 		enableControllers(t, h, filepath.Dir(directory))
@@ -70,16 +68,13 @@ func makeCgroup(t testing.TB, h hierarchies, name string) string {
 	}
 	t.Cleanup(func() {
 		all, err := cgroup.FindHierarchies()
-		if err = errors.Join(err, all.Remove(path, time.Minute)); err != nil {
-			t.Error(err)
-		}
+		harness.Check(t, errors.Join(err, all.Remove(path, time.Minute)))
 	})
 	return path
 }
 
 // enableControllers does so on version 2, for those that are not on version 1.
 func enableControllers(t testing.TB, h hierarchies, directory string) {
-	t.Helper()
 	if h.unified == "" || !strings.HasPrefix(directory, h.unified) {
 		return
 	}
@@ -88,7 +83,6 @@ func enableControllers(t testing.TB, h hierarchies, directory string) {
 
 // start starts a process in the cgroup, in all hierarchies, and ends it after the test.
 func start(t *testing.T, h hierarchies, path string) {
-	t.Helper()
 	command := exec.Command("sh", "-c", "read go; head -c 1000000 /dev/zero; exec sleep 600") // what it holds then is the cgroup's
 	stdin, err := command.StdinPipe()
 	must(t, err)
@@ -104,12 +98,9 @@ func start(t *testing.T, h hierarchies, path string) {
 	must(t, err)
 }
 
-// kernel reads a number from a cgroup file, by other means than the meter. With
-// a key it is that row of a table.
+// kernel reads a number from a cgroup file, by other means than the meter. With a key it is that row of a table.
 func kernel(t *testing.T, directory, name, key string) uint64 {
-	t.Helper()
-	content, err := os.ReadFile(filepath.Join(directory, name))
-	must(t, err)
+	content := harness.Read(t, filepath.Join(directory, name))
 	fields := strings.Fields(string(content))
 	if key != "" {
 		fields = fields[slices.Index(fields, key)+1:]
@@ -121,10 +112,7 @@ func kernel(t *testing.T, directory, name, key string) uint64 {
 
 // between fails unless low <= got <= high.
 func between(t *testing.T, what string, low, got, high uint64) {
-	t.Helper()
-	if got < low || got > high {
-		t.Errorf("%s: got %d, the kernel says %d to %d", what, got, low, high)
-	}
+	harness.Want(t, got >= low && got <= high, "%s: got %d, the kernel says %d to %d", what, got, low, high)
 }
 
 func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }

@@ -11,7 +11,6 @@ import (
 
 // newNamespace is a network namespace with an eth0, which a process of the test holds.
 func newNamespace(t *testing.T) (path string) {
-	t.Helper()
 	command := exec.Command("unshare", "--net", "sh", "-c", "ip link add eth0 type bridge && ip link set eth0 up && echo && read line")
 	stdin, err := command.StdinPipe()
 	must(t, err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,15 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // What the daemon refuses at its start is refused by the check, with its key.
 func TestConfigCheck(t *testing.T) {
 	dir := t.TempDir()
 	fifo, base, link := filepath.Join(dir, "fifo"), filepath.Join(dir, "base.json"), filepath.Join(dir, "link")
-	must(t, unix.Mkfifo(fifo, 0o600))
-	must(t, os.WriteFile(base, []byte("{}"), 0o600))
-	must(t, os.Symlink("/nowhere", link))
+	must(t, errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(base, []byte("{}"), 0o600), os.Symlink("/nowhere", link)))
 	taken, port := listenAt(t, "unix", filepath.Join(dir, "nri.sock")), listenAt(t, "tcp", "127.0.0.1:0")
 	for text, key := range map[string]string{
 		fmt.Sprintf("base_spec = %q", base):                                                      "",
@@ -61,20 +61,16 @@ func TestConfigCheck(t *testing.T) {
 			arguments = append(arguments, "--shim", base) // these tests have none beside them
 		}
 		err := configCommand(t.Context(), arguments, io.Discard)
-		if (err != nil) != (key != "") || err != nil && !strings.Contains(err.Error(), key) {
-			t.Errorf("%s: %v", text, err)
-		}
+		harness.Want(t, (err != nil) == (key != "") && (err == nil || strings.Contains(err.Error(), key)), "%s: %v", text, err)
 	}
 	for _, name := range []string{"r", "s", "n"} {
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			t.Errorf("the check has made %s", name)
-		}
+		_, err := os.Stat(filepath.Join(dir, name))
+		harness.Want(t, err != nil, "the check has made %s", name)
 	}
 }
 
 // listenAt listens until the test ends, and returns where.
 func listenAt(t *testing.T, network, address string) string {
-	t.Helper()
 	listener, err := net.Listen(network, address)
 	must(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
@@ -87,13 +83,10 @@ func TestConfigCheckWithoutFile(t *testing.T) {
 	must(t, os.WriteFile(file, nil, 0o600))
 	var says strings.Builder
 	must(t, configCommand(t.Context(), []string{"check", "--shim", file}, &says))
-	if !strings.Contains(says.String(), config.DefaultFile+" is valid") {
-		t.Errorf("it says %q", says.String())
-	}
+	harness.Want(t, strings.Contains(says.String(), config.DefaultFile+" is valid"), "it says %q", says.String())
 	for _, flags := range [][]string{{"--root", "/dev/null/x"}, {"--config", "/nowhere/config.toml"}} {
-		if err := configCommand(t.Context(), slices.Concat([]string{"check", "--shim", file}, flags), io.Discard); err == nil {
-			t.Errorf("%v is valid", flags)
-		}
+		err := configCommand(t.Context(), slices.Concat([]string{"check", "--shim", file}, flags), io.Discard)
+		harness.Want(t, err != nil, "%v is valid", flags)
 	}
 }
 
@@ -103,13 +96,9 @@ func TestConfigShow(t *testing.T) {
 	must(t, os.WriteFile(file, []byte("socket = '/nowhere/s'\n[limits]\nrun = '4m'\nrum = '5m'\n"), 0o600))
 	var output strings.Builder
 	err := configCommand(t.Context(), []string{"show", "--config", file, "--root", "/r"}, &output)
-	if err == nil || !strings.Contains(err.Error(), file+":4: unknown key") {
-		t.Errorf("%v", err)
-	}
+	harness.WantError(t, err, file+":4: unknown key")
 	for _, line := range []string{"socket = '/nowhere/s'  # " + file + ":1\n", "root = '/r'  # --root\n", "limits.run = '4m0s'  # " + file + ":3\n", "limits.kill = '10s'  # default\n", "runtimes.runc.type = 'builtin'  # default\n"} {
-		if !strings.Contains(output.String(), line) {
-			t.Errorf("no line %q in\n%s", line, output.String())
-		}
+		harness.Want(t, strings.Contains(output.String(), line), "no line %q in\n%s", line, output.String())
 	}
 	output.Reset()
 	must(t, showConfig(&output, &config.Loaded{Config: config.Default()}, map[string]any{"log_level": "warn"}))

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"log"
@@ -29,11 +28,11 @@ import (
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/inspect"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // testImage is an image of one file for this node.
 func testImage(t *testing.T) v1.Image {
-	t.Helper()
 	img, err := crane.Image(map[string][]byte{"file": nil})
 	must(t, err)
 	spec, err := img.ConfigFile()
@@ -45,14 +44,12 @@ func testImage(t *testing.T) v1.Image {
 }
 
 func archiveOf(t *testing.T, img v1.Image, name string) string {
-	t.Helper()
 	path := filepath.Join(t.TempDir(), "archive.tar")
 	must(t, crane.Save(img, name, path))
 	return path
 }
 
 func pushedTo(t *testing.T, img v1.Image) (reference string) {
-	t.Helper()
 	served := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(served.Close)
 	reference = strings.TrimPrefix(served.URL, "http://") + "/pulled:1"
@@ -62,7 +59,6 @@ func pushedTo(t *testing.T, img v1.Image) (reference string) {
 
 // startImageDaemon serves a store as the daemon does.
 func startImageDaemon(t *testing.T, root string) (socket string) {
-	t.Helper()
 	store, err := image.Open(t.Context(), image.Config{Root: root, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	socket = filepath.Join(t.TempDir(), "s")
@@ -98,13 +94,11 @@ func TestImageCommand(t *testing.T) {
 			}
 			img := testImage(t)
 			reference := pushedTo(t, img)
-			if got := minicri("import", archiveOf(t, img, "registry.example/imported:1")); !strings.Contains(got, "registry.example/imported:1") {
-				t.Errorf("import: %q", got)
-			}
+			got := minicri("import", archiveOf(t, img, "registry.example/imported:1"))
+			harness.Want(t, strings.Contains(got, "registry.example/imported:1"), "import: %q", got)
 			minicri("rm", "registry.example/imported:1")
-			if got := minicri("pull", reference); !strings.Contains(got, "done") || !strings.Contains(got, "sha256:") {
-				t.Errorf("pull: %q", got)
-			}
+			got = minicri("pull", reference)
+			harness.Want(t, strings.Contains(got, "done") && strings.Contains(got, "sha256:"), "pull: %q", got)
 			digest, err := img.Digest()
 			must(t, err)
 			if got := minicri("ls"); !strings.Contains(got, reference) || strings.Contains(got, "imported") || !strings.Contains(got, "DIGEST") || !strings.Contains(got, shortID(digest.String())) {
@@ -112,31 +106,24 @@ func TestImageCommand(t *testing.T) {
 			}
 			minicri("tag", reference, "registry.example/second:1")
 			minicri("untag", "registry.example/second:1")
-			if got := minicri("ls"); strings.Contains(got, "second") {
-				t.Errorf("ls after untag: %q", got)
-			}
-			if got := minicri("inspect", reference); !strings.Contains(got, `"imageSpec"`) {
-				t.Errorf("inspect: %q", got)
-			}
+			got = minicri("ls")
+			harness.Want(t, !strings.Contains(got, "second"), "ls after untag: %q", got)
+			got = minicri("inspect", reference)
+			harness.Want(t, strings.Contains(got, `"imageSpec"`), "inspect: %q", got)
 			saved := filepath.Join(t.TempDir(), "saved.tar")
 			minicri("save", reference, saved)
-			if got := minicri("import", saved); !strings.Contains(got, reference) {
-				t.Errorf("import of what was saved: %q", got)
-			}
+			got = minicri("import", saved)
+			harness.Want(t, strings.Contains(got, reference), "import of what was saved: %q", got)
 			none := filepath.Join(t.TempDir(), "none.tar")
 			for _, words := range [][]string{{"rm", "registry.example/typo:1"}, {"untag", "registry.example/typo:1"}, {"save", "registry.example/typo:1", none}, {"tag", "registry.example/typo:1", "a"}} {
 				err := runImage(t.Context(), words, imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: io.Discard})
-				if err == nil || !strings.Contains(err.Error(), "not found") {
-					t.Errorf("%v: %v", words, err)
-				}
+				harness.Want(t, err != nil && strings.Contains(err.Error(), "not found"), "%v: %v", words, err)
 			}
-			if _, err := os.Stat(none); !os.IsNotExist(err) {
-				t.Errorf("a save that failed leaves a file: %v", err)
-			}
+			_, err = os.Stat(none)
+			harness.Want(t, os.IsNotExist(err), "a save that failed leaves a file: %v", err)
 			minicri("rm", reference)
-			if got := minicri("ls"); strings.Contains(got, reference) {
-				t.Errorf("ls after rm: %q", got)
-			}
+			got = minicri("ls")
+			harness.Want(t, !strings.Contains(got, reference), "ls after rm: %q", got)
 		})
 	}
 }
@@ -150,19 +137,14 @@ func TestImageCommandTellsWhatIsWrong(t *testing.T) {
 		"no such file":              {"import", "/nowhere"},
 		"image reference":           {"pull", "A B"},
 	} {
-		if err := runImage(context.Background(), args, options); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: %v, want %q", args, err, want)
-		}
+		harness.WantError(t, runImage(context.Background(), args, options), want)
 	}
 	asked := options
 	asked.Socket = startImageDaemon(t, options.Store.Root)
-	if err := runImage(context.Background(), []string{"pull", "A B"}, asked); err == nil || strings.Contains(err.Error(), "rpc error") {
-		t.Errorf("the daemon's answer: %v", err)
-	}
+	err := runImage(context.Background(), []string{"pull", "A B"}, asked)
+	harness.Want(t, err != nil && !strings.Contains(err.Error(), "rpc error"), "the daemon's answer: %v", err)
 	// The daemon holds the store; options has another socket.
-	if err := runImage(context.Background(), []string{"ls"}, options); err == nil || !strings.Contains(err.Error(), "held by another process") {
-		t.Errorf("a store that is held: %v", err)
-	}
+	harness.WantError(t, runImage(context.Background(), []string{"ls"}, options), "held by another process")
 }
 
 // To look at a machine without images makes no store on it.
@@ -170,20 +152,15 @@ func TestListWithoutAStore(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "none")
 	var output bytes.Buffer
 	options := imageOptions{Socket: "/nowhere", Store: image.Config{Root: root}, Output: &output, JSON: true}
-	if err := runImage(t.Context(), []string{"ls"}, options); err != nil || output.String() != "[]\n" {
-		t.Errorf("%v, %q", err, output.String())
-	}
-	if err := runImage(t.Context(), []string{"rm", "a"}, options); err == nil {
-		t.Error("rm succeeds")
-	}
-	if _, err := os.Stat(root); err == nil {
-		t.Errorf("%s was made", root)
-	}
+	err := runImage(t.Context(), []string{"ls"}, options)
+	harness.Want(t, err == nil && output.String() == "[]\n", "%v, %q", err, output.String())
+	harness.Want(t, runImage(t.Context(), []string{"rm", "a"}, options) != nil, "rm succeeds")
+	_, err = os.Stat(root)
+	harness.Want(t, err != nil, "%s was made", root)
 }
 
 // filesBelow are all files and directories, with what they have.
 func filesBelow(t *testing.T, dir string) string {
-	t.Helper()
 	all, err := exec.Command("sh", "-c", `cd "$0" && find . ! -type f -printf '%p %y\n' && find . -type f -exec sha256sum {} +`, dir).Output()
 	must(t, err)
 	return string(all)
@@ -199,19 +176,15 @@ func TestLookingAtImagesChangesNothing(t *testing.T) {
 	ingest := filepath.Join(root, "image", "content", "ingest", "begun")
 	must(t, errors.Join(os.MkdirAll(ingest, 0o755), os.WriteFile(filepath.Join(ingest, "data"), []byte("half of a layer"), 0o600)))
 	look := func() {
-		t.Helper()
 		for want, words := range map[string][]string{"imported:1  ": {"ls"}, `"imageSpec"`: {"inspect", "registry.example/imported:1"}} {
 			output.Reset()
-			if err := runImage(t.Context(), words, options); err != nil || !strings.Contains(output.String(), want) {
-				t.Errorf("%v: %v, %q", words, err, output.String())
-			}
+			err := runImage(t.Context(), words, options)
+			harness.Want(t, err == nil && strings.Contains(output.String(), want), "%v: %v, %q", words, err, output.String())
 		}
 	}
 	before := filesBelow(t, root)
 	look()
-	if after := filesBelow(t, root); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
+	harness.Same(t, "what is on the disk", filesBelow(t, root), before)
 	must(t, unix.Mount(root, root, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must(t, unix.Unmount(root, unix.MNT_DETACH)) })
 	must(t, unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""))
@@ -227,23 +200,18 @@ func TestForceKeepsTheFileUntilTheNewOneIsWhole(t *testing.T) {
 	broken := errors.New("broken")
 	for _, path := range []string{old, link} {
 		err := writeFile(path, true, func(io.Writer) error { return broken })
-		if data, _ := os.ReadFile(old); !errors.Is(err, broken) || string(data) != "old" {
-			t.Errorf("%s holds %q: %v", path, data, err)
-		}
+		data, _ := os.ReadFile(old)
+		harness.Want(t, errors.Is(err, broken) && string(data) == "old", "%s holds %q: %v", path, data, err)
 		must(t, writeFile(path, true, func(w io.Writer) error { _, err := io.WriteString(w, "new"); return err }))
-		if data, _ := os.ReadFile(old); string(data) != "new" {
-			t.Errorf("%s holds %q", path, data)
-		}
+		data, _ = os.ReadFile(old)
+		harness.Want(t, string(data) == "new", "%s holds %q", path, data)
 		must(t, os.WriteFile(old, []byte("old"), 0o600))
 	}
 	for path, force := range map[string]bool{fifo: true, old: false} {
-		if err := writeFile(path, force, func(io.Writer) error { return nil }); err == nil || !strings.Contains(err.Error(), "is there already") {
-			t.Errorf("%s is replaced: %v", path, err)
-		}
+		harness.WantError(t, writeFile(path, force, func(io.Writer) error { return nil }), "is there already")
 	}
-	if all, err := os.ReadDir(dir); err != nil || len(all) != 3 || all[1].Type() != fs.ModeSymlink {
-		t.Errorf("left: %v, %v", all, err)
-	}
+	all, err := os.ReadDir(dir)
+	harness.Want(t, err == nil && len(all) == 3 && all[1].Type() == fs.ModeSymlink, "left: %v, %v", all, err)
 }
 
 func TestPullProgress(t *testing.T) {
@@ -252,16 +220,13 @@ func TestPullProgress(t *testing.T) {
 	for _, stage := range []image.Stage{image.StageDownload, image.StageUnpack, image.StageDone, image.StageDone} {
 		shown.show(image.Progress{Digest: "sha256:0123456789abcdef", Stage: stage, Done: 2048, Total: 2048})
 	}
-	if want := fmt.Sprintln("0123456789ab  done         2KiB of 2KiB"); output.String() != want {
-		t.Errorf("%q, want %q", output.String(), want)
-	}
+	harness.Same(t, "what is shown", output.String(), "0123456789ab  done         2KiB of 2KiB\n")
 	shown.terminal = true
 	for done, bar := range map[int64]string{1024: "[##########          ]", 5000: "[####################]"} { // more than it said
 		output.Reset()
 		shown.show(image.Progress{Digest: "sha256:second", Stage: image.StageDownload, Done: done, Total: 4096})
-		if !strings.Contains(output.String(), bar) || !strings.Contains(output.String(), " of 6KiB, ") || !strings.Contains(output.String(), "KiB/s, 1 of 2 blobs done") {
-			t.Errorf("%q lacks %q", output.String(), bar)
-		}
+		harness.Want(t, strings.Contains(output.String(), bar) && strings.Contains(output.String(), " of 6KiB, ") &&
+			strings.Contains(output.String(), "KiB/s, 1 of 2 blobs done"), "%q lacks %q", output.String(), bar)
 	}
 }
 
@@ -290,8 +255,7 @@ func TestSocketOfAnotherUser(t *testing.T) {
 	for what, err := range map[string]error{
 		"image": runImage(t.Context(), []string{"ls"}, options), "check": daemon.Err, "check --pod": errors.New(tryPod(t.Context(), c).Message),
 	} {
-		if err == nil || !strings.Contains(err.Error(), "run this as root: ") || !strings.Contains(err.Error(), socket) {
-			t.Errorf("%s: %v", what, err)
-		}
+		harness.Want(t, err != nil && strings.Contains(err.Error(), "run this as root: ") && strings.Contains(err.Error(), socket),
+			"%s: %v", what, err)
 	}
 }

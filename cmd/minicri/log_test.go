@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Callers that have gone are lowered, whatever else libraries say is not.
@@ -19,18 +21,14 @@ func TestLibraryLog(t *testing.T) {
 	handler := slog.NewTextHandler(&written, &slog.HandlerOptions{Level: slog.LevelDebug})
 	logger := slog.New(libraryLog{handler}).With("library", "x")
 	for want, say := range map[string]func(){
-		"level=DEBUG": func() { logger.Error(lateAnswer, "stream", 1) },
-		"level=DEBUG msg=failed": func() {
-			logger.Error("failed", "error", fmt.Errorf("call: %w", context.Canceled))
-		},
-		"level=ERROR": func() { logger.Error("failed", "error", errors.New("disk full")) },
-		"level=WARN":  func() { logger.Warn("odd") },
+		"level=DEBUG":            func() { logger.Error(lateAnswer, "stream", 1) },
+		"level=DEBUG msg=failed": func() { logger.Error("failed", "error", fmt.Errorf("call: %w", context.Canceled)) },
+		"level=ERROR":            func() { logger.Error("failed", "error", errors.New("disk full")) },
+		"level=WARN":             func() { logger.Warn("odd") },
 	} {
 		written.Reset()
 		say()
-		if !strings.Contains(written.String(), want) {
-			t.Errorf("%q has no %s", &written, want)
-		}
+		harness.Want(t, strings.Contains(written.String(), want), "%q has no %s", &written, want)
 	}
 }
 
@@ -41,16 +39,14 @@ func TestPrioritiesAndForms(t *testing.T) {
 	for want, say := range map[string]func(string, ...any){"<3>": logger.Error, "<4>": logger.Warn, "<6>": logger.Info, "<7>": logger.Debug} {
 		written.Reset()
 		say("x")
-		if !strings.HasPrefix(written.String(), want+"time=") || !strings.Contains(written.String(), "pod=web") {
-			t.Errorf("%q does not begin with %s", &written, want)
-		}
+		harness.Want(t, strings.HasPrefix(written.String(), want+"time=") && strings.Contains(written.String(), "pod=web"),
+			"%q does not begin with %s", &written, want)
 	}
 	written.Reset()
 	slog.New(newHandler(&written, "json", nil, false)).Info("x", "pod", "web")
 	var line struct{ Msg, Pod string }
-	if err := json.Unmarshal(written.Bytes(), &line); err != nil || line.Msg != "x" || line.Pod != "web" {
-		t.Errorf("%s: %v", &written, err)
-	}
+	err := json.Unmarshal(written.Bytes(), &line)
+	harness.Want(t, err == nil && line.Msg == "x" && line.Pod == "web", "%s: %v", &written, err)
 }
 
 // The last line has the priority of an error in the journal, and the form of the log.
@@ -62,20 +58,17 @@ func TestLastLineHasTheFormOfTheLog(t *testing.T) {
 		"<3>{\"time\":":               func(to *bytes.Buffer) { sayLast(to, true, endError{failed, "json"}) },
 	} {
 		var written bytes.Buffer
-		if say(&written); !strings.HasPrefix(written.String(), want) {
-			t.Errorf("%q does not begin with %q", &written, want)
-		}
+		say(&written)
+		harness.Want(t, strings.HasPrefix(written.String(), want), "%q does not begin with %q", &written, want)
 	}
 	var written bytes.Buffer
 	sayLast(&written, false, endError{failed, "json"})
 	var line struct{ Level, Err string }
-	if err := json.Unmarshal(written.Bytes(), &line); err != nil || line.Level != "ERROR" || line.Err != failed.Error() {
-		t.Errorf("%s: %v", &written, err)
-	}
+	err := json.Unmarshal(written.Bytes(), &line)
+	harness.Want(t, err == nil && line.Level == "ERROR" && line.Err == failed.Error(), "%s: %v", &written, err)
 	file := filepath.Join(t.TempDir(), "config.toml")
 	must(t, os.WriteFile(file, []byte("log_format = 'json'\nshm_size = 1\n"), 0o600))
-	err := serve(t.Context(), []string{"--config", file})
-	if end, is := errors.AsType[endError](err); !is || end.form != "json" {
-		t.Errorf("a daemon with a broken configuration: %T: %v", err, err)
-	}
+	err = serve(t.Context(), []string{"--config", file})
+	end, is := errors.AsType[endError](err)
+	harness.Want(t, is && end.form == "json", "a daemon with a broken configuration: %T: %v", err, err)
 }

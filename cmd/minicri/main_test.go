@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,21 +15,16 @@ import (
 
 // And the program has no command that the list does not have.
 func TestEveryCommandIsInTheManual(t *testing.T) {
-	source, err := os.ReadFile("main.go")
-	must(t, err)
+	source := harness.Read(t, "main.go")
 	cases := regexp.MustCompile(`(?m)^\tcase "([a-z]+)":`).FindAllStringSubmatch(string(source), -1)
-	if len(cases) < 5 {
-		t.Fatalf("main.go has the cases %q: this test does not find its commands any more", cases)
-	}
+	harness.Want(t, len(cases) >= 5, "main.go has the cases %q: this test does not find its commands any more", cases)
 	for _, found := range cases {
-		if !slices.ContainsFunc(manual.Commands(), func(c manual.Command) bool { return strings.Fields(c.Words)[0] == found[1] }) {
-			t.Errorf("minicri %s is not in internal/manual", found[1])
-		}
+		harness.Want(t, slices.ContainsFunc(manual.Commands(), func(c manual.Command) bool { return strings.Fields(c.Words)[0] == found[1] }),
+			"minicri %s is not in internal/manual", found[1])
 	}
 }
 
-// Help of a command is about that command, however it is asked for; what means nothing
-// is an error of usage.
+// Help of a command is about that command, however it is asked for; what means nothing is an error of usage.
 func TestHelpAndUsage(t *testing.T) {
 	for arguments, want := range map[string]string{
 		"help image pull": "Usage: minicri image pull REFERENCE", "image pull --help": "Usage: minicri image pull REFERENCE", "image --help": "  minicri image ls",
@@ -38,17 +32,15 @@ func TestHelpAndUsage(t *testing.T) {
 		"timeline web --since 5m -h": "Usage: minicri timeline", "help": manual.Usage(), "--version": "minicri " + version, "-v": "minicri " + version,
 	} {
 		var output bytes.Buffer
-		if err := command(t.Context(), strings.Fields(arguments), &output); err != nil || !strings.Contains(output.String(), want) {
-			t.Errorf("minicri %s: %v, %s", arguments, err, output.String())
-		}
+		err := command(t.Context(), strings.Fields(arguments), &output)
+		harness.Want(t, err == nil && strings.Contains(output.String(), want), "minicri %s: %v, %s", arguments, err, output.String())
 	}
 	for _, arguments := range []string{
 		"help nothing", "no-such-command", "image", "image fetch", "image pull", "image ls --sockt x", "pods web db", "pods -o x", "check --force", "config", "config nothing", "debug", "--sockt x", "timeline a b", "config default more", "timeline --since -5m", "timeline --slowest -1", "pods --phase NONSENSE",
 	} {
 		err := command(t.Context(), strings.Fields(arguments), io.Discard)
-		if _, usage := errors.AsType[usageError](err); !usage || strings.Contains(err.Error(), "\n") {
-			t.Errorf("minicri %s: %v", arguments, err)
-		}
+		_, usage := errors.AsType[usageError](err)
+		harness.Want(t, usage && !strings.Contains(err.Error(), "\n"), "minicri %s: %v", arguments, err)
 	}
 }
 

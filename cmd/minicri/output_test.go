@@ -16,6 +16,7 @@ import (
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/timeline"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // A program that reads the list of a node without pods gets a list.
@@ -25,9 +26,7 @@ func TestNoTimelinesAreAnEmptyList(t *testing.T) {
 	_, err := node.Open(root, t.TempDir(), t.TempDir())
 	must(t, err)
 	must(t, timelineCommand(t.Context(), []string{"--json", "--root", root, "--state", t.TempDir()}, &output))
-	if output.String() != "[]\n" {
-		t.Errorf("%q; want []", output.String())
-	}
+	harness.Want(t, output.String() == "[]\n", "%q; want []", output.String())
 }
 
 // The daemon leaves out of a message what its code says.
@@ -40,13 +39,10 @@ func TestErrorsOfImagesSayTheirKind(t *testing.T) {
 		{codes.NotFound, `image "none": not found`, `image "none": not found`},
 		{codes.InvalidArgument, "invalid reference", "invalid reference"},
 	} {
-		if err := withoutCode(status.Error(c.code, c.text)); err.Error() != c.want {
-			t.Errorf("%v %q: %q, want %q", c.code, c.text, err, c.want)
-		}
+		err := withoutCode(status.Error(c.code, c.text))
+		harness.Want(t, err.Error() == c.want, "%v %q: %q, want %q", c.code, c.text, err, c.want)
 	}
-	if withoutCode(nil) != nil {
-		t.Error("no error became one")
-	}
+	harness.Want(t, withoutCode(nil) == nil, "no error became one")
 }
 
 // An error's text makes no finding of its own.
@@ -54,9 +50,8 @@ func TestFindingsAreOneLineEach(t *testing.T) {
 	var output strings.Builder
 	forged := "a\n✓ b  all is well"
 	must(t, printFindings(&output, []doctor.Finding{{Subject: forged, Grade: doctor.Problem, Message: forged, Advice: forged}}, false))
-	if lines := strings.Split(strings.TrimSpace(output.String()), "\n"); len(lines) != 2 || strings.HasPrefix(lines[1], "✓") {
-		t.Errorf("%q", lines)
-	}
+	lines := strings.Split(strings.TrimSpace(output.String()), "\n")
+	harness.Want(t, len(lines) == 2 && !strings.HasPrefix(lines[1], "✓"), "%q", lines)
 }
 
 func TestYAML(t *testing.T) {
@@ -64,9 +59,7 @@ func TestYAML(t *testing.T) {
 	glance := timeline.Glance{Pods: []timeline.Line{{ID: "1", Name: "a/b: #c", Addresses: []string{"10.0.0.1"}}}}
 	must(t, writeYAML(&b, glance.Pods))
 	want := "- addresses:\n    - 10.0.0.1\n  containers: 0\n  cpuNanoseconds: 0\n  id: \"1\"\n  memoryBytes: 0\n  name: 'a/b: #c'\n  receivedBytes: 0\n"
-	if !strings.HasPrefix(b.String(), want) {
-		t.Errorf("%s\nwant\n%s", b.String(), want)
-	}
+	harness.Want(t, strings.HasPrefix(b.String(), want), "%s\nwant\n%s", b.String(), want)
 }
 
 func TestPodsAreChosen(t *testing.T) {
@@ -75,9 +68,7 @@ func TestPodsAreChosen(t *testing.T) {
 		{}: true, {"", "shop"}: true, {"", "sho"}: false, {"", "", "ready"}: true, {"", "", "not ready"}: false,
 		{"cart"}: true, {"shop/ca"}: true, {"0123"}: true, {"shop/x"}: false, {"cart", "x"}: false,
 	} {
-		if got := asked(l, f[0], f[1], f[2]); got != want {
-			t.Errorf("%q: %v", f, got)
-		}
+		harness.Same(t, strings.Join(f[:], " "), asked(l, f[0], f[1], f[2]), want)
 	}
 }
 
@@ -104,11 +95,7 @@ func TestBundleHasNoSecrets(t *testing.T) {
 		content, err := io.ReadAll(archive)
 		must(t, err)
 		names = append(names, strings.TrimPrefix(header.Name, "minicri-debug/"))
-		if bytes.Contains(content, []byte("S3CRET")) {
-			t.Errorf("%s: %s", header.Name, content)
-		}
+		harness.Want(t, !bytes.Contains(content, []byte("S3CRET")), "%s: %s", header.Name, content)
 	}
-	if got := strings.Join(names, " "); got != "config.json log.txt gone.json.missing networks/10-net.conflist.json networks/broken.json" {
-		t.Error(got)
-	}
+	harness.Same(t, "files", names, []string{"config.json", "log.txt", "gone.json.missing", "networks/10-net.conflist.json", "networks/broken.json"})
 }

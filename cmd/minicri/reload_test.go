@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // changeAll makes every key of a configuration another one.
@@ -35,8 +36,7 @@ func changeAll(t *testing.T, table reflect.Value) {
 	}
 }
 
-// Each key is either in force after a reload or named as one that needs a restart,
-// never both and never neither.
+// Each key is either in force after a reload or named as one that needs a restart, never both and never neither.
 func TestEachKeyIsReloadedOrNamed(t *testing.T) {
 	before, fresh := config.Default(), config.Default()
 	changeAll(t, reflect.ValueOf(fresh).Elem())
@@ -45,17 +45,11 @@ func TestEachKeyIsReloadedOrNamed(t *testing.T) {
 		return changedKeys(reflect.ValueOf(was).Elem(), reflect.ValueOf(is).Elem(), "")
 	}
 	all, applied := keys(before, fresh), keys(before, now)
-	if len(all) < 60 {
-		t.Fatalf("only %d keys: %q", len(all), all)
-	}
+	harness.Want(t, len(all) >= 60, "only %d keys: %q", len(all), all)
 	for _, key := range all {
-		if is := slices.Contains(applied, key); is != config.IsReloaded(key) {
-			t.Errorf("%s: in force %v, told to be reloaded %v", key, is, config.IsReloaded(key))
-		}
+		harness.Same(t, key+" is in force", slices.Contains(applied, key), config.IsReloaded(key))
 	}
 	for _, key := range []string{"log_level", "limits.cni_add", "limits.shutdown", "runtimes", "default_network.enabled", "images.certs_dirs", "nri.required_plugins", "nri.request_timeout", "nri.enabled", "nri.socket"} {
-		if !slices.Contains(applied, key) {
-			t.Errorf("%s is not reloaded", key)
-		}
+		harness.Want(t, slices.Contains(applied, key), "%s is not reloaded", key)
 	}
 }

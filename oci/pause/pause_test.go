@@ -40,9 +40,7 @@ func TestPause(t *testing.T) {
 			for _, orphan := range orphans {
 				harness.Check(t, exec.Command("kill", "-KILL", orphan).Run())
 			}
-			if len(orphans) != 2 {
-				t.Errorf("pause adopted %d orphans, want 2", len(orphans))
-			}
+			harness.Want(t, len(orphans) == 2, "pause adopted %d orphans, want 2", len(orphans))
 			eventually(t, "orphans are reaped", func() bool { return len(children(t, pid)) == 0 })
 			sleeps(t, pid)
 			began := time.Now()
@@ -50,29 +48,22 @@ func TestPause(t *testing.T) {
 			harness.Check(t, cmd.Wait())
 			least = min(least, time.Since(began))
 		}
-		if least > 50*time.Millisecond {
-			t.Errorf("pause took %v to end at %v, want < 50ms", least, end)
-		}
+		harness.Want(t, least <= 50*time.Millisecond, "pause took %v to end at %v, want < 50ms", least, end)
 	}
 }
 
 func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
 	harness.Eventually(t, what, time.Minute, is)
 }
 
 func sleeps(t *testing.T, pid string) {
-	t.Helper()
 	eventually(t, "pause sleeps", func() bool {
-		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		harness.Check(t, err)
+		stat := harness.Read(t, "/proc/"+pid+"/stat")
 		return strings.Contains(string(stat), ") S ")
 	})
 }
 
 func children(t *testing.T, pid string) []string {
-	t.Helper()
-	list, err := os.ReadFile(fmt.Sprintf("/proc/%s/task/%s/children", pid, pid))
-	harness.Check(t, err)
+	list := harness.Read(t, fmt.Sprintf("/proc/%s/task/%s/children", pid, pid))
 	return strings.Fields(string(list))
 }
