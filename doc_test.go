@@ -1,5 +1,4 @@
-// Package minicri_test checks the source itself: what every package has to say
-// of itself, and who may import whom.
+// Package minicri_test checks the source itself: what every package has to say of itself, and who may import whom.
 package minicri_test
 
 import (
@@ -49,7 +48,6 @@ func (p pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.Impo
 var all = sync.OnceValues(func() ([]pkg, error) { return list(".", "./...") })
 
 func everyPackage(t *testing.T) []pkg {
-	t.Helper()
 	packages, err := all()
 	must(t, err)
 	return packages
@@ -75,7 +73,6 @@ func list(dir string, arguments ...string) (packages []pkg, err error) {
 
 // eachFile calls do for each file of the product that is not generated.
 func eachFile(t *testing.T, do func(name string, files *token.FileSet, parsed *ast.File)) {
-	t.Helper()
 	for _, p := range everyPackage(t) {
 		for _, file := range slices.Concat(p.GoFiles, p.CgoFiles) {
 			files := token.NewFileSet()
@@ -88,9 +85,8 @@ func eachFile(t *testing.T, do func(name string, files *token.FileSet, parsed *a
 	}
 }
 
-// layers are the packages of the daemon from the top down. A package imports
-// those of the layers below its own, so a reader who goes down never has to
-// come up again, and a change has its effects above and nowhere else.
+// layers are the packages of the daemon from the top down. A package imports those of the layers below its own, so
+// a reader who goes down never has to come up again, and a change has its effects above and nowhere else.
 var layers = [][]string{
 	{"cmd/minicri"},
 	{"server"},
@@ -124,9 +120,8 @@ var besides = map[string]string{
 func TestImportsPointDown(t *testing.T) {
 	used := make(map[string]bool)
 	for _, name := range slices.Concat(layers...) { // what is not there would hold nothing
-		if !slices.ContainsFunc(everyPackage(t), func(p pkg) bool { return p.name() == name }) {
-			t.Errorf("the layers name %s, which is no package", name)
-		}
+		harness.Want(t, slices.ContainsFunc(everyPackage(t), func(p pkg) bool { return p.name() == name }),
+			"the layers name %s, which is no package", name)
 	}
 	for _, p := range everyPackage(t) {
 		from := layerOf(p.name())
@@ -152,14 +147,11 @@ func TestImportsPointDown(t *testing.T) {
 		}
 	}
 	for edge := range besides {
-		if !used[edge] {
-			t.Errorf("the exception %q is used by nothing: remove it", edge)
-		}
+		harness.Want(t, used[edge], "the exception %q is used by nothing: remove it", edge)
 	}
 }
 
-// reserved are the imports that few packages may have. A name ends with "/..."
-// for all packages below it.
+// reserved are the imports that few packages may have. A name ends with "/..." for all packages below it.
 var reserved = []struct {
 	imports string
 	only    []string
@@ -195,11 +187,7 @@ var reserved = []struct {
 		[]string{"nri", "test/bench/nri", "test/container"},
 		"pods and containers know plugins by two interfaces, and nothing of NRI's messages",
 	},
-	{
-		"github.com/containernetworking/...",
-		[]string{"network", "network/runner", "test/bench/..."},
-		"as with go-cni",
-	},
+	{"github.com/containernetworking/...", []string{"network", "network/runner", "test/bench/..."}, "as with go-cni"},
 	{
 		module + "/test/...",
 		[]string{"hack/...", "test/..."},
@@ -222,9 +210,7 @@ func TestReservedImports(t *testing.T) {
 			}
 		}
 		for _, pattern := range rule.only {
-			if !used[pattern] {
-				t.Errorf("%s may import %s, but does not: remove the exception", pattern, rule.imports)
-			}
+			harness.Want(t, used[pattern], "%s may import %s, but does not: remove the exception", pattern, rule.imports)
 		}
 	}
 }
@@ -262,9 +248,7 @@ func TestWhatProgramsAreMadeOf(t *testing.T) {
 		must(t, err)
 		for _, p := range packages {
 			for _, pattern := range rule.without {
-				if matches(pattern, p.ImportPath) {
-					t.Errorf("%s is made of %s, too: %s", rule.program, p.ImportPath, rule.why)
-				}
+				harness.Want(t, !matches(pattern, p.ImportPath), "%s is made of %s, too: %s", rule.program, p.ImportPath, rule.why)
 			}
 		}
 	}

@@ -9,15 +9,14 @@ import (
 	"testing"
 
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // docs/properties.md has each number once, with a test or the reason why there is
 // none. That the tests exist is of TestPagesNameWhatIsThere.
 func TestPropertiesNameTests(t *testing.T) {
 	rows := tableRows(t, "docs/properties.md")
-	if len(rows) != 61 {
-		t.Errorf("docs/properties.md has %d rows, the properties are 61", len(rows))
-	}
+	harness.Want(t, len(rows) == 61, "docs/properties.md has %d rows, the properties are 61", len(rows))
 	for i, cells := range rows {
 		number := fmt.Sprint(i + 1)
 		if len(cells) != 3 || cells[0] != number {
@@ -27,9 +26,8 @@ func TestPropertiesNameTests(t *testing.T) {
 		held := cells[2]
 		_, open := strings.CutPrefix(held, "not held: ")
 		named := testName.FindAllString(held, -1)
-		if open == (len(named) > 0) && !strings.HasPrefix(held, "not held: make soak runs ") {
-			t.Errorf("property %s has neither a test nor a reason, or both: %q", number, held)
-		}
+		harness.Want(t, open != (len(named) > 0) || strings.HasPrefix(held, "not held: make soak runs "),
+			"property %s has neither a test nor a reason, or both: %q", number, held)
 	}
 }
 
@@ -47,15 +45,12 @@ func TestWorkaroundsNameTests(t *testing.T) {
 			t.Errorf("%s: %v", cells[0], err)
 		}
 		named := testName.FindAllString(cells[3], -1)
-		if len(named) == 0 && !strings.HasPrefix(cells[3], "none: ") {
-			t.Errorf("%s: it names no test", cells[0])
-		}
+		harness.Want(t, len(named) > 0 || strings.HasPrefix(cells[3], "none: "), "%s: it names no test", cells[0])
 	}
 }
 
-// docs/troubleshooting.md has a row for each finding of minicri check: the subjects that
-// are named in its source, and the features that it asks the kernel for. The conditions
-// are the daemon's.
+// docs/troubleshooting.md has a row for each finding of minicri check: the subjects that are named in its source,
+// and the features that it asks the kernel for. The conditions are the daemon's.
 func TestFindingsHaveRows(t *testing.T) {
 	rows := map[string]bool{}
 	for _, cells := range tableRows(t, "docs/troubleshooting.md") {
@@ -71,21 +66,16 @@ func TestFindingsHaveRows(t *testing.T) {
 	must(t, err)
 	named := regexp.MustCompile(`(?:c\.(?:add|survey|network|fileSystem)\(|c\.when\(.*?\b(?:Problem|Warning), |Subject: )"([^"]+)"`)
 	for _, file := range append(files, "cmd/minicri/check.go") {
-		source, err := os.ReadFile(file)
-		must(t, err)
+		source := harness.Read(t, file)
 		for _, found := range named.FindAllStringSubmatch(string(source), -1) {
 			subjects[found[1]] = true
 		}
 	}
 	for _, known := range []string{"kernel", "root", "network", "pod", "CAP_SYS_RESOURCE", "overlayfs"} {
-		if !subjects[known] {
-			t.Errorf("this test does not find the subject %q", known)
-		}
+		harness.Want(t, subjects[known], "this test does not find the subject %q", known)
 	}
 	for subject := range subjects {
-		if !rows[subject] {
-			t.Errorf("docs/troubleshooting.md has no row for the finding %q of minicri check", subject)
-		}
+		harness.Want(t, rows[subject], "docs/troubleshooting.md has no row for the finding %q of minicri check", subject)
 	}
 }
 
@@ -107,20 +97,14 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 		for _, command := range commandsOf(t, page) {
 			used[command] = true
 			named := testName.FindAllString(runs[command], -1)
-			if len(named) == 0 {
-				t.Errorf("%s: the table of docs/node.md names no test for %q", page, command)
-			}
+			harness.Want(t, len(named) > 0, "%s: the table of docs/node.md names no test for %q", page, command)
 			for _, name := range named {
-				if !tests[name] {
-					t.Errorf("%s: %q is said to be run by %s, which is not there", page, command, name)
-				}
+				harness.Want(t, tests[name], "%s: %q is said to be run by %s, which is not there", page, command, name)
 			}
 		}
 	}
 	for command := range runs {
-		if !used[command] {
-			t.Errorf("docs/node.md says what runs %q, which is on neither page", command)
-		}
+		harness.Want(t, used[command], "docs/node.md says what runs %q, which is on neither page", command)
 	}
 }
 
@@ -128,9 +112,7 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 // of its blocks that are no configuration, and what begins with a program in a
 // sentence. Those of the repository itself (make test-um, make cluster-up) are none.
 func commandsOf(t *testing.T, page string) (commands []string) {
-	t.Helper()
-	text, err := os.ReadFile(page)
-	must(t, err)
+	text := harness.Read(t, page)
 	inline := regexp.MustCompile("`((?:make (?:un)?install|systemctl|minicri|kubeadm|crictl|ip|bin/cluster) [^`]+)`")
 	text = regexp.MustCompile("(?s)```.*?```").ReplaceAll(text, nil) // which are of TestReadyNode
 	for line := range strings.Lines(string(text)) {
@@ -148,11 +130,9 @@ func commandsOf(t *testing.T, page string) (commands []string) {
 	return commands
 }
 
-// ARCHITECTURE.md has every package and every module that they import, and no
-// other.
+// ARCHITECTURE.md has every package and every module that they import, and no other.
 func TestArchitectureIsCurrent(t *testing.T) {
-	text, err := os.ReadFile("ARCHITECTURE.md")
-	must(t, err)
+	text := harness.Read(t, "ARCHITECTURE.md")
 	_, rest, _ := strings.Cut(string(text), "## Packages")
 	block := strings.Split(rest, "```")[1]
 	listed := map[string]bool{}
@@ -167,26 +147,21 @@ func TestArchitectureIsCurrent(t *testing.T) {
 		if top == "test" || top == "hack" {
 			name = top
 		}
-		if !listed[name] && name != "" && p.ImportPath != module {
-			t.Errorf("the packages in ARCHITECTURE.md lack %s", name)
-		}
+		harness.Want(t, listed[name] || name == "" || p.ImportPath == module, "the packages in ARCHITECTURE.md lack %s", name)
 	}
 	for name := range listed {
-		if _, err := os.Stat(name); err != nil {
-			t.Errorf("the packages in ARCHITECTURE.md: %v", err)
-		}
+		_, err := os.Stat(name)
+		harness.Want(t, err == nil, "the packages in ARCHITECTURE.md: %v", err)
 	}
 	_, table, _ := strings.Cut(string(text), "## What each dependency is for")
 	for dependency := range directModules(t) {
-		if !regexp.MustCompile(`[ |(]` + regexp.QuoteMeta(dependency) + `[ ,|]`).MatchString(table) {
-			t.Errorf("ARCHITECTURE.md does not say what %s is for", dependency)
-		}
+		harness.Want(t, regexp.MustCompile(`[ |(]`+regexp.QuoteMeta(dependency)+`[ ,|]`).MatchString(table),
+			"ARCHITECTURE.md does not say what %s is for", dependency)
 	}
 }
 
 // directModules are the modules that packages of the daemon and the shim import.
 func directModules(t *testing.T) map[string]bool {
-	t.Helper()
 	packages, err := list(".", "-deps", "./cmd/...")
 	must(t, err)
 	moduleOf := map[string]string{}
@@ -213,7 +188,6 @@ var testName = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w*`)
 
 // testNames are the tests of this repository.
 func testNames(t *testing.T) map[string]bool {
-	t.Helper()
 	names := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Z]\w*)\(`)
 	err := filepath.WalkDir(".", func(file string, entry os.DirEntry, err error) error {
@@ -235,9 +209,7 @@ func testNames(t *testing.T) map[string]bool {
 
 // tableRows are the rows of a page's tables without their heads.
 func tableRows(t *testing.T, page string) (rows [][]string) {
-	t.Helper()
-	text, err := os.ReadFile(page)
-	must(t, err)
+	text := harness.Read(t, page)
 	lines := strings.Split(string(text), "\n")
 	for i, line := range lines {
 		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| ---") || i+1 < len(lines) && strings.HasPrefix(lines[i+1], "| ---") {
@@ -249,8 +221,6 @@ func tableRows(t *testing.T, page string) (rows [][]string) {
 		}
 		rows = append(rows, cells)
 	}
-	if len(rows) == 0 {
-		t.Fatalf("%s has no table", page)
-	}
+	harness.Want(t, len(rows) > 0, "%s has no table", page)
 	return rows
 }

@@ -1,12 +1,13 @@
 package minicri_test
 
 import (
-	"os"
 	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Who adds a key or a metric has its line in the page, too.
@@ -14,11 +15,8 @@ func TestGeneratedPagesAreCurrent(t *testing.T) {
 	for _, page := range []string{"configuration", "metrics"} {
 		want, err := exec.Command("go", "run", "./hack/manual", page).Output()
 		must(t, err)
-		got, err := os.ReadFile("docs/" + page + ".md")
-		must(t, err)
-		if string(got) != string(want) {
-			t.Errorf("docs/%s.md is not what the source says: run make generate", page)
-		}
+		got := harness.Read(t, "docs/"+page+".md")
+		harness.Want(t, string(got) == string(want), "docs/%s.md is not what the source says: run make generate", page)
 	}
 }
 
@@ -31,8 +29,7 @@ func TestNoticeIsCurrent(t *testing.T) {
 		linked(t, "0", "hack/plugins", "tool"))
 	slices.Sort(want)
 	want = slices.Compact(want)
-	notice, err := os.ReadFile("NOTICE")
-	must(t, err)
+	notice := harness.Read(t, "NOTICE")
 	list, _, _ := strings.Cut(string(notice), "\n====")
 	var got []string
 	for _, line := range regexp.MustCompile(`(?m)^(\S+ v\S+): `).FindAllStringSubmatch(list, -1) {
@@ -40,14 +37,10 @@ func TestNoticeIsCurrent(t *testing.T) {
 	}
 	slices.Sort(got)
 	for _, module := range want {
-		if !slices.Contains(got, module) {
-			t.Errorf("NOTICE does not name %s: run make generate", module)
-		}
+		harness.Want(t, slices.Contains(got, module), "NOTICE does not name %s: run make generate", module)
 	}
 	for _, module := range got {
-		if !slices.Contains(want, module) {
-			t.Errorf("NOTICE names %s, which no program has: run make generate", module)
-		}
+		harness.Want(t, slices.Contains(want, module), "NOTICE names %s, which no program has: run make generate", module)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/metrics"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // page is a document of the repository. Commands are what it shows in code spans
@@ -24,15 +25,13 @@ type page struct {
 }
 
 func everyPage(t *testing.T) (pages []page) {
-	t.Helper()
 	files, err := filepath.Glob("docs/*.md")
 	must(t, err)
 	top, err := filepath.Glob("*.md")
 	must(t, err)
 	block := regexp.MustCompile("(?s)```.*?```")
 	for _, file := range append(top, files...) {
-		text, err := os.ReadFile(file)
-		must(t, err)
+		text := harness.Read(t, file)
 		p := page{file: file, text: string(text)}
 		for _, found := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(block.ReplaceAllString(p.text, ""), -1) {
 			p.spans = append(p.spans, found[1])
@@ -55,9 +54,7 @@ func TestPagesNameWhatIsThere(t *testing.T) {
 	tests, targets, families := testNames(t), makeTargets(t), metricNames()
 	for _, p := range everyPage(t) {
 		for _, name := range testName.FindAllString(p.text, -1) {
-			if !tests[name] && !strings.Contains(p.text, name+"...") {
-				t.Errorf("%s: there is no test %s", p.file, name)
-			}
+			harness.Want(t, tests[name] || strings.Contains(p.text, name+"..."), "%s: there is no test %s", p.file, name)
 		}
 		for _, command := range p.commands {
 			for _, problem := range checkCommand(command, targets) {
@@ -65,9 +62,7 @@ func TestPagesNameWhatIsThere(t *testing.T) {
 			}
 		}
 		for _, span := range p.spans {
-			if problem := checkSpan(span, families); problem != "" {
-				t.Errorf("%s: %s", p.file, problem)
-			}
+			harness.Same(t, p.file, checkSpan(span, families), "")
 		}
 		for _, problem := range checkLinks(p) {
 			t.Errorf("%s: %s", p.file, problem)
@@ -175,9 +170,7 @@ func headings(text string) (names []string) {
 
 // makeTargets are those of the Makefile; bench-% is there for each benchmark.
 func makeTargets(t *testing.T) map[string]bool {
-	t.Helper()
-	text, err := os.ReadFile("Makefile")
-	must(t, err)
+	text := harness.Read(t, "Makefile")
 	targets := map[string]bool{}
 	for _, found := range regexp.MustCompile(`(?m)^([\w ./-]+):(?:[^=]|$)`).FindAllStringSubmatch(string(text), -1) {
 		for _, target := range strings.Fields(found[1]) {
@@ -185,9 +178,7 @@ func makeTargets(t *testing.T) map[string]bool {
 		}
 	}
 	benches, err := fs.Glob(os.DirFS("test/bench"), "*/main.go")
-	if err != nil || len(benches) == 0 {
-		t.Fatal("no benchmarks: ", err)
-	}
+	harness.Want(t, err == nil && len(benches) > 0, "no benchmarks: %v", err)
 	for _, main := range benches {
 		targets["bench-"+filepath.Dir(main)] = true
 	}
@@ -198,17 +189,13 @@ func makeTargets(t *testing.T) map[string]bool {
 func TestAlertsAndDashboardNameMetrics(t *testing.T) {
 	families := metricNames()
 	for _, file := range []string{"hack/alerts.yml", "hack/grafana.json"} {
-		text, err := os.ReadFile(file)
-		must(t, err)
+		text := harness.Read(t, file)
 		found := regexp.MustCompile(`minicri_[a-z_]+`).FindAllString(string(text), -1)
 		for _, name := range found {
-			if !families[name] && !families[regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(name, "")] {
-				t.Errorf("%s: there is no metric %s", file, name)
-			}
+			harness.Want(t, families[name] || families[regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(name, "")],
+				"%s: there is no metric %s", file, name)
 		}
-		if len(found) < 5 {
-			t.Errorf("%s: %d metrics", file, len(found))
-		}
+		harness.Want(t, len(found) >= 5, "%s: %d metrics", file, len(found))
 	}
 }
 

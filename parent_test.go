@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // The supervisor is only a parent: these are its packages, and those that speak to it.
@@ -40,8 +42,7 @@ var forks = []string{
 	"Cloneflags", "Unshareflags", "UseCgroupFD", "CgroupFD", "Chroot", "Ptrace", "UidMappings", "GidMappings",
 }
 
-// inParents calls do for each package of the supervisor and each of ours that these are
-// made of.
+// inParents calls do for each package of the supervisor and each of ours that these are made of.
 func inParents(t *testing.T, do func(of string, p pkg)) {
 	t.Helper()
 	t.Setenv("CGO_ENABLED", "1")
@@ -66,15 +67,12 @@ func inParents(t *testing.T, do func(of string, p pkg)) {
 // and reads what they write: that is for a starter.
 func TestTheSupervisorHasNoLibcontainer(t *testing.T) {
 	inParents(t, func(of string, p pkg) {
-		if matches("github.com/opencontainers/runc/...", p.ImportPath) {
-			t.Errorf("%s is made of %s", of, p.ImportPath)
-		}
+		harness.Want(t, !matches("github.com/opencontainers/runc/...", p.ImportPath), "%s is made of %s", of, p.ImportPath)
 	})
 }
 
-// A fork by the supervisor shares its memory until the child has executed its program,
-// and holds the thread that made it: a container that can reach such a child holds the
-// supervisor of all pods.
+// A fork by the supervisor shares its memory until the child has executed its program, and holds the thread that
+// made it: a container that can reach such a child holds the supervisor of all pods.
 func TestTheSupervisorForksWhereNoContainerIs(t *testing.T) {
 	used := make(map[string]bool)
 	inParents(t, func(_ string, p pkg) {
@@ -84,23 +82,18 @@ func TestTheSupervisorForksWhereNoContainerIs(t *testing.T) {
 		for _, file := range slices.Concat(p.GoFiles, p.CgoFiles) {
 			for _, call := range forksIn(t, filepath.Join(p.Dir, file)) {
 				key := p.name() + " " + call
-				if used[key] = true; mayFork[key] == "" {
-					t.Errorf("%s/%s has %s: who says that no container is there?", p.name(), file, call)
-				}
+				used[key] = true
+				harness.Want(t, mayFork[key] != "", "%s/%s has %s: who says that no container is there?", p.name(), file, call)
 			}
 		}
 	})
 	for _, key := range slices.Sorted(maps.Keys(mayFork)) {
-		if !used[key] {
-			t.Errorf("%s is allowed and is not there: remove the exception", key)
-		}
+		harness.Want(t, used[key], "%s is allowed and is not there: remove the exception", key)
 	}
 }
 
-// forksIn are the names of forks that a file uses: alone, as fields are, or with their
-// package.
+// forksIn are the names of forks that a file uses: alone, as fields are, or with their package.
 func forksIn(t *testing.T, file string) (found []string) {
-	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 	must(t, err)
 	ast.Inspect(parsed, func(node ast.Node) bool {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // The helper programs in C are the same bytes wherever, whenever and in whatever
@@ -16,21 +18,16 @@ func TestHelperProgramsAreReproducible(t *testing.T) {
 	must(t, err)
 	built := 0
 	for _, script := range strings.Fields(string(scripts)) {
-		source, err := os.ReadFile(script)
-		must(t, err)
+		source := harness.Read(t, script)
 		if !strings.Contains(string(source), ".elf") {
 			continue
 		}
 		first := buildIn(t, filepath.Join(t.TempDir(), "a"), filepath.Dir(script), "LANG=C", "TZ=UTC")
 		second := buildIn(t, filepath.Join(t.TempDir(), "another", "directory"), filepath.Dir(script), "LANG=de_DE.UTF-8", "TZ=Asia/Tokyo", "CFLAGS=-O0 -g", "LDFLAGS=-g")
-		if !bytes.Equal(first, second) {
-			t.Errorf("%s makes %d bytes and %d other ones", script, len(first), len(second))
-		}
+		harness.Want(t, bytes.Equal(first, second), "%s makes %d bytes and %d other ones", script, len(first), len(second))
 		built++
 	}
-	if built == 0 {
-		t.Error("there is no helper program")
-	}
+	harness.Want(t, built != 0, "there is no helper program")
 }
 
 func buildIn(t *testing.T, dir, source string, environment ...string) []byte {
@@ -50,7 +47,6 @@ func buildIn(t *testing.T, dir, source string, environment ...string) []byte {
 	if err != nil || len(made) != 1 {
 		t.Fatalf("%s makes %v: %v", source, made, err)
 	}
-	data, err := os.ReadFile(made[0])
-	must(t, err)
+	data := harness.Read(t, made[0])
 	return data
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 var update = flag.Bool("update", false, "write docs/security.md anew")
@@ -31,13 +33,10 @@ func TestSecurityPageIsCurrent(t *testing.T) {
 		must(t, os.WriteFile(page, []byte(want), 0o644))
 	}
 	got, err := os.ReadFile(page)
-	if err != nil || string(got) != want {
-		t.Errorf("%s is not what the tests say (%v): run make generate", page, err)
-	}
+	harness.Want(t, err == nil && string(got) == want, "%s is not what the tests say (%v): run make generate", page, err)
 }
 
 func findAttacks(t *testing.T) (attacks []attack) {
-	t.Helper()
 	for _, p := range everyPackage(t) {
 		files, err := filepath.Glob(filepath.Join(p.Dir, "*_test.go"))
 		must(t, err)
@@ -49,7 +48,6 @@ func findAttacks(t *testing.T) (attacks []attack) {
 }
 
 func attacksIn(t *testing.T, directory, file string) (attacks []attack) {
-	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 	must(t, err)
 	for _, declaration := range parsed.Decls {
@@ -70,9 +68,7 @@ func attacksIn(t *testing.T, directory, file string) (attacks []attack) {
 				one.field = text
 			}
 		}
-		if one.tried != "" && one.held == "" {
-			t.Errorf("%s says what is tried, and not how it ends", one.test)
-		}
+		harness.Want(t, one.tried == "" || one.held != "", "%s says what is tried, and not how it ends", one.test)
 		if one.tried != "" {
 			attacks = append(attacks, one)
 		}

@@ -4,12 +4,13 @@ import (
 	"go/ast"
 	"go/token"
 	"math"
-	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Functions fit on a screen, and files are about one thing (CONTRIBUTING.md). Tests
@@ -19,9 +20,8 @@ func TestFunctionsFitOnAScreen(t *testing.T) {
 	looked := 0
 	eachFile(t, func(file string, files *token.FileSet, parsed *ast.File) {
 		line := func(at token.Pos) int { return files.Position(at).Line }
-		if lines := files.File(parsed.Pos()).LineCount(); lines > longestFile {
-			t.Errorf("%s has %d lines, %d at most: what is a file of its own?", file, lines, longestFile)
-		}
+		lines := files.File(parsed.Pos()).LineCount()
+		harness.Want(t, lines <= longestFile, "%s has %d lines, %d at most: what is a file of its own?", file, lines, longestFile)
 		for _, declaration := range parsed.Decls {
 			if function, is := declaration.(*ast.FuncDecl); is {
 				looked++
@@ -31,9 +31,7 @@ func TestFunctionsFitOnAScreen(t *testing.T) {
 			}
 		}
 	})
-	if looked < 1000 {
-		t.Errorf("%d functions were looked at", looked)
-	}
+	harness.Want(t, looked >= 1000, "%d functions were looked at", looked)
 }
 
 // What README and ARCHITECTURE say of the number of lines is so, within a tenth.
@@ -45,9 +43,7 @@ func TestNumbersOfLines(t *testing.T) {
 	}
 	half := 0
 	for _, lines := range size(t, packages...) {
-		if lines == 0 {
-			t.Errorf("README.md names a package without lines: one of %v", packages)
-		}
+		harness.Want(t, lines != 0, "README.md names a package without lines: one of %v", packages)
 		half += lines
 	}
 	whole := size(t)
@@ -60,7 +56,6 @@ func TestNumbersOfLines(t *testing.T) {
 
 // size are the numbers that hack/size prints.
 func size(t *testing.T, directories ...string) (lines []int) {
-	t.Helper()
 	out, err := exec.Command("hack/size", directories...).Output()
 	must(t, err)
 	for _, number := range regexp.MustCompile(`(?m) ([0-9]+)( lines)?$`).FindAllStringSubmatch(string(out), -1) {
@@ -73,8 +68,7 @@ func size(t *testing.T, directories ...string) (lines []int) {
 
 func submatches(t *testing.T, file, pattern string) []string {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	must(t, err)
+	text := harness.Read(t, file)
 	found := regexp.MustCompile(pattern).FindStringSubmatch(string(text))
 	if found == nil {
 		t.Fatalf("%s has no %q", file, pattern)
@@ -83,10 +77,7 @@ func submatches(t *testing.T, file, pattern string) []string {
 }
 
 func wantLines(t *testing.T, what, says string, is int) {
-	t.Helper()
 	said, err := strconv.Atoi(strings.ReplaceAll(says, ",", ""))
 	must(t, err)
-	if math.Abs(float64(said-is)) > float64(is)/10 {
-		t.Errorf("%s: it says %d lines, there are %d: make size", what, said, is)
-	}
+	harness.Want(t, math.Abs(float64(said-is)) <= float64(is)/10, "%s: it says %d lines, there are %d: make size", what, said, is)
 }

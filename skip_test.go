@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // skips are the files whose tests may be left out, with the reason of each call that does it. go test does not
@@ -30,13 +32,10 @@ func TestSkipsAreKnown(t *testing.T) {
 	for file := range strings.Lines(string(out)) {
 		file = strings.TrimSpace(file)
 		source, _ := os.ReadFile(file) // one that git knows may have been removed
-		if calls[file] = len(skip.FindAll(source, -1)); calls[file] != len(skips[file]) {
-			t.Errorf("%s skips tests in %d places: say why of each in skip_test.go", file, calls[file])
-		}
+		calls[file] = len(skip.FindAll(source, -1))
+		harness.Want(t, calls[file] == len(skips[file]), "%s skips tests in %d places: say why of each in skip_test.go", file, calls[file])
 	}
 	for file := range skips {
-		if calls[file] == 0 {
-			t.Errorf("%s skips no test: remove it from the list", file)
-		}
+		harness.Want(t, calls[file] != 0, "%s skips no test: remove it from the list", file)
 	}
 }

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiter is a program that waits until it is killed, where every user can
-// start it.
+// waiter is a program that waits until it is killed, where every user can start it.
 func waiter(t *testing.T) string {
 	t.Helper()
 	directory, err := os.MkdirTemp("", "network-test-")
