@@ -1,4 +1,4 @@
-package namespace
+package namespace_test
 
 import (
 	"errors"
@@ -12,46 +12,40 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func TestNamespaceLife(t *testing.T) {
 	n := newNamespaces(t, "m-")
-	if n.Alive("a") {
-		t.Error("alive before it was made")
-	}
+	harness.Want(t, !n.Alive("a"), "alive before it was made")
 	ours := inodeOf(t, "/proc/thread-self/ns/net")
 	for _, id := range []string{"a", "b"} {
-		must(t, n.Create(id))
-		if !n.Alive(id) {
-			t.Errorf("%s is not alive", id)
-		}
+		harness.Check(t, n.Create(id))
+		harness.Want(t, n.Alive(id), "%s is not alive", id)
 	}
 	if a, b := inodeOf(t, n.Path("a")), inodeOf(t, n.Path("b")); a == b || a == ours || b == ours {
 		t.Errorf("not three namespaces: %d, %d and %d", a, b, ours)
 	}
-	if now := inodeOf(t, "/proc/thread-self/ns/net"); now != ours {
-		t.Error("the caller was moved into a new namespace")
-	}
+	harness.Same(t, "the caller was moved into a new namespace", inodeOf(t, "/proc/thread-self/ns/net"), ours)
 	put(t, filepath.Join(filepath.Dir(n.Path("a")), "anothers"), "")
-	if ids, err := n.IDs(); err != nil || !slices.Equal(ids, []string{"a", "b"}) {
-		t.Errorf("IDs = %q, %v", ids, err)
-	}
+	ids, err := n.IDs()
+	harness.Want(t, err == nil && slices.Equal(ids, []string{"a", "b"}), "IDs = %q, %v", ids, err)
 	for range 3 { // the second time there is nothing to remove
-		must(t, n.Remove("a"))
+		harness.Check(t, n.Remove("a"))
 	}
 	wantNoPin(t, n, "a")
-	if !n.Alive("b") {
-		t.Error("the other namespace is gone, too")
-	}
+	harness.Want(t, n.Alive("b"), "the other namespace is gone, too")
 }
 
 func TestRemoveWhatIsMountedTwice(t *testing.T) {
 	n := newNamespaces(t, "m-")
-	must(t, n.Create("a"))
+	harness.Check(t, n.Create("a"))
 	for range 2 {
-		must(t, unix.Mount("/proc/self/ns/net", n.Path("a"), "none", unix.MS_BIND, ""))
+		harness.Check(t, unix.Mount("/proc/self/ns/net", n.Path("a"), "none", unix.MS_BIND, ""))
 	}
-	must(t, n.Remove("a"))
+	harness.Check(t, n.Remove("a"))
 	wantNoPin(t, n, "a")
 }
 
@@ -59,32 +53,31 @@ func TestRemoveWhatIsMountedTwice(t *testing.T) {
 // that is removed leaves no copy in mount namespaces that were made meanwhile.
 func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "namespaces")
-	var n *Dir
+	var n *namespace.Dir
 	for range 3 {
 		var err error
-		if n, err = Open(directory, "m-"); err != nil {
+		if n, err = namespace.Open(directory, "m-"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	defer func() { _ = unix.Unmount(directory, unix.MNT_DETACH) }()
-	if mounts := mountsBelow(t, directory); len(mounts) != 1 || !strings.Contains(mounts[0], "shared:") {
-		t.Errorf("mounted as %q, want once and shared", mounts)
-	}
-	must(t, n.Create("a"))
+	mounts := mountsBelow(t, directory)
+	harness.Want(t, len(mounts) == 1 && strings.Contains(mounts[0], "shared:"), "mounted as %q, want once and shared", mounts)
+	harness.Check(t, n.Create("a"))
 	other := exec.Command("unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo ready; cat >/dev/null; cat /proc/self/mountinfo")
 	stdin, err := other.StdinPipe()
-	must(t, err)
+	harness.Check(t, err)
 	stdout, err := other.StdoutPipe()
 	if err == nil {
 		err = other.Start()
 	}
-	must(t, err)
+	harness.Check(t, err)
 	buffer := make([]byte, 64<<10)
 	if _, err := stdout.Read(buffer); err != nil {
 		t.Fatal(err)
 	}
-	must(t, n.Remove("a"))
-	must(t, stdin.Close())
+	harness.Check(t, n.Remove("a"))
+	harness.Check(t, stdin.Close())
 	var seen strings.Builder
 	for {
 		count, err := stdout.Read(buffer)
@@ -93,50 +86,41 @@ func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 			break
 		}
 	}
-	must(t, other.Wait())
-	if !strings.Contains(seen.String(), directory) || strings.Contains(seen.String(), n.Path("a")) {
-		t.Errorf("another mount namespace keeps the pin, or never saw the directory:\n%s", seen.String())
-	}
+	harness.Check(t, other.Wait())
+	harness.Want(t, strings.Contains(seen.String(), directory) && !strings.Contains(seen.String(), n.Path("a")),
+		"another mount namespace keeps the pin, or never saw the directory:\n%s", seen.String())
 }
 
 // A pin is one mount also where all mounts are shared, as systemd has them.
 func TestPinIsOneMount(t *testing.T) {
 	shared := t.TempDir()
 	for _, err := range []error{unix.Mount(shared, shared, "none", unix.MS_BIND, ""), unix.Mount("", shared, "none", unix.MS_SHARED, "")} {
-		must(t, err)
+		harness.Check(t, err)
 	}
 	defer func() { _ = unix.Unmount(shared, unix.MNT_DETACH) }()
-	n, err := Open(filepath.Join(shared, "namespaces"), "m-")
-	must(t, err)
-	must(t, n.Create("a"))
-	if mounts := mountsBelow(t, n.Path("a")); len(mounts) != 1 {
-		t.Errorf("one pin is %d mounts: %q", len(mounts), mounts)
-	}
-	must(t, n.Remove("a"))
+	n, err := namespace.Open(filepath.Join(shared, "namespaces"), "m-")
+	harness.Check(t, err)
+	harness.Check(t, n.Create("a"))
+	mounts := mountsBelow(t, n.Path("a"))
+	harness.Want(t, len(mounts) == 1, "one pin is %d mounts: %q", len(mounts), mounts)
+	harness.Check(t, n.Remove("a"))
 	wantNoPin(t, n, "a")
 }
 
 func inodeOf(t *testing.T, path string) uint64 {
-	t.Helper()
 	info, err := os.Stat(path)
-	must(t, err)
+	harness.Check(t, err)
 	return inode(info)
 }
 
-func wantNoPin(t *testing.T, n *Dir, id string) {
-	t.Helper()
-	if _, err := os.Lstat(n.Path(id)); !os.IsNotExist(err) {
-		t.Errorf("%s is still there: %v", n.Path(id), err)
-	}
-	if mounts := mountsBelow(t, n.Path(id)); len(mounts) > 0 {
-		t.Errorf("still mounted: %q", mounts)
-	}
+func wantNoPin(t *testing.T, n *namespace.Dir, id string) {
+	_, err := os.Lstat(n.Path(id))
+	harness.Want(t, os.IsNotExist(err), "%s is still there: %v", n.Path(id), err)
+	harness.Same(t, "still mounted", mountsBelow(t, n.Path(id)), nil)
 }
 
 func mountsBelow(t *testing.T, path string) (mounts []string) {
-	t.Helper()
-	data, err := os.ReadFile("/proc/thread-self/mountinfo")
-	must(t, err)
+	data := harness.Read(t, "/proc/thread-self/mountinfo")
 	for line := range strings.Lines(string(data)) {
 		if strings.Contains(line, " "+path) {
 			mounts = append(mounts, line)
@@ -155,17 +139,13 @@ func TestCreateLeavesNoThreadBehind(t *testing.T) {
 		for i := range 10 {
 			wait.Go(func() {
 				id := strconv.Itoa(i)
-				if err := errors.Join(n.Create(id), n.Remove(id)); err != nil {
-					t.Error(err)
-				}
+				harness.Same(t, id, errors.Join(n.Create(id), n.Remove(id)), nil)
 			})
 		}
 		wait.Wait()
 	}
-	if main := inodeOf(t, "/proc/self/ns/net"); main != ours {
-		t.Error("the main thread stays in a namespace of a pod")
-	}
-	eventually(t, within, "every thread is in the namespace of the node", func() bool {
+	harness.Same(t, "the main thread stays in a namespace of a pod", inodeOf(t, "/proc/self/ns/net"), ours)
+	harness.Eventually(t, "every thread is in the namespace of the node", within, func() bool {
 		threads, err := filepath.Glob("/proc/self/task/*/ns/net")
 		if err != nil || len(threads) == 0 {
 			t.Fatal(threads, err)

@@ -1,4 +1,4 @@
-package process
+package process_test
 
 import (
 	"context"
@@ -13,24 +13,26 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/test/harness"
 )
 
 func readPID(t *testing.T, from io.Reader) (pid int) {
-	t.Helper()
 	_, err := fmt.Fscan(from, &pid)
-	must(t, err)
+	harness.Check(t, err)
 	return pid
 }
 
 // reaping runs the reaper of orphans for as long as the test takes.
 func reaping(t *testing.T) {
 	t.Helper()
-	must(t, Adopt())
+	harness.Check(t, process.Adopt())
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		ReapOrphans(ctx, nil)
+		process.ReapOrphans(ctx, nil)
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -49,24 +51,21 @@ func TestReapOrphans(t *testing.T) {
 	out, err := exec.Command("sh", "-c", `
 		sleep 600 >/dev/null 2>&1 & echo $!
 		sleep 60 >/dev/null 2>&1 & echo $!`).Output()
-	must(t, err)
+	harness.Check(t, err)
 	output := strings.NewReader(string(out))
 	short, long := open(t, factsOf(t, readPID(t, output))), open(t, factsOf(t, readPID(t, output)))
 	t.Cleanup(func() { _ = long.Kill(within) })
-	for _, orphan := range []*Process{short, long} {
-		if stat, err := ReadStat(orphan.PID); err != nil || stat.Parent != os.Getpid() {
+	for _, orphan := range []*process.Process{short, long} {
+		if stat, err := process.ReadStat(orphan.PID); err != nil || stat.Parent != os.Getpid() {
 			t.Fatalf("an orphan has not been adopted: %+v, %v", stat, err)
 		}
 	}
 	began := time.Now()
-	must(t, errors.Join(unix.Kill(short.PID, unix.SIGKILL), short.Wait()))
-	if !exists(short.PID) && time.Since(began) < reapAfter {
-		t.Error("reaped at once: another waiter would have had no time to")
-	}
-	eventually(t, "the dead orphan is reaped", func() bool { return !exists(short.PID) })
-	if stat, err := ReadStat(long.PID); err != nil || stat.Dead() {
-		t.Errorf("the orphan that lives: %+v, %v", stat, err)
-	}
+	harness.Check(t, errors.Join(unix.Kill(short.PID, unix.SIGKILL), short.Wait()))
+	harness.Want(t, exists(short.PID) || time.Since(began) >= process.ReapAfter, "reaped at once: another waiter would have had no time to")
+	harness.Eventually(t, "the dead orphan is reaped", within, func() bool { return !exists(short.PID) })
+	stat, err := process.ReadStat(long.PID)
+	harness.Want(t, err == nil && !stat.Dead(), "the orphan that lives: %+v, %v", stat, err)
 }
 
 // The exit status of a child that other code waits for is never taken from it,
@@ -74,7 +73,7 @@ func TestReapOrphans(t *testing.T) {
 func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 	reaping(t)
 	began := time.Now()
-	for n := 0; time.Since(began) < reapAfter+500*time.Millisecond; n++ {
+	for n := 0; time.Since(began) < process.ReapAfter+500*time.Millisecond; n++ {
 		status := n % 200
 		command := exec.Command("sh", "-c", fmt.Sprintf("sleep 0.01 >/dev/null 2>&1 & exit %d", status))
 		err := command.Run()
@@ -86,19 +85,10 @@ func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 			t.Fatalf("run %d: %v, want exit status %d", n, err, status)
 		}
 	}
-	eventually(t, "every orphan is reaped", func() bool {
-		return !slices.ContainsFunc(Children("self"), func(pid int) bool {
-			stat, err := ReadStat(pid)
+	harness.Eventually(t, "every orphan is reaped", within, func() bool {
+		return !slices.ContainsFunc(process.Children("self"), func(pid int) bool {
+			stat, err := process.ReadStat(pid)
 			return err == nil && stat.Dead()
 		})
 	})
-}
-
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(within); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", within, what)
-		}
-	}
 }

@@ -1,4 +1,4 @@
-package process
+package process_test
 
 import (
 	"context"
@@ -8,12 +8,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/test/harness"
 )
 
-func run(t *testing.T) *Parent {
-	t.Helper()
-	c, err := NewParent()
-	must(t, err)
+func run(t *testing.T) *process.Parent {
+	c, err := process.NewParent()
+	harness.Check(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan struct{})
 	go func() {
@@ -28,16 +30,15 @@ func run(t *testing.T) *Parent {
 }
 
 // shell starts a shell with its output in a pipe.
-func shell(t *testing.T, c *Parent, script string) (*Child, *os.File) {
-	t.Helper()
+func shell(t *testing.T, c *process.Parent, script string) (*process.Child, *os.File) {
 	r, w, err := os.Pipe()
-	must(t, err)
+	harness.Check(t, err)
 	t.Cleanup(func() { _ = r.Close() })
 	child, err := c.Start(func() (int, error) {
 		return syscall.ForkExec("/bin/sh", []string{"sh", "-c", script}, &syscall.ProcAttr{Files: []uintptr{0, w.Fd(), 2}})
 	})
 	_ = w.Close()
-	must(t, err)
+	harness.Check(t, err)
 	return child, r
 }
 
@@ -51,22 +52,19 @@ func TestOwnedBeforeItsParentEnds(t *testing.T) {
 		stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 		seen <- string(stat)
 	})
-	must(t, err)
-	if _, err := c.Own(pid, nil); err == nil {
-		t.Error("a second owner")
-	}
+	harness.Check(t, err)
+	_, err = c.Own(pid, nil)
+	harness.Want(t, err != nil, "a second owner")
 	select {
 	case <-child.Exited():
 		t.Fatal("reaped while its parent lives")
 	case <-time.After(300 * time.Millisecond):
 	}
-	must(t, syscall.Kill(parent.PID, syscall.SIGKILL))
-	if status := child.Wait(); status.ExitStatus() != 7 {
-		t.Errorf("status %v, want exit code 7", status)
-	}
-	if stat := <-seen; !strings.Contains(stat, ") Z ") {
-		t.Errorf("before it was reaped it was %q, no zombie", stat)
-	}
+	harness.Check(t, syscall.Kill(parent.PID, syscall.SIGKILL))
+	status := child.Wait()
+	harness.Want(t, status.ExitStatus() == 7, "status %v, want exit code 7", status)
+	stat := <-seen
+	harness.Want(t, strings.Contains(stat, ") Z "), "before it was reaped it was %q, no zombie", stat)
 }
 
 // Orphans are reaped, also beside a child that nobody waits for.
@@ -75,5 +73,5 @@ func TestOrphansAreReaped(t *testing.T) {
 	_, _ = shell(t, c, "exit 1")
 	_, out := shell(t, c, `(sleep 0.1; exit 3) & echo $!`)
 	orphan := readPID(t, out)
-	eventually(t, "the orphan is reaped", func() bool { return !exists(orphan) })
+	harness.Eventually(t, "the orphan is reaped", within, func() bool { return !exists(orphan) })
 }

@@ -1,4 +1,4 @@
-package state
+package state_test
 
 import (
 	"errors"
@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // pod is a record as an earlier schema might have it.
@@ -17,38 +20,34 @@ type pod struct {
 	Inner struct{} `json:"inner"`
 }
 
-func openRecords(t *testing.T, durable bool) *Records[pod] {
-	t.Helper()
-	records, err := Open[pod](filepath.Join(t.TempDir(), "pods"), 2, durable)
-	must(t, err)
+func openRecords(t *testing.T, durable bool) *state.Records[pod] {
+	records, err := state.Open[pod](filepath.Join(t.TempDir(), "pods"), 2, durable)
+	harness.Check(t, err)
 	return records
 }
+
+func directory(records *state.Records[pod]) string { return filepath.Dir(records.Path("a")) }
 
 func TestWriteLoadRemove(t *testing.T) {
 	for _, durable := range []bool{false, true} {
 		records := openRecords(t, durable)
 		for _, write := range []pod{{Name: "old", Ports: []int{1}}, {Name: "new"}} {
-			must(t, records.Write("a", write))
+			harness.Check(t, records.Write("a", write))
 		}
-		must(t, records.Write("b", pod{Name: "b", Ports: []int{80, 443}}))
-		for path, want := range map[string]fs.FileMode{records.directory: 0o700, records.Path("a"): 0o600} {
-			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
-				t.Errorf("%s: %v, %v, want the mode %v", path, info, err, want)
-			}
+		harness.Check(t, records.Write("b", pod{Name: "b", Ports: []int{80, 443}}))
+		for path, want := range map[string]fs.FileMode{directory(records): 0o700, records.Path("a"): 0o600} {
+			info, err := os.Stat(path)
+			harness.Want(t, err == nil && info.Mode().Perm() == want, "%s: %v, %v, want the mode %v", path, info, err, want)
 		}
 		loaded := load(t, records)
-		if len(loaded) != 2 || loaded["a"].Name != "new" || loaded["a"].Ports != nil || !slices.Equal(loaded["b"].Ports, []int{80, 443}) {
-			t.Errorf("durable %v: loaded %v", durable, loaded)
-		}
+		harness.Want(t, len(loaded) == 2 && loaded["a"].Name == "new" && loaded["a"].Ports == nil &&
+			slices.Equal(loaded["b"].Ports, []int{80, 443}), "durable %v: loaded %v", durable, loaded)
 		for range 2 { // the second time there is nothing to remove
-			must(t, records.Remove("a"))
+			harness.Check(t, records.Remove("a"))
 		}
-		if loaded := load(t, records); len(loaded) != 1 || loaded["b"].Name != "b" {
-			t.Errorf("durable %v: after Remove: %v", durable, loaded)
-		}
-		if names := list(t, records); !slices.Equal(names, []string{"b.json"}) {
-			t.Errorf("durable %v: files %q", durable, names)
-		}
+		loaded = load(t, records)
+		harness.Want(t, len(loaded) == 1 && loaded["b"].Name == "b", "durable %v: after Remove: %v", durable, loaded)
+		harness.Same(t, "files", list(t, records), []string{"b.json"})
 	}
 }
 
@@ -57,85 +56,61 @@ func TestQuarantineReplacesAnEarlierOne(t *testing.T) {
 	for _, content := range []string{"first", "second"} {
 		put(t, records.Path("a"), content)
 		bad := records.Quarantine("a", errors.New("no good"))
-		if got := read(t, bad.Path); got != content {
-			t.Errorf("set aside %q, want %q", got, content)
-		}
+		harness.Same(t, "set aside", string(harness.Read(t, bad.Path)), content)
 	}
-	if got := records.Quarantined(); len(got) != 1 {
-		t.Errorf("Quarantined %q, want one", got)
-	}
+	harness.Same(t, "records that are set aside", len(records.Quarantined()), 1)
 }
 
 // A record that cannot even be moved stays where it is, and Load continues.
 func TestQuarantineThatFails(t *testing.T) {
 	records := openRecords(t, false)
-	put(t, filepath.Join(records.directory, quarantine), "in the way")
+	put(t, filepath.Join(directory(records), "quarantine"), "in the way")
 	put(t, records.Path("bad"), "garbage")
-	must(t, records.Write("good", pod{Name: "good"}))
+	harness.Check(t, records.Write("good", pod{Name: "good"}))
 	loaded, bad, err := records.Load()
-	if err != nil || len(loaded) != 1 || len(bad) != 1 {
-		t.Fatalf("loaded %v, bad %v, err %v", loaded, bad, err)
-	}
-	if bad[0].Path != records.Path("bad") || !strings.Contains(bad[0].Reason.Error(), "not a directory") {
-		t.Errorf("%+v: want the record in its place, and why", bad[0])
-	}
-	if read(t, records.Path("bad")) != "garbage" {
-		t.Error("the record has been changed")
-	}
+	harness.Want(t, err == nil && len(loaded) == 1 && len(bad) == 1 && bad[0].Path == records.Path("bad") &&
+		strings.Contains(bad[0].Reason.Error(), "not a directory"), "loaded %v, bad %+v: want the record in its place, and why: %v", loaded, bad, err)
+	harness.Same(t, "the record", string(harness.Read(t, records.Path("bad"))), "garbage")
 }
 
 // What is no record stays, and what a write left that was cut off goes.
 func TestLoadPassesOverWhatIsNoRecord(t *testing.T) {
 	records := openRecords(t, false)
-	must(t, records.Write("a", pod{Name: "a"}))
-	put(t, filepath.Join(records.directory, "README"), "not ours")
-	put(t, filepath.Join(records.directory, temporaryPrefix+"a.json-123"), `{"version": 2, "rec`)
-	must(t, os.Mkdir(filepath.Join(records.directory, "dir"), 0o700))
-	if loaded := load(t, records); len(loaded) != 1 || loaded["a"].Name != "a" {
-		t.Errorf("loaded %v", loaded)
-	}
-	if names := list(t, records); !slices.Equal(names, []string{"README", "a.json", "dir"}) {
-		t.Errorf("left %q", names)
-	}
+	harness.Check(t, records.Write("a", pod{Name: "a"}))
+	put(t, filepath.Join(directory(records), "README"), "not ours")
+	put(t, filepath.Join(directory(records), ".new-a.json-123"), `{"version": 2, "rec`)
+	harness.Check(t, os.Mkdir(filepath.Join(directory(records), "dir"), 0o700))
+	loaded := load(t, records)
+	harness.Want(t, len(loaded) == 1 && loaded["a"].Name == "a", "loaded %v", loaded)
+	harness.Same(t, "left", list(t, records), []string{"README", "a.json", "dir"})
 }
 
 // A write that fails says so, leaves the old file and nothing beside it.
 func TestWriteThatFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
-	must(t, os.MkdirAll(filepath.Join(path, "in the way"), 0o700))
-	if err := WriteFile(path, []byte("new"), true); err == nil {
-		t.Error("a file was renamed over a directory that is not empty")
-	}
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("left %v, %v", entries, err)
-	}
-	if err := WriteFile(filepath.Join(dir, "missing", "file"), nil, false); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("into a directory that is not there: %v", err)
-	}
+	harness.Check(t, os.MkdirAll(filepath.Join(path, "in the way"), 0o700))
+	harness.Want(t, state.WriteFile(path, []byte("new"), true) != nil, "a file was renamed over a directory that is not empty")
+	entries, err := os.ReadDir(dir)
+	harness.Want(t, err == nil && len(entries) == 1, "left %v, %v", entries, err)
+	err = state.WriteFile(filepath.Join(dir, "missing", "file"), nil, false)
+	harness.Want(t, errors.Is(err, fs.ErrNotExist), "into a directory that is not there: %v", err)
 	records := openRecords(t, false)
-	must(t, os.RemoveAll(records.directory))
-	if err := records.Write("a", pod{}); err == nil || !strings.Contains(err.Error(), "record of a") {
-		t.Errorf("Write = %v, want an error that names the record", err)
-	}
-	if _, _, err := records.Load(); err == nil {
-		t.Error("Load of a directory that is not there succeeds")
-	}
+	harness.Check(t, os.RemoveAll(directory(records)))
+	harness.WantError(t, records.Write("a", pod{}), "record of a")
+	_, _, err = records.Load()
+	harness.Want(t, err != nil, "Load of a directory that is not there succeeds")
 }
 
-func load(t *testing.T, records *Records[pod]) map[string]pod {
-	t.Helper()
+func load(t *testing.T, records *state.Records[pod]) map[string]pod {
 	loaded, bad, err := records.Load()
-	if err != nil || len(bad) > 0 {
-		t.Fatalf("Load: bad %v, err %v", bad, err)
-	}
+	harness.Want(t, err == nil && len(bad) == 0, "Load: bad %v, err %v", bad, err)
 	return loaded
 }
 
-func list(t *testing.T, records *Records[pod]) []string {
-	t.Helper()
-	entries, err := os.ReadDir(records.directory)
-	must(t, err)
+func list(t *testing.T, records *state.Records[pod]) []string {
+	entries, err := os.ReadDir(directory(records))
+	harness.Check(t, err)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -144,33 +119,14 @@ func list(t *testing.T, records *Records[pod]) []string {
 }
 
 func put(t *testing.T, path, content string) {
-	t.Helper()
-	must(t, os.WriteFile(path, []byte(content), 0o600))
-}
-
-func read(t *testing.T, path string) string {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	must(t, err)
-	return string(data)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // A record that another process has removed is not written again.
 func TestUpdateBesideItsRemoval(t *testing.T) {
 	records := openRecords(t, true)
-	if err := records.Update("a", pod{}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("an update of no record: %v", err)
-	}
-	must(t, records.Write("a", pod{Name: "old"}))
-	must(t, records.Update("a", pod{Name: "new"}))
-	if loaded := load(t, records); loaded["a"].Name != "new" {
-		t.Errorf("loaded %v", loaded)
-	}
+	err := records.Update("a", pod{})
+	harness.Want(t, errors.Is(err, fs.ErrNotExist), "an update of no record: %v", err)
+	harness.Check(t, errors.Join(records.Write("a", pod{Name: "old"}), records.Update("a", pod{Name: "new"})))
+	harness.Same(t, "what is loaded", load(t, records)["a"].Name, "new")
 }
