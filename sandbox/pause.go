@@ -206,6 +206,7 @@ func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
 	if err != nil {
 		return err
 	}
+	record.CreatedAt = time.Now().UnixNano()
 	c := &creation{Sandbox: newSandbox(record, config), owner: s}
 	if err := s.Add(c.Sandbox); err != nil {
 		return err

@@ -90,8 +90,9 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 		problems = append(problems, located(l, obstacles(ctx, c, nil))...)
 	}
 	return doctor.Run(ctx, doctor.Options{
-		Ended:  func(id string) bool { return daemon != nil && hasEnded(ctx, c.Socket, id) },
-		Config: c, Daemon: daemon, Configuration: problems, Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
+		Ended:    func(id string) bool { return daemon != nil && hasEnded(ctx, c.Socket, id) },
+		Building: func() []string { return building(ctx, c.Socket) },
+		Config:   c, Daemon: daemon, Configuration: problems, Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
 		Plugins: plugins, GiveUp: giveUp, Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig, c.Images.VerifierDir),
 	}), nil
 }
@@ -160,6 +161,20 @@ func hasEnded(ctx context.Context, socket, id string) bool {
 	}
 	answer, err := daemon.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 	return status.Code(err) == codes.NotFound || err == nil && answer.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
+}
+
+// building returns the ids of pods that are being made, none if no daemon says so.
+func building(ctx context.Context, socket string) (ids []string) {
+	answer, err := verboseStatus(ctx, socket)
+	if err != nil {
+		return nil
+	}
+	var list struct{ Items []struct{ ID string } }
+	_ = json.Unmarshal([]byte(answer.GetInfo()["building"]), &list) // "" without a daemon
+	for _, one := range list.Items {
+		ids = append(ids, one.ID)
+	}
+	return ids
 }
 
 // verboseStatus returns nil if no daemon serves.

@@ -38,9 +38,11 @@ type Finding struct {
 type Options struct {
 	Config *config.Config
 	Node   *node.Node
-	// Daemon is what the running daemon says, nil if none serves. Ended asks it whether a pod has ended.
-	Daemon *Daemon
-	Ended  func(id string) bool
+	// Daemon is what the running daemon says, nil if none serves. Ended asks it whether a pod has ended, Building
+	// which are being made.
+	Daemon   *Daemon
+	Ended    func(id string) bool
+	Building func() (ids []string)
 	// Configuration has errors that a daemon refuses to start with, Unknown the keys that it ignores.
 	Configuration, Unknown []error
 	// Plugins are problems of NRI plugins, Registries of files that configure registries.

@@ -49,6 +49,8 @@ func TestHungSupervisor(t *testing.T) {
 	pid = hang()
 	p.Start()
 	same(t, "supervisor, for which the daemon does not wait", p.Node.Supervisors(), []int{pid})
+	checked, _ := p.RunCommand("check") // the pod by which the daemon proves that it can make one waits for it
+	expect(t, !strings.Contains(checked, "has no pod"), "a pod that is being made is taken for a leak:\n%s", checked)
 	wantReplaced(pid)
 
 	hang()
