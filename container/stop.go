@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -163,7 +164,7 @@ func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) err
 	state := c.State()
 	ended := state == runtimeapi.ContainerState_CONTAINER_EXITED
 	if !ended && grace > 0 && state != runtimeapi.ContainerState_CONTAINER_CREATED { // in a created one nothing could listen
-		if err := s.send(ctx, c, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) {
+		if err := s.send(ctx, c, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !isBeingMade(err) {
 			return err
 		}
 		select {
@@ -193,23 +194,34 @@ func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool)
 	return err
 }
 
+// isBeingMade reports whether a supervisor refused a signal for a container that is still being created.
+func isBeingMade(err error) bool {
+	return errdefs.IsFailedPrecondition(err) && !errors.Is(err, client.ErrUnknownBuild)
+}
+
 // kill kills every process of the container and waits until its supervisor reports the end.
 func (s *Store) kill(ctx context.Context, c *Container) error {
-	err := s.send(ctx, c, uint32(unix.SIGKILL), true)
-	if errdefs.IsNotFound(err) {
-		return s.killUnlisted(c)
-	}
-	if err != nil && !errdefs.IsFailedPrecondition(err) {
-		return err
-	}
 	limit := s.options.Sandboxes.Limits().Kill
-	select {
-	case <-c.ended:
-		return nil
-	case <-time.After(limit):
-		return fmt.Errorf("it still runs %v after SIGKILL, perhaps in uninterruptible sleep (state D): retry: %w", limit, errdefs.ErrUnavailable)
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	for over := (<-chan time.Time)(nil); ; {
+		err := s.send(ctx, c, uint32(unix.SIGKILL), true)
+		if errdefs.IsNotFound(err) {
+			return s.killUnlisted(c)
+		}
+		if err != nil && !isBeingMade(err) {
+			return err
+		}
+		if over == nil { // it is killed now; a supervisor that hangs may have been replaced before
+			over = time.After(limit)
+		}
+		select {
+		case <-c.ended:
+			return nil
+		case <-time.After(limit / 20): // one whose creation is being given up has no end, but is forgotten then
+		case <-over:
+			return fmt.Errorf("it still runs %v after SIGKILL, perhaps in uninterruptible sleep (state D): retry: %w", limit, errdefs.ErrUnavailable)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }
 

@@ -214,7 +214,9 @@ func (s *Set) Groups() ([]string, error) { return groupsIn(s.options.Dir) }
 func groupsIn(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, entry := range entries {
-		names = append(names, entry.Name())
+		if entry.IsDir() {
+			names = append(names, entry.Name())
+		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil

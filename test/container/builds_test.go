@@ -3,6 +3,7 @@ package container
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -90,8 +92,10 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 			n.Crash()
 		}
 	}
+	check(t, os.WriteFile(filepath.Join(n.State, "shims", "no-directory"), nil, 0o600))
 	wide, err := n.RunCommand("pods", "--wide")
-	check(t, err)
+	check(t, errors.Join(err, os.Remove(filepath.Join(n.State, "shims", "no-directory"))))
+	expect(t, strings.Count(wide, "supervisor of build ") == 2, "not two older supervisors:\n%s", wide)
 	for _, b := range all[:2] {
 		line := "supervisor of build " + filepath.Base(b.dir) + ", version "
 		expect(t, strings.Contains(wide, line), "%q is not in\n%s", line, wide)
@@ -180,6 +184,8 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 
 	same(t, "state", p.status(id).State, running)
 	wantCode(t, p.execErr(id, "true"), codes.FailedPrecondition)
+	wantCode(t, p.inTime(20*time.Second, func() error { return p.stop(id, 60) }), codes.FailedPrecondition)
+	wantCode(t, p.remove(id), codes.FailedPrecondition)
 	wantCode(t, p.stopPod(), codes.FailedPrecondition)
 	wantCode(t, p.removePod(), codes.FailedPrecondition)
 	check(t, unix.Kill(pid, 0))
