@@ -172,7 +172,11 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 		err = c.makeInit(ctx, spec, streams, ends)
 	}
 	if err != nil {
-		return errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id), os.RemoveAll(c.sup.recordPath(request.Id)))
+		err = errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id))
+		if !errors.Is(err, errLeft) {
+			err = errors.Join(err, os.RemoveAll(c.sup.recordPath(request.Id)))
+		}
+		return err
 	}
 	if !c.record.Bare {
 		c.noteOOM()
@@ -186,6 +190,9 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 	}()
 	return nil
 }
+
+// errLeft is of a failed creation of which something is left: its record stays, for Delete and a successor.
+var errLeft = errors.New("not all of it is removed")
 
 func (c *container) streamOptions() stdio.Options {
 	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, SELinux: c.record.MountLabel, Bare: c.record.Bare}
@@ -205,8 +212,10 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 	}
 	ends.Close()
 	if err != nil {
-		err = errors.Join(err, c.record.Remove()) // what was made is left, and may write
-		streams.Drain()
+		if removeErr := c.record.Remove(); removeErr != nil { // what was made is left
+			err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, removeErr))
+		}
+		streams.Drain() // it may write
 		return err
 	}
 	c.init = made

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -129,7 +130,7 @@ const Socket = 3
 const taken = "taken"
 
 // Serve waits for the request, does it, answers, and returns when the supervisor has taken over what was
-// made. If the supervisor has ended, it calls undo.
+// made. If the supervisor has ended, it ends what it starts meanwhile, or calls undo.
 func Serve(do func(request Request, files []*os.File) (answer Answer, undo func() error, err error)) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a sub-reaper: %w", os.NewSyscallError("prctl", err))
@@ -150,12 +151,19 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	if err := failpoint.Hit("starter/asked"); err != nil {
 		return err
 	}
+	did, word := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := io.ReadFull(supervisor, make([]byte, len(taken)))
+		if err != nil && (request.Verb == Create || request.Verb == Exec) {
+			killChildren(did) // a container may hold them up, and nobody else would end them
+		}
+		word <- err
+	}()
 	answer, undo, failed := do(request, files)
+	close(did)
 	closeAll(files)
 	if failed != nil {
-		for _, child := range process.Children("self") { // a sub-reaper has all that is left
-			process.KillTree(child)
-		}
+		killChildren(did)
 		answer, undo = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}, nil
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
@@ -165,10 +173,24 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 		err = failpoint.Hit("starter/answered")
 	}
 	if err == nil && failed == nil {
-		_, err = io.ReadFull(supervisor, make([]byte, len(taken)))
+		err = <-word
 	}
 	if err != nil && undo != nil {
 		err = errors.Join(err, undo())
 	}
 	return err
+}
+
+// killChildren kills all that this process, a sub-reaper, has started, once and then until it has done its work.
+func killChildren(did <-chan struct{}) {
+	for {
+		for _, child := range process.Children("self") {
+			process.KillTree(child)
+		}
+		select {
+		case <-did:
+			return
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }

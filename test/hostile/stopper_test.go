@@ -147,6 +147,37 @@ func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
 	})
 }
 
+// attack: what a container can stop: by SIGSTOP: root of a user namespace stops execs, and meanwhile the supervisor dies
+// held: the next one serves, and nothing of those execs is left, though the container runs on
+func TestStoppedExecsOfADeadSupervisor(t *testing.T) {
+	p := newTenant(t, newAttackedNode(t), "attacker", harness.UserNamespace) // whose execs a starter makes
+	id := p.newStopper("stopper", unix.SIGSTOP)
+	before, namespace := p.Look(), pidNamespaceOf(p.facts(id).PID)
+	for range 3 {
+		var execs sync.WaitGroup
+		var over atomic.Bool
+		for range 3 {
+			execs.Go(func() {
+				for !over.Load() { // the first may be done, or come before the supervisor knows the container
+					_, _ = p.exec(id, 100, "true")
+				}
+			})
+		}
+		harness.Eventually(t, "an exec is stopped", patience, func() bool { return len(stoppedIn(namespace)) > 0 })
+		time.Sleep(tact)
+		over.Store(true)
+		for _, pid := range p.Supervisors() {
+			check(t, unix.Kill(pid, unix.SIGKILL))
+		}
+		execs.Wait()
+		harness.Eventually(t, "a supervisor serves", patience, func() bool { return len(p.Supervisors()) == 1 })
+	}
+	for _, left := range p.Differences(before) {
+		t.Error(left)
+	}
+	p.end(id)
+}
+
 // attack: what a container can stop: by SIGSTOP: a container stops the exec that comes as soon as it runs, as that of a PostStart hook does, and then probes, which are under way when it is removed
 // held: the exec, until its time-out; the probes end with the container, the removal takes no longer
 func TestRemovalBesideStoppedExecs(t *testing.T) {
@@ -219,6 +250,31 @@ func TestExecsOfAFrozenContainer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// attack: what a container can stop: by the cgroup of its pod, frozen: a container is created in it, and the pod removed
+// held: the creation, until its limit, and the removal, until the thaw where nothing frozen can be killed (cgroup v1); nothing is left
+func TestCreationInAFrozenPod(t *testing.T) {
+	n := newAttackedNode(t, harness.Config("[limits]\ncreate = '5s'"))
+	parent := n.MakeCgroup("frozen")
+	besides(t, n, func() {
+		p := newTenant(t, n, "frozen", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = parent })
+		id := p.run("app")
+		freezer, freeze, thaw := "../freezer.state", "FROZEN", "THAWED"
+		if !p.limit(id, freezer, thaw) {
+			freezer, freeze, thaw = "../cgroup.freeze", "1", "0"
+		}
+		p.limit(id, freezer, freeze)
+		_, err := p.create("second")
+		harness.WantError(t, err, "not done within 5s")
+		p.inTime("the stop of a frozen pod", func() error {
+			_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+			harness.Want(t, err == nil || !cgroup.Unified(), "what is frozen by cgroup v2 is not killed: %v", err)
+			return nil
+		})
+		p.limit(id, freezer, thaw)
+		p.inTime("the removal of the pod", func() error { p.RemovePod(p.id); return nil })
+	})
 }
 
 // attack: what a container can stop: by its cgroup, at cpu.max (1 ms of a second for 300 busy processes), memory.high or pids.max: 20 execs come
