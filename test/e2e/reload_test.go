@@ -112,6 +112,7 @@ func TestReload(t *testing.T) {
 	eventually(t, "no line of level debug comes", func() bool { before := debug(); return debug() == before })
 	n.Stop()
 	eventually(t, "systemd is told of the end", func() bool { return s.count("STOPPING=1") > 0 })
+	rewrite(t, n, "\nmetrics_address = '127.0.0.1:0'", "") // the socket of a daemon that starts now is no leak
 }
 
 // Each kind of key that is reloaded has its effect: images, the default network, NRI.
