@@ -69,8 +69,7 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 		return "", s.undo(c)
 	}
 	c.forgetEnvironment()
-	c.Show()
-	s.emit(c.Container, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+	s.show(c.Container)
 	return c.ID, nil
 }
 

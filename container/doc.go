@@ -36,7 +36,7 @@
 //	                        start failed, or the pod was stopped
 //
 // A state is never stored. It follows from two facts: when the container started, and when it
-// ended, as its supervisor reported. From a supervisor's death until its successor's report,
+// ended, as its supervisor reported or the daemon found. From a supervisor's death until its successor's report,
 // the state is Unknown.
 //
 // The supervisor owns the processes, their streams, their log and their exit. This package
@@ -47,7 +47,7 @@
 // Every operation that makes, starts, updates or destroys a container holds the container's
 // lock; Create takes it before the container is visible. A second lock is held only while the
 // facts are written, so a supervisor's report waits for no operation; nothing is written after
-// the facts are removed. Events are emitted under it, before those who wait for the end wake
+// the facts are removed. Events but that of the removal are emitted under it, before those who wait for the end wake
 // up, so they are in order. Stop holds neither lock while it waits for the end, so a later
 // Stop with a shorter grace counts. Package object has the rest.
 package container

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/process"
@@ -174,9 +173,7 @@ func (s *Store) rollBack(c *Container) {
 		if err := s.destroy(ctx, c); err != nil {
 			s.log(c).Error("a partially created container could not be rolled back: remove it", "err", err)
 			s.change(c, func(f *Facts) { c.takeExit(f, 0, false, false, 0) })
-			c.Show()
-			s.emit(c, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
-			s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+			s.show(c)
 		}
 		return nil
 	})

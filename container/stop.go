@@ -136,6 +136,17 @@ func (s *Store) change(c *Container, change func(*Facts)) {
 	}
 }
 
+// show lists a container that is made, which may have ended meanwhile: then its end is told now.
+func (s *Store) show(c *Container) {
+	c.factsLock.Lock()
+	defer c.factsLock.Unlock()
+	c.Show()
+	s.emit(c, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+	if c.Facts().FinishedAt != 0 {
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	}
+}
+
 func (s *Store) emit(c *Container, kind runtimeapi.ContainerEventType) {
 	if s.options.Events != nil && c.Listed() {
 		s.options.Events.ContainerEvent(c, kind)

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -105,6 +107,29 @@ func TestCrashes(t *testing.T) {
 		})
 	}
 	fmt.Printf("container crash matrix: %d cases\n", count)
+}
+
+// An init may end before its container is listed: the end is told all the same, after the creation.
+func TestEndBeforeItIsListed(t *testing.T) {
+	binaries, err := filepath.Abs("../../bin/failpoints")
+	check(t, err)
+	points := harness.Failpoints(filepath.Join(t.TempDir(), "points"))
+	p := runPod(t, newNode(t, harness.Binaries(binaries), points.Option()), "web")
+	stream := p.listen()
+	points.Arm(t, "container/recheck after hang")
+	made := beside(func() error { _, err := p.tryCreate(shell("one", quiet)); return err })
+	eventually(t, "the point is reached", points.WasHit)
+	eventually(t, "the daemon hears of the end", func() bool {
+		for _, process := range harness.Processes() {
+			if slices.Contains(process.Args, "init") && slices.Contains(p.Supervisors(), process.Parent) {
+				check(t, unix.Kill(process.PID, unix.SIGKILL))
+			}
+		}
+		return regexp.MustCompile(`container ended.*container=one`).MatchString(p.Log())
+	})
+	points.Disarm(t)
+	check(t, <-made)
+	same(t, "events", p.events(stream, "one STOPPED"), []string{"one CREATED: READY one EXITED", "one STOPPED: READY one EXITED"})
 }
 
 func (c *trial) test(row crashRow, fault string) {
