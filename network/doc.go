@@ -3,7 +3,7 @@
 // It owns:
 //   - the network configuration, read from polled directories and held as immutable snapshots behind atomic
 //     pointers (directory.go, config.go, default.go, masquerade.go), and the plugins' last answer to STATUS;
-//   - every run of a plugin, through go-cni and package runner, with a time limit (run.go, left.go);
+//   - every run of a plugin, through go-cni (GC through libcni) and package runner, with a time limit (run.go, left.go);
 //   - the journal of attachments (journal.go, attach.go, detach.go, gc.go).
 //
 // An attachment is what ADD made for one sandbox, which it may outlive:

@@ -46,8 +46,8 @@
 //	                     +------------------------------+
 //	                       only if it could not be destroyed at once
 //
-// A state is never stored. It follows from what was recorded (when pause was started, as which
-// process) and from the kernel (that process lives). A sandbox that is building is not listed.
+// A state is never stored. It follows from what was recorded: when pause was started, when its
+// end was noticed (the kernel is asked at the start, and watched), when Stop was done. A sandbox that is building is not listed.
 //
 // A sandbox has two files: the durable Record, written once, and the volatile Facts, which a
 // reboot removes along with what they describe.

@@ -37,7 +37,7 @@
 // the other connections of its session for stallTime at most.
 //
 // There are at most maxStrangers connections without a token: the oldest makes room. Each has
-// seconds to send its request. All sessions together have half of the daemon's descriptors.
+// seconds to send its request. All sessions together have half of the daemon's descriptors, 65,536 at most.
 //
 // # Locks
 //

@@ -17,7 +17,7 @@ type Row struct {
 	Start time.Time     `json:"start"`
 	Took  time.Duration `json:"took,omitempty"`
 	Error string        `json:"error,omitempty"` // no longer than mostError
-	// Parent is what a plugin ran for: a step, "cni add", or for an IPAM plugin the plugin that called it.
+	// Parent is what a plugin ran for: a step, "cni add".
 	Parent string  `json:"parent,omitempty"`
 	Note   string  `json:"note,omitempty"`   // what came of it: "exit code 137, OOMKilled"
 	Plugin *Plugin `json:"plugin,omitempty"` // of a plugin's run alone

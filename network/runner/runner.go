@@ -228,7 +228,7 @@ func (run *Run) Running() bool {
 	return err != nil || !empty
 }
 
-// Kill kills all that the run started, also outside its cgroup. After the limit it returns cgroup.ErrBusy.
+// Kill kills all that is in the cgroup of the run, and the plugin itself, wherever it is. After the limit it returns cgroup.ErrBusy.
 func (run *Run) Kill(limit time.Duration) error {
 	run.kill()
 	return run.Group.Kill(limit)

@@ -6,9 +6,9 @@
 //	supervisor -> {}\n or {"error":"..."}\n
 //	then bytes, to the supervisor for stdin, to the client for stdout and stderr
 //
-// The supervisor ends an output stream when its process has ended and what it wrote is delivered, or all its
-// writers have closed it. Half-closing a stdin stream closes the stdin of an exec, and of a container with
-// stdin_once. An empty exec is the container itself: what it writes from then on.
+// The supervisor ends an output stream when its process has ended and what it wrote is delivered, or, of an
+// exec, all its writers have closed it. Half-closing a stdin stream closes the stdin of an exec, and of a
+// container with stdin_once, but no terminal. An empty exec is the container itself: what it writes from then on.
 package api
 
 import (
