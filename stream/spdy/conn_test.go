@@ -51,7 +51,6 @@ func (r *recorded) wait(t *testing.T) string {
 
 // connected are both ends of a TCP connection.
 func connected(t *testing.T) (client, server net.Conn) {
-	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.Check(t, err)
 	defer listener.Close()
@@ -75,7 +74,6 @@ type accepted struct {
 
 // serving serves one end of a connection, gives its streams, and the other end.
 func serving(t *testing.T) (near net.Conn, streams <-chan accepted, served <-chan error) {
-	t.Helper()
 	near, far := connected(t)
 	list, ended := make(chan accepted, 100), make(chan error, 1)
 	c := NewConn(far, func(s *Stream) (Sink, error) {
@@ -103,13 +101,10 @@ func TestClientOfKubectl(t *testing.T) {
 	for i := range 20 { // headers are compressed with those before
 		opened, err := client.CreateStream(http.Header{"Streamtype": {"data"}, "Port": {fmt.Sprint(i)}}, nil, false)
 		harness.Check(t, err)
-		if err := opened.WaitTimeout(time.Minute); err != nil {
-			t.Fatalf("stream %d: %v", i, err)
-		}
+		harness.Same(t, fmt.Sprintf("stream %d", i), opened.WaitTimeout(time.Minute), nil)
 		stream := <-streams
-		if stream.header.Get("streamType") != "data" || stream.header.Get("port") != fmt.Sprint(i) {
-			t.Fatalf("the headers of stream %d are %v", i, stream.header)
-		}
+		harness.Want(t, stream.header.Get("streamType") == "data" && stream.header.Get("port") == fmt.Sprint(i),
+			"the headers of stream %d are %v", i, stream.header)
 		sent := strings.Repeat("hello", 100_000)
 		_, err = opened.Write([]byte(sent))
 		harness.Check(t, err)
@@ -121,9 +116,8 @@ func TestClientOfKubectl(t *testing.T) {
 			_, _ = stream.Write([]byte(sent))
 			_ = stream.Close()
 		}()
-		if back, err := io.ReadAll(opened); err != nil || string(back) != sent {
-			t.Fatalf("back come %d bytes (%v)", len(back), err)
-		}
+		back, err := io.ReadAll(opened)
+		harness.Want(t, err == nil && string(back) == sent, "back come %d bytes (%v)", len(back), err)
 		_, err = stream.Write([]byte("x"))
 		harness.Want(t, errors.Is(err, ErrFinished), "after its end a stream can be written: %v", err)
 	}
@@ -135,8 +129,7 @@ func TestClientOfKubectl(t *testing.T) {
 	harness.Check(t, err)
 	last := <-streams
 	harness.Check(t, reset.Reset())
-	how := last.sink.wait(t)
-	harness.Want(t, how == "aborted", "a reset: %s", how)
+	harness.Same(t, "a reset", last.sink.wait(t), "aborted")
 	_, err = client.Ping()
 	harness.Want(t, err == nil, "%v", err)
 	harness.Check(t, client.Close())
@@ -154,8 +147,7 @@ func controlFrame(kind spdy.ControlFrameType, payload []byte) []byte {
 	return frame(control|uint32(kind), 0, payload)
 }
 
-// A frame of data of any length is handed on in pieces, and control frames are
-// not taken beyond their limit.
+// A frame of data of any length is handed on in pieces, and control frames are not taken beyond their limit.
 func TestHostileFrames(t *testing.T) {
 	const huge = 1<<24 - 1
 	for name, hostile := range map[string][]byte{

@@ -9,8 +9,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// What is generated is what the pinned generator makes of shim.proto, by the
-// command of `make generate`.
+// What is generated is what the pinned generator makes of shim.proto, by the command of `make generate`.
 func TestGeneratedIsCurrent(t *testing.T) {
 	tools, err := filepath.Abs("../../bin/tools")
 	harness.Check(t, err)
@@ -23,8 +22,6 @@ func TestGeneratedIsCurrent(t *testing.T) {
 	for _, name := range []string{"shim.pb.go", "shim_ttrpc.pb.go"} {
 		present := harness.Read(t, name)
 		wanted := harness.Read(t, filepath.Join(out, name))
-		if string(present) != string(wanted) {
-			t.Errorf("%s is not what shim.proto gives: run make generate", name)
-		}
+		harness.Want(t, string(present) == string(wanted), "%s is not what shim.proto gives: run make generate", name)
 	}
 }

@@ -56,10 +56,8 @@ func TestAdoptionWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// startStarved runs a successor that may have so many descriptors, until it serves or
-// ends, and kills it.
+// startStarved runs a successor that may have so many descriptors, until it serves or ends, and kills it.
 func (p *pod) startStarved(descriptors int) {
-	p.t.Helper()
 	ready, theirs, err := os.Pipe()
 	p.check(err)
 	defer ready.Close()
@@ -87,9 +85,8 @@ func TestAdoptedInitThatIsReapedLate(t *testing.T) {
 	p.succeed()
 	p.check(syscall.Kill(pid, syscall.SIGKILL))
 	time.Sleep(4 * time.Second)
-	if reaped, err := syscall.Wait4(pid, nil, 0, nil); err != nil || reaped != pid {
-		t.Fatalf("wait for the container: %d, %v", reaped, err)
-	}
+	reaped, err := syscall.Wait4(pid, nil, 0, nil)
+	harness.Want(t, err == nil && reaped == pid, "wait for the container: %d, %v", reaped, err)
 	e := p.awaitExit(t.Context(), "c").Exit
 	harness.Want(t, e.CodeKnown && e.Code == 137, "exit: %v", e)
 }
@@ -121,8 +118,7 @@ func TestStartIsOnDiskBeforeTheProgramRuns(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	s, err := p.state(t.Context(), "c")
 	harness.Want(t, err == nil && s.Status == api.Status_STATUS_CREATED && s.StartedAt == 0, "after a start that failed: %v, %v", s, err)
-	said := p.log("c")
-	harness.Want(t, said == "", "its program ran: %q", said)
+	harness.Same(t, "its program ran", p.log("c"), "")
 	p.check(os.RemoveAll(inTheWay))
 	p.check(p.Start(t.Context(), "c"))
 	p.awaitFile(p.logPath("c"), " ran\n")
@@ -225,7 +221,6 @@ func TestManyLives(t *testing.T) {
 }
 
 func count(t testing.TB, dir string) int {
-	t.Helper()
 	entries, err := os.ReadDir(dir)
 	harness.Check(t, err)
 	return len(entries)

@@ -12,16 +12,14 @@ import (
 
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
+	"github.com/minicri/minicri/test/harness"
 )
 
-// logged is what a stream of a container has in the whole lines of its log, byte for
-// byte.
+// logged is what a stream of a container has in the whole lines of its log, byte for byte.
 func (p *pod) logged(id, stream string) string {
 	p.t.Helper()
 	content, err := os.ReadFile(p.logPath(id))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	p.check(err)
 	var text strings.Builder
 	for line := range strings.Lines(string(content)) {
 		if !strings.HasSuffix(line, "\n") {
@@ -42,9 +40,8 @@ func (p *pod) logged(id, stream string) string {
 	return text.String()
 }
 
-// A supervisor that is killed again and again while containers write as fast as
-// they can, long lines, and lines in parts, loses no byte of what they wrote,
-// and no byte is there twice.
+// A supervisor that is killed again and again while containers write as fast as they can, long lines, and lines in
+// parts, loses no byte of what they wrote, and no byte is there twice.
 func TestKilledShimLosesNoByte(t *testing.T) {
 	p := startPod(t)
 	p.run("flood", "exec seq 1 600000")
@@ -88,16 +85,12 @@ func (p *pod) restart() {
 }
 
 func (p *pod) runs(id string) bool {
-	p.t.Helper()
 	state, err := p.state(p.t.Context(), id)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	p.check(err)
 	return state.Exit == nil
 }
 
-// wantLogged compares piece by piece once all is there, and says where the log
-// differs first.
+// wantLogged compares piece by piece once all is there, and says where the log differs first.
 func (p *pod) wantLogged(id, stream string, count int, piece func(int) string) {
 	p.t.Helper()
 	size := 0
@@ -112,16 +105,12 @@ func (p *pod) wantLogged(id, stream string, count int, piece func(int) string) {
 			return
 		}
 	}
-	if rest != "" {
-		p.t.Errorf("%s of %s: more than was written: %.200q", stream, id, rest)
-	}
+	harness.Want(p.t, rest == "", "%s of %s: more than was written: %.200q", stream, id, rest)
 }
 
-// awaitLogged waits until as many bytes of a stream are in the log, and returns all:
-// an exit is told half a second after it, also when not all of the output has been
-// read.
+// awaitLogged waits until as many bytes of a stream are in the log, and returns all: an exit is told half a second
+// after it, also when not all of the output has been read.
 func (p *pod) awaitLogged(id, stream string, size int) (logged string) {
-	p.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		if logged = p.logged(id, stream); len(logged) >= size || time.Now().After(deadline) {
 			return logged

@@ -38,7 +38,6 @@ func holdLock(dir string) {
 // copyDescriptors has this process have a copy of each descriptor of another one, as a
 // child of that has which has not executed its program yet and is stopped.
 func copyDescriptors(t *testing.T, pid int) {
-	t.Helper()
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	harness.Check(t, err)
 	defer unix.Close(pidfd)
@@ -80,7 +79,6 @@ func TestDeathBesideACopyOfEachDescriptor(t *testing.T) {
 }
 
 func awaitLost(t *testing.T, died *client.Client) {
-	t.Helper()
 	harness.Eventually(t, "the end of a supervisor is seen", time.Minute, func() bool {
 		_, err := died.List(t.Context())
 		return errors.Is(err, client.ErrLost)
@@ -107,7 +105,6 @@ func (l *lines) String() string {
 }
 
 func newSet(t *testing.T, dir string, log *lines) *client.Set {
-	t.Helper()
 	set, err := client.NewSet(client.SetOptions{
 		Dir: dir, Start: client.StartOptions{Binary: shimBinary, Build: "own"}, Answer: time.Minute, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
@@ -149,14 +146,12 @@ func TestSupervisorThatDoesNotStart(t *testing.T) {
 			const asked = 6 * time.Second
 			var last error
 			for began := time.Now(); time.Since(began) < asked; time.Sleep(20 * time.Millisecond) {
-				if _, last = set.Ensure(t.Context(), "own"); last == nil {
-					t.Fatal("it started")
-				}
+				_, last = set.Ensure(t.Context(), "own")
+				harness.Want(t, last != nil, "it started")
 			}
 			harness.Want(t, errdefs.IsUnavailable(last) && strings.Contains(last.Error(), why), "the error does not say %s: %v", why, last)
-			if tried := strings.Count(log.String(), "does not start"); tried < 2 || tried > 7 || strings.Count(log.String(), why) < tried {
-				t.Errorf("%d starts in %v:\n%s", tried, asked, log)
-			}
+			tried := strings.Count(log.String(), "does not start")
+			harness.Want(t, tried >= 2 && tried <= 7 && strings.Count(log.String(), why) >= tried, "%d starts in %v:\n%s", tried, asked, log)
 			gone()
 			endSupervisor(t, set, "own")
 		})
@@ -165,7 +160,6 @@ func TestSupervisorThatDoesNotStart(t *testing.T) {
 
 // endSupervisor waits until a supervisor serves, and ends it.
 func endSupervisor(t *testing.T, set *client.Set, group string) {
-	t.Helper()
 	harness.Eventually(t, "a supervisor serves", time.Minute, func() bool {
 		supervisor, err := set.Ensure(t.Context(), group)
 		return err == nil && supervisor.Shutdown(t.Context()) == nil
@@ -192,9 +186,7 @@ func TestLockOfASupervisorThatHangs(t *testing.T) {
 	if err == nil {
 		pid, err = api.LockHolder(filepath.Join(dir, "own"))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.Check(t, err)
 	_ = unix.Kill(pid, unix.SIGSTOP)
 	for err == nil { // until its queue is full: that of no question is accepted
 		var conn net.Conn

@@ -48,10 +48,8 @@ func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 	}
 }
 
-// hangs runs commands in a container that write to a frozen disk, and waits until they
-// sleep uninterruptibly.
+// hangs runs commands in a container that write to a frozen disk, and waits until they sleep uninterruptibly.
 func (p *pod) hangs(id string, commands int) {
-	p.t.Helper()
 	for i := range commands {
 		p.check(p.ExecStart(p.t.Context(), id, fmt.Sprint("exec", i), sh("echo > /disk/file"), false))
 	}

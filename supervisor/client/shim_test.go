@@ -107,28 +107,22 @@ func (p *pod) end() {
 		p.awaitExit(ctx, c.Id)
 		err = errors.Join(err, p.Delete(ctx, c.Id, false))
 	}
-	if err = errors.Join(err, p.Shutdown(ctx)); err != nil {
-		p.t.Error(err)
-	}
+	err = errors.Join(err, p.Shutdown(ctx))
+	harness.Want(p.t, err == nil, "%v", err)
 	_ = p.Close()
 	log, _ := os.ReadFile(filepath.Join(p.dir, "shim.log"))
 	harness.Want(p.t, !p.t.Failed() && !bytes.Contains(log, []byte("DATA RACE")) && !bytes.Contains(log, []byte("panic")),
 		"shim.log: %s", log)
 }
 
-func (p *pod) check(err error) {
-	p.t.Helper()
-	harness.Check(p.t, err)
-}
+func (p *pod) check(err error) { harness.Check(p.t, err) }
 
 func (p *pod) eventually(what string, holds func() bool) {
-	p.t.Helper()
 	harness.Eventually(p.t, what, time.Minute, holds)
 }
 
 // succeed kills the shim, and starts its successor. Shells are reaped, and no other containers.
 func (p *pod) succeed() {
-	p.t.Helper()
 	p.killShim()
 	reapOrphans()
 	p.restart()
@@ -136,14 +130,12 @@ func (p *pod) succeed() {
 
 // wantExec runs a script in a container, and wants that it writes this.
 func (p *pod) wantExec(id, script, want string) {
-	p.t.Helper()
 	r, err := p.ExecSync(p.t.Context(), id, sh(script), time.Minute, 100)
 	harness.Want(p.t, err == nil && r.Code == 0 && string(r.Stdout) == want, "%q in %s: %+v, %v", script, id, r, err)
 }
 
 // awaitFile waits until a file has the words.
 func (p *pod) awaitFile(path, words string) {
-	p.t.Helper()
 	p.eventually(words+" comes to be in "+path, func() bool {
 		content, _ := os.ReadFile(path)
 		return strings.Contains(string(content), words)
@@ -165,7 +157,6 @@ func (p *pod) state(ctx context.Context, id string) (*api.Container, error) {
 }
 
 func (p *pod) awaitExit(ctx context.Context, id string) (c *api.Container) {
-	p.t.Helper()
 	p.eventually("container "+id+" ends", func() (ended bool) {
 		var err error
 		c, err = p.state(ctx, id)
@@ -180,7 +171,6 @@ type change = func(*specs.Spec, *api.CreateRequest)
 
 // create makes a container that runs a busybox shell script.
 func (p *pod) create(id, script string, changes ...change) *api.CreateResponse {
-	p.t.Helper()
 	answer, err := p.Create(p.t.Context(), p.bundle(id, script, changes...))
 	p.check(err)
 	p.held[id] = client.Hold(p.dir, id, process.Facts{PID: int(answer.Pid), StartTime: answer.StartTime}) // as the daemon does
@@ -189,7 +179,6 @@ func (p *pod) create(id, script string, changes ...change) *api.CreateResponse {
 }
 
 func (p *pod) bundle(id, script string, changes ...change) *api.CreateRequest {
-	p.t.Helper()
 	request := &api.CreateRequest{Id: id, Bundle: p.t.TempDir(), LogPath: p.logPath(id)}
 	spec := containerSpec(p.t, id, script)
 	for _, c := range changes {
@@ -201,7 +190,6 @@ func (p *pod) bundle(id, script string, changes ...change) *api.CreateRequest {
 }
 
 func (p *pod) run(id, script string, changes ...change) *api.CreateResponse {
-	p.t.Helper()
 	answer := p.create(id, script, changes...)
 	p.check(p.Start(p.t.Context(), id))
 	return answer
@@ -209,10 +197,7 @@ func (p *pod) run(id, script string, changes ...change) *api.CreateResponse {
 
 func (p *pod) logPath(id string) string { return filepath.Join(p.dir, id+".log") }
 
-func (p *pod) log(id string) string {
-	p.t.Helper()
-	return string(harness.Read(p.t, p.logPath(id)))
-}
+func (p *pod) log(id string) string { return string(harness.Read(p.t, p.logPath(id))) }
 
 func sh(script string) *specs.Process {
 	return &specs.Process{
@@ -222,7 +207,6 @@ func sh(script string) *specs.Process {
 }
 
 func containerSpec(t testing.TB, id, script string) *specs.Spec {
-	t.Helper()
 	rootfs := t.TempDir()
 	for _, dir := range []string{"bin", "proc", "dev", "tmp"} {
 		harness.Check(t, os.Mkdir(filepath.Join(rootfs, dir), 0o755))
@@ -233,9 +217,7 @@ func containerSpec(t testing.TB, id, script string) *specs.Spec {
 		harness.Check(t, os.Link(rootfs+"/bin/sh", rootfs+"/bin/"+applet))
 	}
 	return &specs.Spec{
-		Version: "1.3.0",
-		Root:    &specs.Root{Path: rootfs},
-		Process: sh(script),
+		Version: "1.3.0", Root: &specs.Root{Path: rootfs}, Process: sh(script),
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755", "size=64k"}},
@@ -260,8 +242,7 @@ func TestCreateFailureLeavesNothing(t *testing.T) {
 	}
 }
 
-// cgroupDir is the directory of a container's cgroup, in one hierarchy of version 1
-// or in version 2 alone.
+// cgroupDir is the directory of a container's cgroup, in one hierarchy of version 1 or in version 2 alone.
 func cgroupDir(id string) string {
 	hierarchy := "/sys/fs/cgroup/pids"
 	if cgroup.Unified() {
@@ -284,7 +265,6 @@ func (p *pod) processes(id string) []string {
 
 // pid is the supervisor's.
 func (p *pod) pid() (pid int) {
-	p.t.Helper()
 	p.eventually("a process has the lock", func() bool {
 		pid, _ = api.LockHolder(p.dir)
 		return pid != 0
@@ -292,10 +272,7 @@ func (p *pod) pid() (pid int) {
 	return pid
 }
 
-func (p *pod) killShim() {
-	p.t.Helper()
-	p.check(syscall.Kill(p.pid(), syscall.SIGKILL))
-}
+func (p *pod) killShim() { p.check(syscall.Kill(p.pid(), syscall.SIGKILL)) }
 
 // reapOrphans plays the daemon, the sub-reaper: containers of a killed shim
 // are left to it. It ends with the test binary.

@@ -20,9 +20,8 @@ func noFilter(s *specs.Spec) { s.Linux.Seccomp = nil }
 // field: runc's init has a socket to runc, too, which reads notes of its steps from it
 func TestForgedWords(t *testing.T) {
 	n, c := execNode(t, noFilter)
-	if out, status := command(t, "gcc", "-O2", "-static", "-Wall", "-o", n.rootfs+"/attacker", "../../test/hostile/testdata/attacker.c"); status != 0 {
-		t.Fatal(out)
-	}
+	out, status := command(t, "gcc", "-O2", "-static", "-Wall", "-o", n.rootfs+"/attacker", "../../test/hostile/testdata/attacker.c")
+	harness.Want(t, status == 0, "%v", out)
 	other := n.container(t, "other", noFilter)
 	victim := exec.Command("sleep", "1000000")
 	harness.Check(t, victim.Start())

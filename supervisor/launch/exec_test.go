@@ -48,7 +48,6 @@ var execVariants = map[string]func(*specs.Process){
 
 // execNode is a node with a container whose image has a little more than pause.
 func execNode(t *testing.T, change func(*specs.Spec)) (*node, *containerOf) {
-	t.Helper()
 	n := newNode(t)
 	harness.Check(t, errors.Join(
 		os.MkdirAll(n.rootfs+"/etc", 0o755), os.MkdirAll(n.rootfs+"/work/real", 0o755), os.MkdirAll(n.rootfs+"/bin/pause", 0o755),
@@ -70,7 +69,6 @@ type containerOf struct {
 }
 
 func (n *node) container(t *testing.T, id string, change func(*specs.Spec)) *containerOf {
-	t.Helper()
 	c := &containerOf{node: n, id: id, spec: n.spec(id)}
 	change(c.spec)
 	c.pid = n.create(t, id, c.spec)
@@ -84,7 +82,6 @@ func (n *node) container(t *testing.T, id string, change func(*specs.Spec)) *con
 
 // cgroups are those of the container's first process, by controller.
 func (c *containerOf) cgroups(t *testing.T) map[string]string {
-	t.Helper()
 	found := make(map[string]string)
 	for line := range strings.Lines(read(fmt.Sprintf("/proc/%d/cgroup", c.pid))) {
 		_, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -112,10 +109,7 @@ func execProcess() *specs.Process {
 
 // exec launches a process in the container.
 func (c *containerOf) exec(t *testing.T, ctx context.Context, p *specs.Process, change ...func(*launch.Exec)) (*launch.Launched, error) {
-	t.Helper()
-	if !launch.CanExec(c.spec, p) {
-		t.Fatal("it is not launched")
-	}
+	harness.Want(t, launch.CanExec(c.spec, p), "it is not launched")
 	e := launch.Exec{ID: c.id, Init: c.init, Spec: c.spec, Process: p, Cgroups: c.cgroups(t), Streams: streams(t)}
 	for _, change := range change {
 		change(&e)
@@ -125,7 +119,6 @@ func (c *containerOf) exec(t *testing.T, ctx context.Context, p *specs.Process, 
 
 // streams are pipes without another end.
 func streams(t *testing.T) (ends [3]*os.File) {
-	t.Helper()
 	for i := range ends {
 		reader, writer, err := os.Pipe()
 		harness.Check(t, err)
@@ -171,7 +164,6 @@ func TestLaunchedExecIsWhatInitBecomes(t *testing.T) {
 
 // defaultProfile is what the kubelet's RuntimeDefault is here.
 func defaultProfile(t *testing.T, s *specs.Spec) *specs.LinuxSeccomp {
-	t.Helper()
 	profile, err := seccomp.GetDefaultProfile(s)
 	harness.Check(t, err)
 	return profile
@@ -179,7 +171,6 @@ func defaultProfile(t *testing.T, s *specs.Spec) *specs.LinuxSeccomp {
 
 // lookInit is what libcontainer's init becomes, lookExec what is launched.
 func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string {
-	t.Helper()
 	output, given := outputOf(t), streams(t)
 	request := starter.Request{Verb: starter.Exec, Container: starter.Container{ID: c.id}, Process: p, Streams: [3]bool{true, true, true}}
 	pid, err := c.node.ask(request, given[0], output, given[2])
@@ -192,7 +183,6 @@ func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string
 }
 
 func (c *containerOf) lookExec(t *testing.T, p *specs.Process) map[string]string {
-	t.Helper()
 	output := outputOf(t)
 	l, err := c.exec(t, t.Context(), p, func(e *launch.Exec) { e.Streams[1] = output })
 	harness.Check(t, err)
@@ -202,7 +192,6 @@ func (c *containerOf) lookExec(t *testing.T, p *specs.Process) map[string]string
 
 // outputOf is a file for the output of a process.
 func outputOf(t *testing.T) *os.File {
-	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "output"))
 	harness.Check(t, err)
 	t.Cleanup(func() { _ = file.Close() })
@@ -210,7 +199,6 @@ func outputOf(t *testing.T) *os.File {
 }
 
 func (c *containerOf) look(t *testing.T, pid int, p *specs.Process, output *os.File) map[string]string {
-	t.Helper()
 	rests(t, pid, p.Args)
 	seen := seenOf(t, pid, c.id)
 	var stat syscall.Stat_t

@@ -87,9 +87,8 @@ func TestExecUnderAppArmor(t *testing.T) {
 	}
 	const profile = "minicri-launch-test"
 	rules := "profile " + profile + " flags=(attach_disconnected) {\n file,\n signal,\n ptrace,\n unix,\n deny /etc/shadow r,\n}\n"
-	if out, status := command(t, "sh", "-c", "echo '"+rules+"' | apparmor_parser -r"); status != 0 {
-		t.Fatalf("%d: %s", status, out)
-	}
+	out, status := command(t, "sh", "-c", "echo '"+rules+"' | apparmor_parser -r")
+	harness.Want(t, status == 0, "%d: %s", status, out)
 	defer command(t, "sh", "-c", "echo '"+rules+"' | apparmor_parser -R")
 	for name, nnp := range map[string]bool{"no new privileges": true, "privileges that it may get": false} {
 		t.Run(name, func(t *testing.T) {

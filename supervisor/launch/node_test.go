@@ -70,7 +70,6 @@ func (n *node) facts(id string) starter.Container {
 }
 
 func newNode(t *testing.T) *node {
-	t.Helper()
 	dir, err := os.MkdirTemp("", "launch-")
 	harness.Check(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -83,9 +82,7 @@ func newNode(t *testing.T) *node {
 	harness.Check(t, err)
 	t.Cleanup(n.starters.Close)
 	program, err := os.ReadFile("../../oci/pause/pause.elf")
-	if err != nil {
-		t.Fatalf("run `make build`: %v", err)
-	}
+	harness.Want(t, err == nil, "run `make build`: %v", err)
 	for _, made := range []string{n.empty, n.rootfs + "/proc", n.rootfs + "/dev", dir + "/states"} {
 		err = errors.Join(err, os.MkdirAll(made, 0o755))
 	}
@@ -106,7 +103,6 @@ func newNode(t *testing.T) *node {
 // shareMounts makes a directory what it is on a node, where systemd shares all mounts
 // (systemd(1)), and fails the test if something is mounted in it in the end.
 func shareMounts(t *testing.T, dir string) {
-	t.Helper()
 	harness.Check(t, errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")))
 	t.Cleanup(func() {
 		for mount := range strings.Lines(read("/proc/thread-self/mountinfo")) {
@@ -134,10 +130,8 @@ func (n *node) removeParent(t *testing.T) {
 	}
 }
 
-// run runs this program or another one to its end: nothing but our children may wait for
-// one.
+// run runs this program or another one to its end: nothing but our children may wait for one.
 func run(t *testing.T, program string, args ...string) (output string, status int) {
-	t.Helper()
 	reader, writer, err := os.Pipe()
 	harness.Check(t, err)
 	defer reader.Close()
@@ -151,7 +145,6 @@ func run(t *testing.T, program string, args ...string) (output string, status in
 }
 
 func command(t *testing.T, name string, args ...string) (output string, status int) {
-	t.Helper()
 	path, err := exec.LookPath(name)
 	harness.Check(t, err)
 	return run(t, path, args...)
@@ -159,11 +152,8 @@ func command(t *testing.T, name string, args ...string) (output string, status i
 
 // seccompOf has those of filtersOf, by a process of its own: ours waits for children only.
 func seccompOf(t *testing.T, pid int) string {
-	t.Helper()
 	out, status := run(t, "/proc/self/exe", "filters", strconv.Itoa(pid))
-	if status != 0 || !strings.HasSuffix(out, "<nil>\n") {
-		t.Fatalf("the filters of process %d: %d: %s", pid, status, out)
-	}
+	harness.Want(t, status == 0 && strings.HasSuffix(out, "<nil>\n"), "the filters of process %d: %d: %s", pid, status, out)
 	return out
 }
 
@@ -192,8 +182,7 @@ func (n *node) cgroupOf(id string) string {
 // spec is that of a plain pod's pause.
 func (n *node) spec(id string) *specs.Spec {
 	return &specs.Spec{
-		Version: specs.Version,
-		Root:    &specs.Root{Path: n.rootfs, Readonly: true},
+		Version: specs.Version, Root: &specs.Root{Path: n.rootfs, Readonly: true},
 		Process: &specs.Process{Args: []string{"/pause"}, Cwd: "/", NoNewPrivileges: true, Capabilities: &specs.LinuxCapabilities{}, OOMScoreAdj: new(100)},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
@@ -202,8 +191,7 @@ func (n *node) spec(id string) *specs.Spec {
 		Linux: &specs.Linux{
 			CgroupsPath: n.cgroupOf(id),
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.UTSNamespace}, {Type: specs.IPCNamespace}, {Type: specs.PIDNamespace}},
-			Resources:   &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(2))}},
-			Seccomp:     allowing(initCalls...),
+			Resources:   &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(2))}}, Seccomp: allowing(initCalls...),
 		},
 	}
 }
@@ -232,13 +220,11 @@ func read(path string) string {
 }
 
 func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
 	harness.Eventually(t, what, time.Minute, holds)
 }
 
 // rests waits until a process has executed a program and sleeps in it.
 func rests(t *testing.T, pid int, args []string) {
-	t.Helper()
 	proc := "/proc/" + strconv.Itoa(pid)
 	eventually(t, fmt.Sprintf("%v comes to rest", args), func() bool {
 		return read(proc+"/cmdline") == strings.Join(args, "\x00")+"\x00" && strings.Contains(read(proc+"/status"), "\nState:\tS")
@@ -247,13 +233,11 @@ func rests(t *testing.T, pid int, args []string) {
 
 // gone waits until a process has ended.
 func gone(t *testing.T, pid int) {
-	t.Helper()
 	eventually(t, "the process is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 }
 
 // nothingLeft fails the test unless our only children are those, and a starter that waits ready.
 func nothingLeft(t *testing.T, but ...int) {
-	t.Helper()
 	eventually(t, "no child is left", func() bool {
 		tasks, _ := filepath.Glob("/proc/self/task/*/children")
 		for _, task := range tasks {

@@ -57,7 +57,6 @@ func TestLaunchedIsWhatInitBecomes(t *testing.T) {
 }
 
 func compare(t *testing.T, got, want map[string]string) {
-	t.Helper()
 	for key := range want {
 		harness.Want(t, got[key] == want[key], "%s:\n--- launched\n%s\n--- by init\n%s", key, got[key], want[key])
 	}
@@ -65,13 +64,11 @@ func compare(t *testing.T, got, want map[string]string) {
 }
 
 func (n *node) lookInit(t *testing.T, id string, change func(*specs.Spec)) map[string]string {
-	t.Helper()
 	return seenOf(t, n.container(t, id, change).pid, id)
 }
 
 // create makes a container by libcontainer, which ends with the test.
 func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
-	t.Helper()
 	config, err := json.Marshal(spec)
 	err = errors.Join(err, os.MkdirAll(n.bundle(id), 0o755), os.WriteFile(n.bundle(id)+"/config.json", config, 0o644))
 	if err == nil {
@@ -91,12 +88,9 @@ func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
 }
 
 func (n *node) lookPause(t *testing.T, id string, change func(*specs.Spec)) map[string]string {
-	t.Helper()
 	spec := n.spec(id)
 	change(spec)
-	if !launch.CanPause(spec) {
-		t.Fatal("it is not launched")
-	}
+	harness.Want(t, launch.CanPause(spec), "it is not launched")
 	p, err := n.pause(t, t.Context(), id, spec)
 	harness.Check(t, err)
 	defer n.end(t, p)
@@ -109,7 +103,6 @@ func (n *node) lookPause(t *testing.T, id string, change func(*specs.Spec)) map[
 func (n *node) fifo(id string) string { return filepath.Join(n.dir, id, launch.FIFOFile) }
 
 func (n *node) pause(t *testing.T, ctx context.Context, id string, spec *specs.Spec) (*launch.Launched, error) {
-	t.Helper()
 	dir := filepath.Dir(n.fifo(id))
 	harness.Check(t, os.MkdirAll(dir, 0o755))
 	return n.Pause(ctx, launch.Pause{ID: id, Dir: dir, Spec: spec, Cgroup: n.facts(id).CgroupConfig()})
@@ -117,7 +110,6 @@ func (n *node) pause(t *testing.T, ctx context.Context, id string, spec *specs.S
 
 // end ends what was launched, and removes its cgroups.
 func (n *node) end(t *testing.T, l *launch.Launched) {
-	t.Helper()
 	harness.Check(t, l.Process.Signal(unix.SIGKILL))
 	status := l.Child.Wait()
 	harness.Want(t, status.Signal() == unix.SIGKILL, "it ended with %v", status)

@@ -21,10 +21,8 @@ import (
 	"github.com/minicri/minicri/namespace"
 )
 
-// seenOf is what the kernel says of a process of a container, with what differs from
-// process to process taken out.
+// seenOf is what the kernel says of a process of a container, with what differs from process to process taken out.
 func seenOf(t *testing.T, pid int, id string) map[string]string {
-	t.Helper()
 	proc := "/proc/" + strconv.Itoa(pid)
 	seen := map[string]string{}
 	for _, name := range []string{"attr/current", "attr/exec", "attr/fscreate", "attr/keycreate", "cgroup", "limits", "oom_score_adj", "cmdline", "environ", "comm", "sessionid", "loginuid", "timerslack_ns", "personality", "coredump_filter", "uid_map"} {
@@ -69,8 +67,7 @@ func seenOf(t *testing.T, pid int, id string) map[string]string {
 	return seen
 }
 
-// rootOfJoined lists the root that a process gets that joins the mount namespace of another,
-// and what is above it.
+// rootOfJoined lists the root that a process gets that joins the mount namespace of another, and what is above it.
 func rootOfJoined(pid int) string {
 	var names []string
 	err := namespace.OnDisposableThread(func() error {

@@ -47,21 +47,18 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 	second.noteOOM()
 	writeKills(t, parent, 6)
 	harness.Check(t, os.RemoveAll(filepath.Join(parent, "first")))
-	if !first.killedByOOM(syscall.WaitStatus(syscall.SIGKILL)) {
-		t.Error("it was killed for want of memory, and is taken for ended by others")
-	}
+	harness.Want(t, first.killedByOOM(syscall.WaitStatus(syscall.SIGKILL)),
+		"it was killed for want of memory, and is taken for ended by others")
 	for _, c := range []*container{first, second} {
 		c.streams().Drain()
 	}
 }
 
 func writeKills(t *testing.T, cgroup string, kills int) {
-	t.Helper()
 	harness.Check(t, os.WriteFile(filepath.Join(cgroup, "memory.events"), fmt.Appendf(nil, "oom 0\noom_kill %d\n", kills), 0o600))
 }
 
-// A program that was let through, and whose end was seen before its byte was read, has
-// been started.
+// A program that was let through, and whose end was seen before its byte was read, has been started.
 func TestBarrierOfAProgramThatEndsAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), launch.FIFOFile)
 	harness.Check(t, unix.Mkfifo(path, 0o600))
@@ -69,14 +66,10 @@ func TestBarrierOfAProgramThatEndsAtOnce(t *testing.T) {
 	harness.Check(t, err)
 	defer fifo.Close()
 	harness.Check(t, fifo.SetReadDeadline(time.Now())) // what its end does
-	if err := readBarrier(fifo); err == nil {
-		t.Error("nobody has come, and the barrier is passed")
-	}
+	harness.Want(t, readBarrier(fifo) != nil, "nobody has come, and the barrier is passed")
 	_, err = fifo.WriteString("0")
 	harness.Check(t, err)
-	if err := readBarrier(fifo); err != nil {
-		t.Errorf("it has gone on, and the barrier says %v", err)
-	}
+	harness.Check(t, readBarrier(fifo))
 }
 
 // The history is bounded: who missed more sees a gap.
@@ -85,10 +78,8 @@ func TestHistoryOfEventsIsBounded(t *testing.T) {
 	for i := range eventHistory + 10 {
 		b.publish(api.EventKind_EVENT_CREATED, &api.Container{Id: fmt.Sprint(i)})
 	}
-	if events, _ := b.since(0); len(events) != eventHistory || events[0].Seq != 11 {
-		t.Errorf("kept: %d events from number %d on", len(events), events[0].Seq)
-	}
-	if events, _ := b.since(eventHistory + 9); len(events) != 1 {
-		t.Errorf("after the last but one: %v", events)
-	}
+	events, _ := b.since(0)
+	harness.Want(t, len(events) == eventHistory && events[0].Seq == 11, "kept: %d events from number %d on", len(events), events[0].Seq)
+	events, _ = b.since(eventHistory + 9)
+	harness.Want(t, len(events) == 1, "after the last but one: %v", events)
 }

@@ -24,12 +24,9 @@ import (
 // (pid_namespaces(7)): a signal to that would be one to our own process group.
 func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 	if path := os.Getenv("MINICRI_TEST_CGROUP"); path != "" { // in a pid namespace of its own
-		if content, err := os.ReadFile(filepath.Join(path, "cgroup.procs")); err != nil || string(content) != "0\n" {
-			t.Errorf("the kernel lists %q, %v", content, err)
-		}
-		if err := (Cgroups{"": path}).Signal("", syscall.SIGTERM); err != nil {
-			t.Error(err)
-		}
+		content, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		harness.Want(t, err == nil && string(content) == "0\n", "the kernel lists %q, %v", content, err)
+		harness.Check(t, (Cgroups{"": path}).Signal("", syscall.SIGTERM))
 		time.Sleep(200 * time.Millisecond) // it would end us
 		return
 	}
@@ -49,9 +46,8 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 	inside := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	inside.Env = append(os.Environ(), "MINICRI_TEST_CGROUP="+path)
 	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setpgid: true}
-	if said, err := inside.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, said)
-	}
+	said, err := inside.CombinedOutput()
+	harness.Want(t, err == nil, "%v\n%s", err, said)
 }
 
 // Containers of a program that are removed at the same moment leave none of its
@@ -65,16 +61,11 @@ func TestRemoveOfContainersAtOnce(t *testing.T) {
 			harness.Check(t, errors.Join(os.MkdirAll(filepath.Join(root, id), 0o700), os.MkdirAll(filepath.Join(root, ProgramStates, id), 0o700)))
 		}
 		for _, id := range ids {
-			removals.Go(func() {
-				if err := (Container{ID: id, Root: root, Program: []string{"runc"}}).Remove(); err != nil {
-					t.Error(err)
-				}
-			})
+			removals.Go(func() { harness.Same(t, id, (Container{ID: id, Root: root, Program: []string{"runc"}}).Remove(), nil) })
 		}
 		removals.Wait()
-		if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
-			t.Fatalf("the program's directory is left: %v", err)
-		}
+		_, err := os.Stat(root)
+		harness.Want(t, errors.Is(err, os.ErrNotExist), "the program's directory is left: %v", err)
 	}
 }
 
@@ -92,16 +83,13 @@ func TestStarterStoppedByADeadSupervisor(t *testing.T) {
 	supervisor.Env = append(os.Environ(), as+"=supervisor")
 	supervisor.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	said, err := supervisor.Output()
-	if err == nil || !strings.HasSuffix(err.Error(), "signal: killed") {
-		t.Fatalf("%v: %s", err, said)
-	}
+	harness.Want(t, err != nil && strings.HasSuffix(err.Error(), "signal: killed"), "%v: %s", err, said)
 	var pid int
 	_, err = fmt.Sscan(string(said), &pid)
 	harness.Check(t, err)
 	var status unix.WaitStatus
-	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || status.Signal() != unix.SIGHUP {
-		t.Errorf("it ended with %v, %v", status, err)
-	}
+	_, err = unix.Wait4(pid, &status, 0, nil)
+	harness.Want(t, err == nil && status.Signal() == unix.SIGHUP, "it ended with %v, %v", status, err)
 }
 
 // supervise starts and stops a starter, names it, and dies.

@@ -39,13 +39,9 @@ func FuzzReceive(f *testing.F) {
 
 		var request Request
 		files, err := receive(conn.(*net.UnixConn), &request)
-		if len(files) > 4 {
-			t.Errorf("%d descriptors, %v", len(files), err)
-		}
+		harness.Want(t, len(files) <= 4, "%d descriptors, %v", len(files), err)
 		closeAll(files)
 		_ = conn.Close()
-		if after := open(); after != before {
-			t.Errorf("%d descriptors are open, before there were %d", after, before)
-		}
+		harness.Same(t, "open descriptors", open(), before)
 	})
 }

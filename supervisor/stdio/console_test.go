@@ -41,18 +41,15 @@ func TestReceiveMaster(t *testing.T) {
 		got, err := receiveSent(t, c.sent)
 		harness.Want(t, c.take == (err == nil), "%s: %v", c.what, err)
 		if got != nil {
-			err := Resize(got, 80, 25)
-			harness.Want(t, err == nil, "%s: %v", c.what, err)
+			harness.Same(t, c.what, Resize(got, 80, 25), nil)
 			_ = got.Close()
 		}
-		after := openFiles(t)
-		harness.Want(t, after == before, "%s: %d files are open, before there were %d", c.what, after, before)
+		harness.Same(t, c.what+": open files", openFiles(t), before)
 	}
 }
 
 // receiveSent is what ReceiveMaster makes of a message with these files.
 func receiveSent(t *testing.T, files []*os.File) (*os.File, error) {
-	t.Helper()
 	ours, theirs, err := socket.Pair()
 	harness.Check(t, err)
 	defer ours.Close()
@@ -71,7 +68,6 @@ func receiveSent(t *testing.T, files []*os.File) (*os.File, error) {
 
 // openTerminal does as posix_openpt(3), unlockpt(3) and ptsname(3) do.
 func openTerminal(t *testing.T) (master, slave *os.File) {
-	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	harness.Check(t, err)
 	t.Cleanup(func() { _ = master.Close() })
@@ -85,7 +81,6 @@ func openTerminal(t *testing.T) (master, slave *os.File) {
 }
 
 func openFiles(t *testing.T) int {
-	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
 	harness.Check(t, err)
 	return len(files)
@@ -104,8 +99,6 @@ func TestLastWordsOnATerminal(t *testing.T) {
 		_, _ = slave.WriteString("last")
 		p.Run()
 		_, _ = master.Close(), slave.Close()
-		if said != "last" {
-			t.Fatalf("moved %q", said)
-		}
+		harness.Want(t, said == "last", "moved %q", said)
 	}
 }

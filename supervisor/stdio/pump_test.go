@@ -45,7 +45,6 @@ func TestPumpBesideAnotherReader(t *testing.T) {
 
 // pumpOf is a pump of a fifo, and the end of the container.
 func pumpOf(t *testing.T) (container *os.File, p *Pump, got chan string) {
-	t.Helper()
 	path := filepath.Join(t.TempDir(), "fifo")
 	harness.Check(t, unix.Mkfifo(path, 0o600))
 	source, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -62,8 +61,7 @@ func pumpOf(t *testing.T) (container *os.File, p *Pump, got chan string) {
 	return container, p, got
 }
 
-// Where the disk of the spool is full, output goes on without it; and it does not grow with
-// a line that never ends.
+// Where the disk of the spool is full, output goes on without it; and it does not grow with a line that never ends.
 func TestSpool(t *testing.T) {
 	dir := t.TempDir()
 	harness.Check(t, unix.Mount("none", dir, "tmpfs", 0, "size=256k"))
@@ -155,9 +153,8 @@ func FuzzSpool(f *testing.F) {
 	})
 }
 
-// The fifo that takes a pipe's place is a pipe: bytes go through, the end of one side
-// is the end of the other, no descriptor of the container's is non-blocking, and
-// nothing is left of it.
+// The fifo that takes a pipe's place is a pipe: bytes go through, the end of one side is the end of the other, no
+// descriptor of the container's is non-blocking, and nothing is left of it.
 func TestLabelledPipe(t *testing.T) {
 	dir := t.TempDir()
 	r, w, err := openPipe(dir, "system_u:object_r:container_file_t:s0:c1,c2")

@@ -20,7 +20,6 @@ import (
 
 // kubeletReads gives back what the kubelet's reader makes of a log.
 func kubeletReads(t *testing.T, path string) (stdout, stderr string) {
-	t.Helper()
 	var out, errs bytes.Buffer
 	harness.Check(t, logs.ReadLogs(context.Background(), path, "", &logs.LogOptions{}, nil, &out, &errs))
 	return out.String(), errs.String()
@@ -49,14 +48,12 @@ func TestKubeletReadsWhatWasWritten(t *testing.T) {
 		t.Errorf("stderr %q", stderr)
 	}
 	for _, line := range readLines(t, path) {
-		if fields := strings.SplitN(line, " ", 4); len(fields) != 4 || len(fields[3]) > MaxLine {
-			t.Fatalf("entry %.80q is not in the format or longer than %d", line, MaxLine)
-		}
+		fields := strings.SplitN(line, " ", 4)
+		harness.Want(t, len(fields) == 4 && len(fields[3]) <= MaxLine, "entry %.80q is not in the format or longer than %d", line, MaxLine)
 	}
 }
 
-// Before the guard the owner of the node may have links; behind it none is followed, and no
-// path leads out.
+// Before the guard the owner of the node may have links; behind it none is followed, and no path leads out.
 func TestGuardedPath(t *testing.T) {
 	dir := t.TempDir()
 	harness.Check(t, errors.Join(os.MkdirAll(dir+"/real/pod", 0o755), os.Symlink("real", dir+"/logs"), os.Symlink("pod", dir+"/real/link")))
@@ -81,7 +78,6 @@ func writeInPieces(s *Stream, text string) {
 }
 
 func readLines(t *testing.T, path string) []string {
-	t.Helper()
 	content := harness.Read(t, path)
 	if len(content) == 0 {
 		return nil
@@ -108,9 +104,7 @@ func TestResume(t *testing.T) {
 		log, err := Open(path)
 		harness.Check(t, err)
 		payload, known, err := log.Resume(place.inode, place.offset, "stdout")
-		if err != nil || !known {
-			t.Fatalf("cut at %d: %d, %t, %v", cut, payload, known, err)
-		}
+		harness.Want(t, err == nil && known, "cut at %d: %d, %t, %v", cut, payload, known, err)
 		stream := log.Stream("stdout")
 		_, _ = stream.Write([]byte((before + data)[payload:]))
 		stream.Flush()
@@ -129,7 +123,6 @@ func TestResume(t *testing.T) {
 // logOnce logs a line, another stream's, and then data behind the beginning of a
 // line, and returns the log and where the entries of data begin.
 func logOnce(t *testing.T, path, before, data string) ([]byte, noted) {
-	t.Helper()
 	log, err := Open(path)
 	harness.Check(t, err)
 	var at noted
