@@ -181,16 +181,26 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	return err
 }
 
-// killChildren kills all that this process, a sub-reaper, has started, once and then until it has done its work.
+// killChildren kills all that this process, a sub-reaper, has started, until it has done its work and nothing is left: what
+// is killed may have started another meanwhile.
 func killChildren(did <-chan struct{}) {
-	for {
+	kill := func() (none bool) {
+		none = true
 		for _, child := range process.Children("self") {
-			process.KillTree(child)
+			if stat, err := process.ReadStat(child); err == nil && !stat.Dead() {
+				process.KillTree(child)
+				none = false
+			}
 		}
+		return none
+	}
+	for working := true; working; {
+		kill()
 		select {
 		case <-did:
-			return
+			working = false
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+	repeat(kill)
 }
