@@ -84,9 +84,7 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 	tests, runs := testNames(t), map[string]string{}
 	before := ""
 	for _, cells := range tableRows(t, "docs/node.md") {
-		if len(cells) != 2 {
-			t.Fatalf("docs/node.md: a row has %d cells: %q", len(cells), cells)
-		}
+		harness.Need(t, len(cells) == 2, "docs/node.md: a row has %d cells: %q", len(cells), cells)
 		if cells[1] != "the same" && !strings.HasPrefix(cells[1], "the same, ") {
 			before = cells[1]
 		}

@@ -31,7 +31,6 @@ func TestHelperProgramsAreReproducible(t *testing.T) {
 }
 
 func buildIn(t *testing.T, dir, source string, environment ...string) []byte {
-	t.Helper()
 	must(t, os.CopyFS(dir, os.DirFS(source)))
 	old, err := filepath.Glob(filepath.Join(dir, "*.elf"))
 	must(t, err)
@@ -40,13 +39,10 @@ func buildIn(t *testing.T, dir, source string, environment ...string) []byte {
 	}
 	build := exec.Command("sh", filepath.Join(dir, "build.sh"))
 	build.Env = append(os.Environ(), environment...)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v: %s", build, err, out)
-	}
+	out, err := build.CombinedOutput()
+	harness.Need(t, err == nil, "%v: %v: %s", build, err, out)
 	made, err := filepath.Glob(filepath.Join(dir, "*.elf"))
-	if err != nil || len(made) != 1 {
-		t.Fatalf("%s makes %v: %v", source, made, err)
-	}
+	harness.Need(t, err == nil && len(made) == 1, "%s makes %v: %v", source, made, err)
 	data := harness.Read(t, made[0])
 	return data
 }

@@ -25,9 +25,7 @@ type attack struct{ subject, tried, held, field, test string }
 func TestSecurityPageIsCurrent(t *testing.T) {
 	const page = "docs/security.md"
 	attacks := findAttacks(t)
-	if len(attacks) < 20 {
-		t.Fatalf("only %d attacks found", len(attacks))
-	}
+	harness.Need(t, len(attacks) >= 20, "only %d attacks found", len(attacks))
 	want := securityPage(attacks)
 	if *update {
 		must(t, os.WriteFile(page, []byte(want), 0o644))

@@ -67,12 +67,9 @@ func size(t *testing.T, directories ...string) (lines []int) {
 }
 
 func submatches(t *testing.T, file, pattern string) []string {
-	t.Helper()
 	text := harness.Read(t, file)
 	found := regexp.MustCompile(pattern).FindStringSubmatch(string(text))
-	if found == nil {
-		t.Fatalf("%s has no %q", file, pattern)
-	}
+	harness.Need(t, found != nil, "%s has no %q", file, pattern)
 	return found
 }
 

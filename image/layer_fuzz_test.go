@@ -20,10 +20,7 @@ import (
 
 // fuzzStore is a store for many inputs.
 func fuzzStore(f *testing.F) *Store {
-	f.Helper()
-	if os.Getuid() != 0 {
-		f.Fatal("layers have owners and devices: run this as root")
-	}
+	harness.Need(f, os.Getuid() == 0, "layers have owners and devices: run this as root")
 	// A file of a layer may be as large as what is free, and is written.
 	root := f.TempDir()
 	must(f, unix.Mount("tmpfs", root, "tmpfs", 0, "size=16m"))

@@ -133,8 +133,6 @@ func unmountDisk(t *testing.T, root string) {
 }
 
 func run(t *testing.T, name string, args ...string) {
-	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %v: %v: %s", name, args, err, out)
-	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	harness.Need(t, err == nil, "%s %v: %v: %s", name, args, err, out)
 }

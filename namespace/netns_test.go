@@ -56,9 +56,8 @@ func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 	var n *namespace.Dir
 	for range 3 {
 		var err error
-		if n, err = namespace.Open(directory, "m-"); err != nil {
-			t.Fatal(err)
-		}
+		n, err = namespace.Open(directory, "m-")
+		harness.Need(t, err == nil, "%v", err)
 	}
 	defer func() { _ = unix.Unmount(directory, unix.MNT_DETACH) }()
 	mounts := mountsBelow(t, directory)
@@ -73,9 +72,8 @@ func TestRemoveReachesOtherMountNamespaces(t *testing.T) {
 	}
 	harness.Check(t, err)
 	buffer := make([]byte, 64<<10)
-	if _, err := stdout.Read(buffer); err != nil {
-		t.Fatal(err)
-	}
+	_, err = stdout.Read(buffer)
+	harness.Check(t, err)
 	harness.Check(t, n.Remove("a"))
 	harness.Check(t, stdin.Close())
 	var seen strings.Builder

@@ -71,9 +71,7 @@ func TestPluginsFromAFolderAreInlined(t *testing.T) {
 		"plugins": [{"type": "bridge", "isGateway": true, "deep": {"number": 0.25}}]}`)
 	put(t, filepath.Join(directory, "split", "10-tuning.conf"), `{"cniVersion": "1.1.0", "name": "split", "type": "tuning", "mtu": 1400}`)
 	got, problems := readFirst(directory)
-	if len(problems) > 0 || got == nil || !slices.Equal(got.Plugins, []string{"bridge", "tuning"}) {
-		t.Fatalf("%+v, %v", got, problems)
-	}
+	harness.Need(t, len(problems) == 0 && got != nil && slices.Equal(got.Plugins, []string{"bridge", "tuning"}), "%+v, %v", got, problems)
 	var list map[string]json.RawMessage
 	must(t, json.Unmarshal(got.Bytes, &list))
 	for key, want := range map[string]string{

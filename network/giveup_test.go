@@ -24,13 +24,11 @@ func (n *node) impossible(t *testing.T) []map[string]any {
 
 // try is one try of a pod as sandbox.Run has it: ADD fails, and is undone.
 func (n *node) try(t *testing.T, id string) {
-	t.Helper()
 	n.journalled(t, id, func(a *Attachment) {
 		a.Args = map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": "web", "K8S_POD_NAMESPACE": "default", "K8S_POD_UID": "uid"}
 	})
-	if _, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id)); err == nil {
-		t.Fatal("ADD succeeded")
-	}
+	_, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
+	harness.Need(t, err != nil, "ADD succeeded")
 	if err := n.Detach(t.Context(), id, n.NamespacePath(id)); err != nil {
 		n.Release(id)
 	}
@@ -73,9 +71,8 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 					n.reopen(t)
 				}
 				n.try(t, fmt.Sprint("try", i))
-				if pinned := n.pinned(t); len(pinned) > 1 {
-					t.Fatalf("namespaces of one pod: %q", pinned)
-				}
+				pinned := n.pinned(t)
+				harness.Need(t, len(pinned) <= 1, "namespaces of one pod: %q", pinned)
 			}
 			n.runs(t)
 			eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 && len(n.Pending()) == 0 })
@@ -96,9 +93,7 @@ func TestCorrectedConfigurationUndoesWhatFailed(t *testing.T) {
 	n.configure(t, "10.conflist", "net", n.impossible(t)...)
 	n.try(t, "web")
 	n.runs(t)
-	if len(n.Pending()) != 1 {
-		t.Fatal("its DEL succeeded")
-	}
+	harness.Need(t, len(n.Pending()) == 1, "its DEL succeeded")
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
 	eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 })
 	harness.Want(t, !strings.Contains(n.log.String(), "given up"), "it was given up")
@@ -136,12 +131,10 @@ func TestWhatCannotBeWrittenIsNotGivenUp(t *testing.T) {
 	must(t, os.WriteFile(n.journal.Path("web"), []byte("no JSON"), 0o600))
 	n.reopen(t)
 	n.tell(t, "DEL.fail")
-	if err := n.Detach(t.Context(), "web", n.NamespacePath("web")); err == nil {
-		t.Fatal("DEL succeeds: this shows nothing")
-	}
-	if _, err := os.Lstat(n.journal.Path("web")); err == nil {
-		t.Fatal("its entry is there: this shows nothing")
-	}
+	err := n.Detach(t.Context(), "web", n.NamespacePath("web"))
+	harness.Need(t, err != nil, "DEL succeeds: this shows nothing")
+	_, err = os.Lstat(n.journal.Path("web"))
+	harness.Need(t, err != nil, "its entry is there: this shows nothing")
 	n.runs(t)
 	tries := len(n.calls(t, "DEL"))
 	eventually(t, within, "DEL is tried again", func() bool { return len(n.calls(t, "DEL")) > tries+4 })

@@ -21,9 +21,7 @@ func TestUnreadableAttachment(t *testing.T) {
 	n.configure(t, "10.conflist", "another", map[string]any{"type": "bridge"})
 	for range 2 { // it is in the journal from then on
 		n.reopen(t)
-		if n.find("web") == nil || n.find("spoilt") == nil {
-			t.Fatal("an attachment is lost")
-		}
+		harness.Need(t, n.find("web") != nil && n.find("spoilt") != nil, "an attachment is lost")
 	}
 	harness.Want(t, strings.Contains(n.log.String(), "libcni's cache"), "nothing in the log")
 	_, err := os.Stat(filepath.Join(n.journalDir(), "quarantine", "spoilt.json"))

@@ -198,11 +198,8 @@ func (n *node) untell(t *testing.T, what string) { must(t, os.Remove(filepath.Jo
 
 // calls are the calls of a verb that the plugin "scripted" got.
 func (n *node) calls(t *testing.T, verb string) (calls []string) {
-	t.Helper()
 	data, err := os.ReadFile(filepath.Join(n.scripted, "log"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Fatal(err)
-	}
+	harness.Need(t, err == nil || errors.Is(err, os.ErrNotExist), "%v", err)
 	for line := range strings.Lines(string(data)) {
 		if strings.HasPrefix(line, verb+" ") {
 			calls = append(calls, strings.TrimSpace(line))

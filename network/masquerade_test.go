@@ -214,9 +214,7 @@ func TestTheRuleIsBackAtOnce(t *testing.T) {
 	n.wantMasqueraded(t, "10.97.0.0/24")
 	for range 3 {
 		flushed, err := exec.CommandContext(t.Context(), "nft", "flush", "ruleset").CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s", err, flushed)
-		}
+		harness.Need(t, err == nil, "%v: %s", err, flushed)
 		n.wantMasqueraded(t, "10.97.0.0/24")
 	}
 }

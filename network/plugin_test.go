@@ -90,11 +90,8 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 // untilItHangs runs a plugin that hangs, with limits of ADD and DEL that grow until it
 // did hang before it was ended: the machine may be slow.
 func (n *node) untilItHangs(t *testing.T, run func(limit time.Duration) (hung bool)) {
-	t.Helper()
 	for limit := 700 * time.Millisecond; ; limit *= 3 {
-		if limit > within {
-			t.Fatalf("it does not hang within %v", limit/3)
-		}
+		harness.Need(t, limit <= within, "it does not hang within %v", limit/3)
 		limits := n.Options.Limits
 		limits.Add, limits.Del = limit, limit
 		n.SetLimits(limits)

@@ -74,11 +74,8 @@ func seeds() []*runtimeapi.RunPodSandboxRequest {
 }
 
 func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest) {
-	t.Helper()
 	sb, _, err := s.reserve(request.GetConfig(), request.GetRuntimeHandler(), step.NewTimeline(nil))
-	if err != nil || sb == nil {
-		t.Fatalf("reserve: %v, %v", sb, err)
-	}
+	harness.Need(t, err == nil && sb != nil, "reserve: %v, %v", sb, err)
 	restored, err := sb.decodeConfig()
 	harness.Want(t, err == nil && proto.Equal(restored, request.GetConfig()), "a restart gives another config: %v, %v", restored, err)
 	_, err = newAttachment(sb, &network.Configuration{Name: "n", Bytes: []byte("{}")})

@@ -52,9 +52,8 @@ func TestEventsOfManyPublishersComeInOneOrder(t *testing.T) {
 		last, of := &runtimeapi.ContainerEventResponse{PodSandboxStatus: &runtimeapi.PodSandboxStatus{}}, make(map[int]int)
 		for range publishers * each {
 			event := next(t, s)
-			if event.GetCreatedAt() <= last.GetCreatedAt() || event.GetPodSandboxStatus().GetCreatedAt() != last.GetPodSandboxStatus().GetCreatedAt()+1 {
-				t.Fatalf("%v comes after %v", event, last)
-			}
+			harness.Need(t, event.GetCreatedAt() > last.GetCreatedAt() &&
+				event.GetPodSandboxStatus().GetCreatedAt() == last.GetPodSandboxStatus().GetCreatedAt()+1, "%v comes after %v", event, last)
 			last = event
 			var publisher, i int
 			if _, err := fmt.Sscan(event.GetContainerId(), &publisher, &i); err != nil || i != of[publisher] {
@@ -72,14 +71,12 @@ func TestConsumerThatDoesNotReadLosesItsStream(t *testing.T) {
 	for i := range maxQueuedEvents + 10 {
 		id := fmt.Sprint(i)
 		b.Publish(id, created, nothing)
-		if got := next(t, reading).GetContainerId(); got != id {
-			t.Fatalf("who reads got %s, not %s", got, id)
-		}
+		got := next(t, reading).GetContainerId()
+		harness.Need(t, got == id, "who reads got %s, not %s", got, id)
 	}
 	for i := range maxQueuedEvents {
-		if got := next(t, stalled).GetContainerId(); got != fmt.Sprint(i) {
-			t.Fatalf("who did not read got %s, not %d", got, i)
-		}
+		got := next(t, stalled).GetContainerId()
+		harness.Need(t, got == fmt.Sprint(i), "who did not read got %s, not %d", got, i)
 	}
 	for range 2 {
 		event, err := stalled.Next(t.Context())

@@ -152,9 +152,7 @@ func TestImageFsInfo(t *testing.T) {
 	node := newImageNode(t)
 	node.pull(t, node.push("fs:1", strings.Repeat("x", 100_000), ocispec.ImageConfig{}))
 	info, err := node.ImageFsInfo(t.Context(), &runtimeapi.ImageFsInfoRequest{})
-	if err != nil || len(info.GetImageFilesystems()) != 1 || len(info.GetContainerFilesystems()) != 1 {
-		t.Fatalf("%v, %v", info, err)
-	}
+	harness.Need(t, err == nil && len(info.GetImageFilesystems()) == 1 && len(info.GetContainerFilesystems()) == 1, "%v, %v", info, err)
 	images, containers := info.GetImageFilesystems()[0], info.GetContainerFilesystems()[0]
 	harness.Want(t, images.GetUsedBytes().GetValue() >= 100_000 && images.GetInodesUsed().GetValue() != 0 && images.GetTimestamp() != 0,
 		"images: %v", images)

@@ -83,9 +83,7 @@ func TestErrorsHaveFields(t *testing.T) {
 	answer := status.Convert(err)
 	want := "run sandbox x: cni add: CNI ADD: plugin host-local: no address (CNI error code 11): remove pods"
 	harness.Want(t, answer.Message() == want && answer.Code() == codes.Unknown, "%v %q", answer.Code(), answer.Message())
-	if len(answer.Details()) != 2 {
-		t.Fatalf("details %v", answer.Details())
-	}
+	harness.Need(t, len(answer.Details()) == 2, "details %v", answer.Details())
 	info := answer.Details()[0].(*errdetails.ErrorInfo)
 	for key, want := range map[string]string{
 		"step": "pod/cni add", "network": "net", "plugin": "host-local", "verb": "ADD", "cni_code": "11", "cni_message": "no address", "advice": "remove pods",

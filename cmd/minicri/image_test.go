@@ -84,12 +84,10 @@ func TestImageCommand(t *testing.T) {
 				socket = startImageDaemon(t, root)
 			}
 			minicri := func(args ...string) string {
-				t.Helper()
 				var output bytes.Buffer
 				options := imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: &output}
-				if err := runImage(context.Background(), args, options); err != nil {
-					t.Fatalf("minicri image %v: %v", args, err)
-				}
+				err := runImage(context.Background(), args, options)
+				harness.Need(t, err == nil, "minicri image %v: %v", args, err)
 				return output.String()
 			}
 			img := testImage(t)

@@ -133,16 +133,13 @@ func TestRulesNameKeys(t *testing.T) {
 }
 
 func load(t *testing.T, text []byte) *config.Config {
-	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.toml")
 	harness.Check(t, os.WriteFile(file, text, 0o600))
 	l, _, err := config.Read([]string{"--config", file}, io.Discard)
 	if err == nil {
 		err = l.Strict()
 	}
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	harness.Need(t, err == nil, "%v\n%s", err, text)
 	return l.Config
 }
 

@@ -66,12 +66,9 @@ func files(t testing.TB, pods int) Files {
 }
 
 func one(t *testing.T, f Files, wanted string) timeline.Pod {
-	t.Helper()
 	pods, err := f.Timelines(wanted)
 	harness.Check(t, err)
-	if len(pods) != 1 {
-		t.Fatalf("%q: %d pods", wanted, len(pods))
-	}
+	harness.Need(t, len(pods) == 1, "%q: %d pods", wanted, len(pods))
 	return pods[0]
 }
 

@@ -29,9 +29,7 @@ func TestFeatures(t *testing.T) {
 func TestRecursiveReadOnlyIsTrue(t *testing.T) {
 	dir := t.TempDir()
 	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if err != nil {
-		t.Fatalf("open_tree (this test needs root): %v", err)
-	}
+	harness.Need(t, err == nil, "open_tree (this test needs root): %v", err)
 	defer unix.Close(tree)
 	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 	probed := probeRecursiveReadOnly()

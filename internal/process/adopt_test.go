@@ -56,9 +56,8 @@ func TestReapOrphans(t *testing.T) {
 	short, long := open(t, factsOf(t, readPID(t, output))), open(t, factsOf(t, readPID(t, output)))
 	t.Cleanup(func() { _ = long.Kill(within) })
 	for _, orphan := range []*process.Process{short, long} {
-		if stat, err := process.ReadStat(orphan.PID); err != nil || stat.Parent != os.Getpid() {
-			t.Fatalf("an orphan has not been adopted: %+v, %v", stat, err)
-		}
+		stat, err := process.ReadStat(orphan.PID)
+		harness.Need(t, err == nil && stat.Parent == os.Getpid(), "an orphan has not been adopted: %+v, %v", stat, err)
 	}
 	began := time.Now()
 	harness.Check(t, errors.Join(unix.Kill(short.PID, unix.SIGKILL), short.Wait()))

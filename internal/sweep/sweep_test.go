@@ -38,9 +38,7 @@ func TestMountsOfAnOrphanAreNotEmptied(t *testing.T) {
 	nobody := func(string) bool { return false }
 	found, err := p.Find(sweep.Owners{Pod: nobody, Container: nobody, Attached: func(id string) bool { return id == orphan }})
 	harness.Check(t, err)
-	if len(found) != 1 {
-		t.Fatalf("found %v", found)
-	}
+	harness.Need(t, len(found) == 1, "found %v", found)
 	harness.Check(t, p.Remove(found[0]))
 	_, err = os.Lstat(found[0].Path)
 	harness.Want(t, errors.Is(err, os.ErrNotExist), "the directory is left: %v", err)

@@ -84,9 +84,8 @@ func TestEpisodes(t *testing.T) {
 	p.Containers = []Container{{Name: "app", Rows: []step.Row{row("container", "create", "", 2, 3, ""), ended}}}
 	p.Finish()
 	episodes := p.episodes()
-	if len(episodes) != 2 || len(episodes[0].roots) != 2 || len(episodes[1].roots) != 2 || episodes[1].roots[0].name(whole) != "app: ended" {
-		t.Fatalf("%d episodes: %s", len(episodes), text(t, p, Style{}))
-	}
+	harness.Need(t, len(episodes) == 2 && len(episodes[0].roots) == 2 && len(episodes[1].roots) == 2 &&
+		episodes[1].roots[0].name(whole) == "app: ended", "%d episodes: %s", len(episodes), text(t, p, Style{}))
 	got := text(t, p, Style{})
 	harness.Want(t, strings.Contains(got, "59m59s later") || strings.Contains(got, "later"), "%v", got)
 	harness.Want(t, len(p.Problems()) == 0, "problems: %v", p.Problems())

@@ -213,9 +213,7 @@ func wantRefusal(t *testing.T, err error, field string) {
 func FuzzContainer(f *testing.F) {
 	for _, seed := range []*config{{}, goodContainer(), {Mounts: []*runtimeapi.Mount{{}}, Devices: []*runtimeapi.Device{{}}, CDIDevices: []*runtimeapi.CDIDevice{{}}}} {
 		data, err := proto.Marshal(seed)
-		if err != nil {
-			f.Fatal(err)
-		}
+		harness.Check(f, err)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -325,9 +325,7 @@ func TestChildThatIsLeft(t *testing.T) {
 		run := s.begin(t, "CHECK", 1)
 		out, err := s.call(t, run, "leaves", strings.Repeat("x", 1<<20))
 		harness.Want(t, err == nil && out == "done\n", "%q, %v", out, err)
-		if !run.Running() {
-			t.Fatal("the child is not of the run")
-		}
+		harness.Need(t, run.Running(), "the child is not of the run")
 		left, err := s.Left()
 		harness.Want(t, err == nil && len(left) == 1 && left[0].Group == run.Group && left[0].ID == "web" && left[0].Verb == "CHECK" &&
 			time.Until(left[0].Deadline).Abs() <= within, "%+v, %v", left, err)
@@ -392,8 +390,7 @@ func TestRestOfThePipeIsRead(t *testing.T) {
 	_, err = to.WriteString("{}")
 	harness.Check(t, err)
 	harness.Check(t, from.SetReadDeadline(time.Now().Add(-time.Second)))
-	if n, err := from.Read(make([]byte, 2)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("%d bytes are read after the deadline, %v", n, err)
-	}
+	n, err := from.Read(make([]byte, 2))
+	harness.Need(t, n <= 0 && errors.Is(err, os.ErrDeadlineExceeded), "%d bytes are read after the deadline, %v", n, err)
 	harness.Same(t, "the rest of the pipe", string(rest(from)), "{}")
 }

@@ -18,9 +18,7 @@ import (
 // the two that ask for it, within 50 ms on a machine that is not busy.
 func TestPause(t *testing.T) {
 	elf, err := Binary()
-	if err != nil || len(elf) == 0 || len(elf) >= 16<<10 {
-		t.Fatalf("pause.elf has %d bytes, want 1 to 16383: %v", len(elf), err)
-	}
+	harness.Need(t, err == nil && len(elf) > 0 && len(elf) < 16<<10, "pause.elf has %d bytes, want 1 to 16383: %v", len(elf), err)
 	path := filepath.Join(t.TempDir(), "pause")
 	harness.Check(t, os.WriteFile(path, elf, 0o755))
 	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {

@@ -16,9 +16,8 @@ func TestGeneratedIsCurrent(t *testing.T) {
 	t.Setenv("PATH", tools+":"+os.Getenv("PATH"))
 	out := t.TempDir()
 	command := exec.Command(filepath.Join(tools, "protogen"), "shim.proto", out, "protoc-gen-go", "protoc-gen-go-ttrpc")
-	if said, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s (make test builds it: bin/tools/.built)", err, said)
-	}
+	said, err := command.CombinedOutput()
+	harness.Need(t, err == nil, "%v: %s (make test builds it: bin/tools/.built)", err, said)
 	for _, name := range []string{"shim.pb.go", "shim_ttrpc.pb.go"} {
 		present := harness.Read(t, name)
 		wanted := harness.Read(t, filepath.Join(out, name))

@@ -44,9 +44,8 @@ func TestAdoptionWithoutDescriptors(t *testing.T) {
 	for limit := 5; limit < 60; limit += 3 {
 		p.startStarved(limit)
 		for id, pid := range pids {
-			if now := processState(pid); now == "" || now == "Z" {
-				t.Fatalf("with %d descriptors the successor has ended the container of %s", limit, id)
-			}
+			now := processState(pid)
+			harness.Need(t, now != "" && now != "Z", "with %d descriptors the successor has ended the container of %s", limit, id)
 		}
 	}
 	p.restart()

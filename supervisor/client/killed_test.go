@@ -17,7 +17,6 @@ import (
 
 // logged is what a stream of a container has in the whole lines of its log, byte for byte.
 func (p *pod) logged(id, stream string) string {
-	p.t.Helper()
 	content, err := os.ReadFile(p.logPath(id))
 	p.check(err)
 	var text strings.Builder
@@ -26,9 +25,7 @@ func (p *pod) logged(id, stream string) string {
 			break // it is being written
 		}
 		fields := strings.SplitN(line, " ", 4)
-		if len(fields) < 4 {
-			p.t.Fatalf("log line %q", line)
-		}
+		harness.Need(p.t, len(fields) >= 4, "log line %q", line)
 		if fields[1] != stream {
 			continue
 		}
@@ -70,7 +67,6 @@ func TestKilledShimLosesNoByte(t *testing.T) {
 
 // restart starts a successor once the one that was killed is gone.
 func (p *pod) restart() {
-	p.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		successor, err := client.Start(p.t.Context(), client.StartOptions{Binary: shimBinary, Dir: p.dir})
 		if err == nil {
@@ -78,9 +74,7 @@ func (p *pod) restart() {
 			p.Client = successor
 			return
 		}
-		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
-			p.t.Fatal(err)
-		}
+		harness.Need(p.t, errdefs.IsUnavailable(err) && !time.Now().After(deadline), "%v", err)
 	}
 }
 

@@ -176,9 +176,8 @@ func TestLockOfASupervisorThatHangs(t *testing.T) {
 	harness.Check(t, errors.Join(err, unix.Kill(pid, unix.SIGSTOP), os.Remove(filepath.Join(dir, "own", api.ControlSocket))))
 	other := newSet(t, dir, log)
 	other.SetAnswer(10 * time.Second)
-	if _, err := other.Ensure(t.Context(), "own"); err != nil {
-		t.Fatalf("%v\n%s", err, log)
-	}
+	_, err = other.Ensure(t.Context(), "own")
+	harness.Need(t, err == nil, "%v\n%s", err, log)
 	now, err := api.LockHolder(filepath.Join(dir, "own"))
 	harness.Want(t, err == nil && now != pid && now != 0, "process %d has the lock, it was %d: %v", now, pid, err)
 	awaitLost(t, first)
