@@ -169,7 +169,7 @@ failpoints: bin/cni/.built
 
 # Compiled first, outside: the namespace has no network to fetch a module.
 # RUNTIME is for bench-container: runc or crun below both.
-bench-%: root bench-deps setup build ## Measure and print: sandbox, container, nri or scale (root)
+bench-%: root bench-deps setup build ## Measure and print: sandbox, container or scale (root)
 	go build $(goflags) -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns $(if $(filter crun,$(RUNTIME)),hack/without-unified) bin/bench/$* $(if $(RUNTIME),-runtime $(RUNTIME))
 

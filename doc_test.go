@@ -184,7 +184,7 @@ var reserved = []struct {
 	},
 	{
 		"github.com/containerd/nri/...",
-		[]string{"nri", "test/bench/nri", "test/container"},
+		[]string{"nri", "test/container"},
 		"pods and containers know plugins by two interfaces, and nothing of NRI's messages",
 	},
 	{"github.com/containernetworking/...", []string{"network", "network/runner", "test/bench/..."}, "as with go-cni"},
