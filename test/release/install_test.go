@@ -27,7 +27,7 @@ func TestMakeInstall(t *testing.T) {
 		check(t, os.MkdirAll(path, 0o755))
 	}
 	check(t, os.Chown(target, nobody, nobody))
-	run(t, "sh", "-c", "cd ../.. && cp -R Makefile VERSION LICENSE *.md NOTICE hack docs "+tree+" && cp -R bin/minicri bin/minicri-shim bin/cni bin/share "+tree+"/bin")
+	run(t, "sh", "-c", "cd ../.. && cp -R Makefile VERSION LICENSE *.md NOTICE hack docs "+tree+" && cp -R --parents test/results "+tree+" && cp -R bin/minicri bin/minicri-shim bin/cni bin/share "+tree+"/bin")
 	for _, name := range []string{"make", "sh", "install", "sed", "ls", "cat", "echo", "rm", "rmdir", "grep", "cmp", "dirname"} {
 		path, err := exec.LookPath(name)
 		check(t, err)
@@ -46,7 +46,8 @@ func TestMakeInstall(t *testing.T) {
 	all := installed(t, target)
 	for _, path := range []string{
 		"/usr/local/bin/minicri", "/usr/local/bin/minicri-shim", "/usr/local/lib/minicri/cni/bridge", "/usr/local/lib/systemd/system/minicri.service",
-		"/usr/local/share/man/man8/minicri.8", "/usr/local/share/doc/minicri/docs/quickstart.md", "/usr/local/share/doc/minicri/grafana.json", "/usr/local/share/doc/minicri/alerts.yml", "/etc/minicri/config.toml", "/etc/crictl.yaml",
+		"/usr/local/share/man/man8/minicri.8", "/usr/local/share/doc/minicri/docs/quickstart.md", "/usr/local/share/doc/minicri/grafana.json", "/usr/local/share/doc/minicri/alerts.yml", "/usr/local/share/doc/minicri/test/results/bench-um.md",
+		"/etc/minicri/config.toml", "/etc/crictl.yaml",
 	} {
 		harness.Want(t, slices.Contains(all, path), "make install: there is no %s", path)
 	}
