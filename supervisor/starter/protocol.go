@@ -8,7 +8,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -135,6 +137,9 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a sub-reaper: %w", os.NewSyscallError("prctl", err))
 	}
+	// When the supervisor ends, the kernel sends SIGHUP to the groups of starters that have stopped children, which these
+	// starters have to kill. It is caught, as what they execute would ignore it, too.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
 	unix.CloseOnExec(Socket)
 	supervisor, err := socket.Conn(os.NewFile(Socket, "socket"))
 	if err != nil {
@@ -151,19 +156,27 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	if err := failpoint.Hit("starter/asked"); err != nil {
 		return err
 	}
-	did, word := make(chan struct{}), make(chan error, 1)
+	var killing sync.Mutex // guards did
+	did, word := false, make(chan error, 1)
 	go func() {
 		_, err := io.ReadFull(supervisor, make([]byte, len(taken)))
-		if err != nil && (request.Verb == Create || request.Verb == Exec) {
-			killChildren(did) // a container may hold them up, and nobody else would end them
+		// A container may hold them up, and nobody else would end them.
+		for again := err != nil && (request.Verb == Create || request.Verb == Exec); again; time.Sleep(50 * time.Millisecond) {
+			killing.Lock()
+			if again = !did; again {
+				killChildren()
+			}
+			killing.Unlock()
 		}
 		word <- err
 	}()
 	answer, undo, failed := do(request, files)
-	close(did)
+	killing.Lock()
+	did = true
+	killing.Unlock()
 	closeAll(files)
 	if failed != nil {
-		killChildren(did)
+		repeat(func() (none bool) { killChildren(); return !hasChildren() })
 		answer, undo = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}, nil
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
@@ -181,26 +194,20 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	return err
 }
 
-// killChildren kills all that this process, a sub-reaper, has started, until it has done its work and nothing is left: what
-// is killed may have started another meanwhile.
-func killChildren(did <-chan struct{}) {
-	kill := func() (none bool) {
-		none = true
-		for _, child := range process.Children("self") {
-			if stat, err := process.ReadStat(child); err == nil && !stat.Dead() {
-				process.KillTree(child)
-				none = false
-			}
-		}
-		return none
+// killChildren kills what this process, a sub-reaper, has started. It may miss what is made meanwhile, or listed while
+// others end (proc_pid_task_children(5)).
+func killChildren() {
+	for _, child := range process.Children("self") {
+		process.KillTree(child)
 	}
-	for working := true; working; {
-		kill()
-		select {
-		case <-did:
-			working = false
-		case <-time.After(50 * time.Millisecond):
+}
+
+// hasChildren reaps what has ended, and reports whether any is left.
+func hasChildren() bool {
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if pid == 0 && err == nil || errors.Is(err, unix.ECHILD) {
+			return err == nil
 		}
 	}
-	repeat(kill)
 }
