@@ -13,7 +13,7 @@
 //	 5 sources   of the mounts: missing directories of the node are made
 //	 6 volumes   that the image declares, filled with what it has in their places
 //	 7 spec      the runtime-spec, from the CRI's config
-//	 8 nri create  with NRI: its plugins adjust the spec (adjust.go)
+//	 8 nri create  with NRI: its plugins adjust the spec (plugins.go)
 //	 9 labels    of SELinux, for the sources of mounts that ask for it
 //	10 supervisor  the pod's supervisor serves; it is started if none does
 //	11 create    the container's init waits at the exec barrier

@@ -22,10 +22,8 @@ import (
 	"github.com/minicri/minicri/network/runner"
 )
 
-const (
-	// leaveLimit is how long a run may go on when the daemon ends. Then it is killed or left to the next one.
-	leaveLimit = process.KillLimit / 6
-)
+// leaveLimit is how long a run may go on when the daemon ends. Then it is killed or left to the next one.
+const leaveLimit = process.KillLimit / 6
 
 var (
 	errLeft = errors.New("the daemon shuts down: the plugins continue, and the next daemon waits for them")

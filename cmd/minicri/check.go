@@ -91,7 +91,7 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 	}
 	return doctor.Run(ctx, doctor.Options{
 		Ended:    func(id string) bool { return daemon != nil && hasEnded(ctx, c.Socket, id) },
-		Building: func() []string { return building(ctx, c.Socket) },
+		Building: func() ([]string, error) { return building(ctx, c.Socket) },
 		Config:   c, Daemon: daemon, Configuration: problems, Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
 		Plugins: plugins, GiveUp: giveUp, Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig, c.Images.VerifierDir),
 	}), nil
@@ -163,18 +163,30 @@ func hasEnded(ctx context.Context, socket, id string) bool {
 	return status.Code(err) == codes.NotFound || err == nil && answer.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
-// building returns the ids of pods that are being made, none if no daemon says so.
-func building(ctx context.Context, socket string) (ids []string) {
+// building returns the ids of pods that are being made, none if no daemon serves.
+func building(ctx context.Context, socket string) (ids []string, err error) {
 	answer, err := verboseStatus(ctx, socket)
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	var list struct{ Items []struct{ ID string } }
-	_ = json.Unmarshal([]byte(answer.GetInfo()["building"]), &list) // "" without a daemon
-	for _, one := range list.Items {
+	list, err := items[struct{ ID string }](answer, "building")
+	for _, one := range list {
 		ids = append(ids, one.ID)
 	}
-	return ids
+	return ids, err
+}
+
+// items returns a list of a verbose status.
+func items[T any](answer *runtimeapi.StatusResponse, name string) ([]T, error) {
+	text, there := answer.GetInfo()[name]
+	if !there {
+		return nil, nil
+	}
+	var list struct{ Items []T }
+	if err := json.Unmarshal([]byte(text), &list); err != nil {
+		return nil, fmt.Errorf("read %s of the status: %w", name, err)
+	}
+	return list.Items, nil
 }
 
 // verboseStatus returns nil if no daemon serves.
@@ -205,19 +217,13 @@ func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []
 	for _, c := range answer.GetStatus().GetConditions() {
 		said.Conditions = append(said.Conditions, doctor.Condition{Type: c.GetType(), Holds: c.GetStatus(), Message: c.GetMessage()})
 	}
-	read := func(name string) (list struct{ Items []string }) {
-		if text, there := answer.GetInfo()[name]; there {
-			if err := json.Unmarshal([]byte(text), &list); err != nil {
-				said.Err = errors.Join(said.Err, fmt.Errorf("read %s of the status: %w", name, err))
-			}
-		}
-		return list
-	}
-	said.Orphans = read("orphanSnapshots").Items
+	orphans, err := items[string](answer, "orphanSnapshots")
+	problems, nriErr := items[string](answer, "nriProblems")
+	said.Orphans, said.Err = orphans, errors.Join(err, nriErr)
 	if _, on := answer.GetInfo()["nriProblems"]; on {
 		plugins = []error{}
 	}
-	for _, text := range read("nriProblems").Items {
+	for _, text := range problems {
 		plugins = append(plugins, errors.New(text))
 	}
 	return said, plugins

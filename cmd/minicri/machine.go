@@ -34,8 +34,12 @@ func readDefaults(c *config.Config, m machine.Machine) (oci.Defaults, error) {
 		PodAnnotations: c.PodAnnotations, ContainerAnnotations: c.ContainerAnnotations,
 		Capabilities: oci.CapabilityNames(c.DefaultCapabilities), Seccomp: c.DefaultSeccomp, AppArmor: c.DefaultAppArmor,
 	}
-	if err := validate.Defaults(&d, m); err != nil {
-		return d, err
+	filter, appArmor := d.Profiles()
+	if err := validate.Seccomp(filter); err != nil {
+		return d, fmt.Errorf("default_seccomp: %w", err)
+	}
+	if err := validate.AppArmor(appArmor, m); err != nil {
+		return d, fmt.Errorf("default_apparmor: %w", err)
 	}
 	for _, name := range d.Capabilities {
 		if name != oci.AllCapabilities && !machine.IsCapability(name) {
@@ -170,18 +174,17 @@ func canMake(directory string) error {
 	return err
 }
 
-// canRun fails if programs cannot be executed below a directory, which need not be there.
+// canRun fails if programs cannot be executed below a directory, which canMake has found good and need not be there.
 func canRun(directory string) error {
 	var found unix.Statfs_t
 	err := unix.Statfs(directory, &found)
-	for errors.Is(err, fs.ErrNotExist) && directory != "/" {
-		directory = filepath.Dir(directory)
-		err = unix.Statfs(directory, &found)
+	if errors.Is(err, fs.ErrNotExist) {
+		return canRun(filepath.Dir(directory))
 	}
 	if err == nil && found.Flags&unix.ST_NOEXEC != 0 {
-		return fmt.Errorf("%s is mounted noexec, so no pod could run", directory)
+		err = fmt.Errorf("%s is mounted noexec, so no pod could run", directory)
 	}
-	return nil
+	return err
 }
 
 func located(l *config.Loaded, problems []error) []error {

@@ -42,7 +42,7 @@ type Options struct {
 	// which are being made.
 	Daemon   *Daemon
 	Ended    func(id string) bool
-	Building func() (ids []string)
+	Building func() (ids []string, err error)
 	// Configuration has errors that a daemon refuses to start with, Unknown the keys that it ignores.
 	Configuration, Unknown []error
 	// Plugins are problems of NRI plugins, Registries of files that configure registries.

@@ -33,8 +33,11 @@ func (c *checker) leaks() {
 	owners := sweep.Owners{Pod: c.hasRecord, Container: c.hasContainer, Attached: c.hasAttachment}
 	orphans, err := places.Find(owners)
 	if len(orphans) > 0 && c.Building != nil { // a daemon proves by a pod without a record that it can make one
-		building, before := c.Building(), orphans
-		orphans, err = places.Find(owners)
+		before := orphans
+		building, askErr := c.Building()
+		if orphans, err = places.Find(owners); askErr != nil {
+			orphans, err = nil, fmt.Errorf("what is a leak cannot be told from what the daemon makes: %w", askErr)
+		}
 		orphans = slices.DeleteFunc(orphans, func(o sweep.Orphan) bool { return slices.Contains(building, o.ID) || !slices.Contains(before, o) })
 	}
 	for _, o := range orphans {

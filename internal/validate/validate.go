@@ -22,7 +22,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/machine"
-	"github.com/minicri/minicri/oci"
 )
 
 type problems struct{ errs []error }
@@ -155,27 +154,16 @@ func (p *problems) idRanges(field string, mappings []*runtimeapi.IDMapping) {
 }
 
 func (p *problems) profiles(seccomp, apparmor *runtimeapi.SecurityProfile, m machine.Machine) {
-	if err := checkSeccomp(seccomp); err != nil {
+	if err := Seccomp(seccomp); err != nil {
 		p.bad(securityContext+"seccomp", "%w", err)
 	}
-	if err := checkAppArmor(apparmor, m); err != nil {
+	if err := AppArmor(apparmor, m); err != nil {
 		p.bad(securityContext+"apparmor", "%w", err)
 	}
 }
 
-// Defaults refuses profiles of the configuration with which no container could be made.
-func Defaults(d *oci.Defaults, m machine.Machine) error {
-	filter, appArmor := d.Profiles()
-	if err := checkSeccomp(filter); err != nil {
-		return fmt.Errorf("default_seccomp: %w", err)
-	}
-	if err := checkAppArmor(appArmor, m); err != nil {
-		return fmt.Errorf("default_apparmor: %w", err)
-	}
-	return nil
-}
-
-func checkAppArmor(profile *runtimeapi.SecurityProfile, m machine.Machine) error {
+// AppArmor refuses a profile that is not there: with it no container can be made.
+func AppArmor(profile *runtimeapi.SecurityProfile, m machine.Machine) error {
 	name := strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/")
 	switch {
 	case profile.GetProfileType() != runtimeapi.SecurityProfile_Localhost:
@@ -193,7 +181,8 @@ func checkAppArmor(profile *runtimeapi.SecurityProfile, m machine.Machine) error
 	return nil
 }
 
-func checkSeccomp(profile *runtimeapi.SecurityProfile) error {
+// Seccomp refuses a profile that is no file.
+func Seccomp(profile *runtimeapi.SecurityProfile) error {
 	ref := profile.GetLocalhostRef()
 	switch {
 	case profile.GetProfileType() != runtimeapi.SecurityProfile_Localhost:

@@ -47,13 +47,9 @@ type Client struct {
 // ErrLost, an errdefs.ErrUnavailable, says that the connection to a supervisor is gone.
 var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its place: try again: %w", errdefs.ErrUnavailable)
 
-// Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves: Start one.
-func Connect(ctx context.Context, dir string) (*Client, error) {
-	return connect(ctx, dir, nil)
-}
-
-// connect also has a supervisor killed that does not answer within the limit; nil: no limit.
-func connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
+// Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves: Start one. A supervisor
+// that does not answer within the limit is killed; nil is no limit.
+func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
 	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
 	if err != nil {
 		return nil, err

@@ -115,7 +115,7 @@ func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
 	if err := s.Known(filepath.Base(g.dir)); err != nil {
 		return nil, err
 	}
-	connected, err := connect(ctx, g.dir, &s.answer)
+	connected, err := Connect(ctx, g.dir, &s.answer)
 	if err != nil {
 		return nil, err
 	}

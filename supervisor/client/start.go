@@ -48,7 +48,7 @@ func Start(ctx context.Context, options StartOptions) (*Client, error) {
 	if err := spawn(ctx, options); err != nil {
 		return nil, fmt.Errorf("start the supervisor of %s (its log is shim.log there): %w", options.Dir, err)
 	}
-	return connect(ctx, options.Dir, options.answer)
+	return Connect(ctx, options.Dir, options.answer)
 }
 
 // spawn returns when the supervisor serves.

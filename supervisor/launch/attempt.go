@@ -132,8 +132,9 @@ func (a *attempt) end(err error) {
 		_ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
 	}
 	// The container's cgroup cannot be removed before. In a frozen cgroup of version 1 they end at the thaw.
-	for deadline := time.Now().Add(process.KillLimit); slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); {
-		time.Sleep(50 * time.Microsecond)
+	deadline := time.Now().Add(process.KillLimit)
+	for pause := 50 * time.Microsecond; slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); pause = min(2*pause, 10*time.Millisecond) {
+		time.Sleep(pause)
 	}
 	for _, pidfd := range a.parents {
 		_ = pidfd.Close()

@@ -250,17 +250,14 @@ func (c *container) newExecCgroup() *execCgroup {
 			continue
 		}
 		g := c.execCgroupAt(slot)
-		// If an earlier exec has left something in the background there, the next name is tried.
+		// If an earlier exec has left something in the background there, the next name is tried. The note comes
+		// before the cgroup, so that a successor removes it: it kills what a note is of.
 		_ = os.Remove(filepath.Join(path, g.sub))
-		err := os.Mkdir(filepath.Join(path, g.sub), 0o755)
-		if errors.Is(err, os.ErrExist) {
+		if _, err := os.Lstat(filepath.Join(path, g.sub)); err == nil {
 			continue
 		}
-		if err == nil {
-			err = os.WriteFile(g.note, nil, 0o600)
-		}
-		if err != nil {
-			_ = os.Remove(filepath.Join(path, g.sub))
+		if errors.Join(os.WriteFile(g.note, nil, 0o600), os.Mkdir(filepath.Join(path, g.sub), 0o755)) != nil {
+			_ = os.Remove(g.note)
 			return nil
 		}
 		c.slots[slot] = true

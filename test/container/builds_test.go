@@ -55,7 +55,7 @@ func startBuilt(t *testing.T, n *harness.Node, i int) built {
 
 func (b built) talk(t *testing.T, id, word string) {
 	t.Helper()
-	c, err := client.Connect(limited(t), b.dir)
+	c, err := client.Connect(limited(t), b.dir, nil)
 	check(t, err)
 	defer c.Close()
 	output, err := c.Stream(limited(t), id, "", api.Stdout)

@@ -175,8 +175,7 @@ func TestStoppedExecsOfADeadSupervisor(t *testing.T) {
 		})
 	}
 	for _, left := range p.Differences(before) {
-		// An empty cgroup whose exec was about to begin is the next exec's.
-		harness.Want(t, strings.Contains(left, "/minicri-exec-"), "%s", left)
+		t.Error(left)
 	}
 	p.end(id)
 }
