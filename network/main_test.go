@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -33,6 +34,11 @@ func prepareInside() error {
 	}
 	if _, err := os.Stat(filepath.Join(realPlugins, "bridge")); err != nil {
 		return fmt.Errorf("the CNI plugins are not built, run 'make setup': %w", err)
+	}
+	// Another run of these tests on the machine has the same ids, and a result in the cache means that ADD succeeded.
+	err := errors.Join(os.MkdirAll(libcni.CacheDir, 0o700), unix.Mount("tmpfs", libcni.CacheDir, "tmpfs", 0, ""))
+	if err != nil {
+		return err
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
