@@ -22,6 +22,10 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
+// maxStartError keeps List, which has it of all containers, below what ttrpc sends. A process that may trace init can
+// write there, too, and no text: one such string would fail the answers about all pods.
+const maxStartError = 4 << 10
+
 // finish kills what else runs in the container, and writes and reports the exit, however long streams take.
 func (c *container) finish(ended time.Time, status syscall.WaitStatus, known bool) {
 	exit := &api.ExitRecord{
@@ -38,7 +42,9 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 	c.mu.Unlock()
 	if triedToStart && known && status.Exited() {
 		c.drain() // init has said there why it could not
-		exit.StartError = cmp.Or(string(bytes.TrimSpace(c.ignoreInit())), "init ended and did not execute the program")
+		said := bytes.TrimSpace(c.ignoreInit())
+		said = bytes.ToValidUTF8(said[max(0, len(said)-maxStartError):], nil)
+		exit.StartError = cmp.Or(string(said), "init ended and did not execute the program")
 	}
 	if !c.record.Bare {
 		if err := writeJSON(c.sup.exitPath(c.record.ID), exit); err != nil {
