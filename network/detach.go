@@ -98,13 +98,10 @@ func (n *CNI) deleteAsOfNow(ctx context.Context, h *held, path string, before er
 	return before
 }
 
-// giveUp removes an attachment whose ADD never succeeded and whose DEL keeps failing, and its namespace.
+// giveUp removes an attachment whose ADD never succeeded and whose DEL keeps failing. Its namespace is the caller's
+// to remove, as after a DEL that succeeded.
 func (n *CNI) giveUp(ctx context.Context, a *attachment, reason error) error {
-	err := n.remove(a)
-	if err == nil {
-		err = n.options.Namespaces.Remove(a.record.ID)
-	}
-	if err != nil {
+	if err := n.remove(a); err != nil {
 		return errors.Join(reason, err)
 	}
 	left := fmt.Sprintf("its CNI ADD never succeeded, and its DEL failed %d times: what plugins of network %q keep for this id outside of its namespace, such as an address, may be left",
@@ -267,12 +264,12 @@ func (n *CNI) deleteLater(a *attachment) {
 		logger.Warn("CNI DEL failed again", "err", err)
 		return
 	}
-	if gaveUp {
-		return
-	}
 	// The namespace was kept for this DEL; the sandbox may be long gone.
 	if err := n.options.Namespaces.Remove(id); err != nil {
 		logger.Error("the network namespace of a removed attachment stays", "err", err)
+	}
+	if gaveUp {
+		return
 	}
 	logger.Info("CNI DEL succeeded after retries")
 	if n.options.Later != nil {

@@ -76,6 +76,19 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 			}
 			n.runs(t)
 			eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 && len(n.Pending()) == 0 })
+			limits := n.Options.Limits
+			limits.GiveUpTries = 1000
+			n.SetLimits(limits)
+			n.try(t, "stays")
+			remount := func(flags uintptr) {
+				must(t, unix.Mount("", filepath.Dir(n.Options.Namespaces.Path("stays")), "", unix.MS_REMOUNT|unix.MS_BIND|flags, ""))
+			}
+			remount(unix.MS_RDONLY)
+			n.SetLimits(n.Options.Limits)
+			eventually(t, within, "the log tells of a namespace that cannot be removed", func() bool {
+				return strings.Contains(n.log.String(), "the network namespace of a removed attachment stays")
+			})
+			remount(0)
 			mu.Lock()
 			defer mu.Unlock()
 			if last := rows["try39"]; len(last) != 1 || last[0].Step != "give up attachment" || !strings.Contains(last[0].Error, "may be left") {
