@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -159,4 +160,75 @@ func nameOf(sandboxID string, m *runtimeapi.ContainerMetadata) string {
 // decode reads a CRI message from the facts and reports whether they hold one.
 func decode(encoded json.RawMessage, into proto.Message) bool {
 	return len(encoded) > 0 && protojson.Unmarshal(encoded, into) == nil
+}
+
+// write changes the facts, in memory and on disk, unless they were removed, and emits the event. It
+// wakes those who wait for the end last: what they do next follows the events.
+func (s *Store) write(c *Container, change func(*Facts)) (err error) {
+	c.factsLock.Lock()
+	defer c.factsLock.Unlock()
+	if c.removed {
+		return nil
+	}
+	before := c.Facts()
+	after := c.Update(change)
+	ended := before.FinishedAt == 0 && after.FinishedAt != 0
+	switch {
+	case after.FinishedAt != 0:
+		c.held.Release()
+	case c.held == nil && after.supervised():
+		c.held = client.Hold(s.options.Supervisors.Dir(c.Supervisor), c.ID, after.Process)
+	}
+	if ended {
+		c.noteExit(after)
+		s.log(c).Info("container ended", "code", after.ExitCode, "reason", after.ExitReason(), "oom", after.OOMKilled)
+		if s.options.ObserveExit != nil {
+			s.options.ObserveExit(after.ExitReason())
+		}
+	}
+	onDisk, unchanged := *after, *before
+	unchanged.Unknown = after.Unknown // which is not written: a restart leaves the file as it is
+	if c.unwritten || !reflect.DeepEqual(onDisk, unchanged) {
+		onDisk.Timeline = c.Timeline()
+		err = s.files.Facts.Write(c.ID, onDisk)
+		c.unwritten = err != nil // the next change writes it, whatever it changes
+	}
+	// A failed start only ends. Both may happen while no daemon runs.
+	if before.StartedAt == 0 && after.StartedAt != 0 && after.Reason != reasonStartError {
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	}
+	if ended {
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+		close(c.ended)
+		s.Go(func() {
+			ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
+			defer cancel()
+			s.announceStop(ctx, c)
+		})
+	}
+	return err
+}
+
+// change is write from outside an operation; it waits for none.
+func (s *Store) change(c *Container, change func(*Facts)) {
+	if err := s.write(c, change); err != nil {
+		s.log(c).Error("the facts of a container are not on disk", "err", err)
+	}
+}
+
+// show lists a container that is made, which may have ended meanwhile: then its end is told now.
+func (s *Store) show(c *Container) {
+	c.factsLock.Lock()
+	defer c.factsLock.Unlock()
+	c.Show()
+	s.emit(c, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+	if c.Facts().FinishedAt != 0 {
+		s.emit(c, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	}
+}
+
+func (s *Store) emit(c *Container, kind runtimeapi.ContainerEventType) {
+	if s.options.Events != nil && c.Listed() {
+		s.options.Events.ContainerEvent(c, kind)
+	}
 }

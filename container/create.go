@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -309,4 +310,69 @@ func (c *creation) logFile() string {
 	}
 	base, pod := filepath.Split(filepath.Clean(directory))
 	return api.GuardedPath(base, filepath.Join(pod, c.config.GetLogPath()))
+}
+
+// Start starts a created container, once. It is Exited if its program cannot be executed (StartError).
+func (s *Store) Start(ctx context.Context, id string) error {
+	c, err := s.Find(id)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.outlive(ctx)
+	defer cancel()
+	err = s.underLock(ctx, c, func() error {
+		if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_CREATED {
+			return fmt.Errorf("it is %s, only a created one can be started: %w", stateText(state), errdefs.ErrFailedPrecondition)
+		}
+		steps := s.begin(ctx, c)
+		if s.hasPlugins() {
+			steps.Step(stepNRIStart, func(ctx context.Context) error { return s.ask(ctx, c, Plugins.Start) })
+		}
+		// Plugins are notified of the start before the end, however short the life.
+		if c.stopLock.Acquire(ctx, 1) != nil {
+			return fmt.Errorf("wait for plugins that are notified of its end: %w", context.Cause(ctx))
+		}
+		defer c.stopLock.Release(1)
+		steps.Step(stepStart, func(ctx context.Context) error { return s.start(ctx, c) })
+		s.announce(steps, c, stepNRIStarted, Plugins.Started)
+		return steps.Err()
+	})
+	if err != nil {
+		return fmt.Errorf("container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+func (s *Store) start(ctx context.Context, c *Container) error {
+	if reason := c.Facts().StartError; reason != "" {
+		return s.noteStartError(ctx, c, fmt.Errorf("%s: %w", reason, errdefs.ErrFailedPrecondition))
+	}
+	supervisor, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
+	if err != nil {
+		return err
+	}
+	before := time.Now().UnixNano() // the container may have ended when the call returns
+	if err := supervisor.Start(ctx, c.ID); err != nil {
+		return s.noteStartError(ctx, c, err)
+	}
+	// The supervisor's event says the same, later or earlier.
+	return s.write(c, func(f *Facts) {
+		if f.StartedAt == 0 {
+			f.StartedAt = before
+		}
+	})
+}
+
+// noteStartError ends a container whose program could not be executed, unless its supervisor is lost.
+func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error) error {
+	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
+		return startErr
+	}
+	s.change(c, func(f *Facts) {
+		if f.FinishedAt == 0 {
+			f.FinishedAt = time.Now().UnixNano()
+		}
+		takeStartError(f, errtext.Of(startErr))
+	})
+	return startErr
 }

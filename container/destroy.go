@@ -7,14 +7,102 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/signal"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/tree"
+	"github.com/minicri/minicri/supervisor/client"
 )
+
+// Stop sends the stop signal, waits for the grace, and kills all of the container. An ended or unknown
+// container is stopped. Calls may run in parallel; the shortest grace counts.
+func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error {
+	c, err := s.Find(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ctx, cancel := s.repeatable(ctx)
+	defer cancel()
+	if err := s.stop(ctx, c, grace); err != nil {
+		return fmt.Errorf("stop container %s: %w", c.ID, err)
+	}
+	return nil
+}
+
+func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) error {
+	state := c.State()
+	ended := state == runtimeapi.ContainerState_CONTAINER_EXITED
+	if !ended && grace > 0 && state != runtimeapi.ContainerState_CONTAINER_CREATED { // in a created one nothing could listen
+		if err := s.send(ctx, c, c.StopSignal, false); err != nil && !errdefs.IsNotFound(err) && !isBeingMade(err) {
+			return err
+		}
+		select {
+		case <-c.ended:
+			ended = true
+		case <-time.After(grace):
+		case <-ctx.Done():
+			return fmt.Errorf("it had %v to end: %w", grace, context.Cause(ctx))
+		}
+	}
+	if !ended {
+		if err := s.begin(ctx, c).Do(stepKill, func(ctx context.Context) error { return s.kill(ctx, c) }); err != nil {
+			return err
+		}
+	}
+	select { // the event of the end comes before those of what the caller does next
+	case <-c.ended:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	s.announceStop(ctx, c)
+	return nil
+}
+
+func (s *Store) send(ctx context.Context, c *Container, signal uint32, all bool) error {
+	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(supervisor *client.Client) error { return supervisor.Kill(ctx, c.ID, signal, all) })
+	return err
+}
+
+// isBeingMade reports whether a supervisor refused a signal for a container that is still being created.
+func isBeingMade(err error) bool {
+	return errdefs.IsFailedPrecondition(err) && !errors.Is(err, client.ErrUnknownBuild)
+}
+
+// kill kills every process of the container and waits until its supervisor reports the end.
+func (s *Store) kill(ctx context.Context, c *Container) error {
+	limit := s.options.Sandboxes.Limits().Kill
+	for over := (<-chan time.Time)(nil); ; {
+		err := s.send(ctx, c, uint32(unix.SIGKILL), true)
+		if errdefs.IsNotFound(err) {
+			return s.killUnlisted(c)
+		}
+		if err != nil && !isBeingMade(err) {
+			return err
+		}
+		if over == nil { // it is killed now; a supervisor that hangs may have been replaced before
+			over = time.After(limit)
+		}
+		select {
+		case <-c.ended:
+			return nil
+		case <-time.After(limit / 20): // one whose creation is being given up has no end, but is forgotten then
+		case <-over:
+			return fmt.Errorf("it still runs %v after SIGKILL, perhaps in uninterruptible sleep (state D): retry: %w", limit, errdefs.ErrUnavailable)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
 
 // Remove kills a running container and removes all of it, the name last. An unknown id is no error.
 func (s *Store) Remove(ctx context.Context, id string) error {
@@ -159,4 +247,33 @@ func (s *Store) each(sandboxID string, do func(*Container) error) error {
 	}
 	wait.Wait()
 	return errors.Join(errs...)
+}
+
+// stopSignal returns the signal that the container asks for, or that its image does, or SIGTERM.
+func stopSignal(asked runtimeapi.Signal, image string) uint32 {
+	for _, text := range []string{strings.TrimPrefix(asked.String(), "SIGNAL_"), image} {
+		if number, known := signalNumber(text); known {
+			return number
+		}
+	}
+	return uint32(unix.SIGTERM)
+}
+
+// signalNumber parses a signal's number or name, with or without SIG; the CRI has RTMINPLUS1 for RTMIN+1.
+func signalNumber(text string) (uint32, bool) {
+	parsed, err := signal.ParseSignal(signs.Replace(text))
+	return uint32(parsed), err == nil && parsed > 0 && parsed <= 64 // SIGRTMAX (signal(7))
+}
+
+var signs = strings.NewReplacer("PLUS", "+", "MINUS", "-")
+
+// signalEnum returns the CRI's first name of a signal, which is the kernel's, or SIGNAL_RUNTIME_DEFAULT.
+func signalEnum(number uint32) (first runtimeapi.Signal) {
+	for value, name := range runtimeapi.Signal_name {
+		same, known := signalNumber(strings.TrimPrefix(name, "SIGNAL_"))
+		if shown := runtimeapi.Signal(value); known && same == number && (first == 0 || shown < first) {
+			first = shown
+		}
+	}
+	return first
 }

@@ -69,8 +69,9 @@ func (n *CNI) call(ctx context.Context, h *held, a Attachment, verb string, limi
 	})
 }
 
-// throughExec makes go-cni call plugins by a libcni with our Exec. go-cni has no option for that; its own
-// libcni starts plugins among the daemon's processes (docs/workarounds.md).
+// throughExec makes go-cni call plugins by a libcni with our Exec, a runner.Run, whose FindInPath and ExecPlugin are
+// called for each plugin. go-cni has no option for that; its own libcni starts plugins among the daemon's processes
+// (docs/workarounds.md).
 func throughExec(cni gocni.CNI, calls libcni.CNI) error {
 	field := reflect.Indirect(reflect.ValueOf(cni)).FieldByName("cniConfig")
 	if !field.IsValid() || field.Type() != reflect.TypeFor[libcni.CNI]() {

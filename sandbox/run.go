@@ -48,7 +48,7 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 		return "", err
 	case other == nil:
 		trace.Note(ctx, sb.Names()...)
-		s.Go(func() { s.create(ctx, sb) })
+		s.Go(func() { s.build(ctx, sb) })
 		return sb.await(ctx)
 	case other.RuntimeHandler != handler:
 		return "", other.isAnother(fmt.Sprintf("its runtime_handler is %q, and %q is asked for", other.RuntimeHandler, handler))
@@ -94,7 +94,7 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	}
 	sb = newSandbox(record, config)
 	sb.Rows = timeline
-	sb.Hold() // for create
+	sb.Hold() // for build
 	if other, err = s.Reserve(sb, func(created int64) { sb.CreatedAt = created }); other != nil || err != nil {
 		return nil, other, err
 	}
@@ -151,8 +151,8 @@ func (s *Store) check(ctx context.Context, config *runtimeapi.PodSandboxConfig, 
 	return nil
 }
 
-// create is Run after the reservation.
-func (s *Store) create(ctx context.Context, sb *Sandbox) {
+// build is Run after the reservation.
+func (s *Store) build(ctx context.Context, sb *Sandbox) {
 	defer close(sb.built)
 	ctx, cancel := step.Bound(ctx, s.Base, s.Limits().Run)
 	defer cancel()
@@ -194,7 +194,7 @@ func (c *creation) run() {
 	late := needsInterfaces(c.config.GetLinux().GetSysctls()) || needsInterfaces(c.owner.options.Defaults.Sysctls)
 	var prepared *step.Async
 	if c.hostNetwork() || !late {
-		prepared = steps.Async(stepPrepare, c.preparePause)
+		prepared = steps.Async(stepPrepare, c.prepare)
 	}
 	steps.Join(synced)
 	if !c.hostNetwork() {
@@ -209,7 +209,7 @@ func (c *creation) run() {
 	if prepared != nil {
 		steps.Join(prepared)
 	} else {
-		steps.Step(stepPrepare, c.preparePause)
+		steps.Step(stepPrepare, c.prepare)
 	}
 	// From here on plugins, later ones included, know of the pod and learn of its end.
 	c.announced = steps.Err() == nil
@@ -219,7 +219,7 @@ func (c *creation) run() {
 			return c.owner.options.Plugins.RunPod(ctx, c.Sandbox)
 		})
 	}
-	steps.Step(stepStart, c.startPause)
+	steps.Step(stepStart, c.start)
 }
 
 // undo destroys what a failed Run made, and lists the sandbox as NotReady if it cannot.
@@ -297,7 +297,7 @@ func (c *creation) attach(ctx context.Context) error {
 	return nil
 }
 
-func (c *creation) preparePause(ctx context.Context) error {
+func (c *creation) prepare(ctx context.Context) error {
 	if c.RuntimeHandler != "" {
 		if _, err := c.owner.options.Handlers.Find(ctx, c.RuntimeHandler); err != nil {
 			return err
@@ -311,8 +311,8 @@ func (c *creation) preparePause(ctx context.Context) error {
 	return err
 }
 
-// startPause starts pause and writes the facts that make the sandbox Ready.
-func (c *creation) startPause(ctx context.Context) (err error) {
+// start starts pause and writes the facts that make the sandbox Ready.
+func (c *creation) start(ctx context.Context) (err error) {
 	if c.pause, err = c.owner.startPause(ctx, c.Sandbox, c.prepared); err != nil {
 		return err
 	}

@@ -32,7 +32,8 @@ const (
 	logPeriod   = 2 * time.Second  // between two looks at the supervisors' logs
 )
 
-// Client talks to one supervisor. It has the calls of shim.proto; their errors are errdefs kinds.
+// Client talks to one supervisor. It has the calls of shim.proto, which methods of the same names answer there
+// (service.go of package serve); their errors are errdefs kinds.
 type Client struct {
 	dir        string
 	conn       *ttrpc.Client

@@ -103,7 +103,8 @@ func (a *attempt) fork() (*process.Child, error) {
 	return first, nil
 }
 
-// run sends the list, and returns when the process is at the exec barrier or has executed its program.
+// run sends the list, and returns when the process is at the exec barrier or has executed its program: it says so by
+// the end of its socket, which closes before the one and with the other (see closed).
 func (a *attempt) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { _ = a.ours.SetDeadline(time.Unix(1, 0)) })()
 	_, err := a.WriteTo(a.ours)

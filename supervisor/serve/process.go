@@ -15,6 +15,7 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
@@ -171,4 +172,80 @@ func readBarrier(fifo *os.File) error {
 		}
 	}
 	return err
+}
+
+// listenToInit keeps what init writes to standard error before the program runs: why it cannot run.
+func (c *container) listenToInit() {
+	stream := api.Stderr
+	if c.record.Terminal {
+		stream = api.Stdout
+	}
+	if said := c.streams().Output(stream); said != nil {
+		words := said.Attach()
+		c.mu.Lock()
+		c.initSays, c.initWords = said, words
+		c.mu.Unlock()
+	}
+}
+
+// ignoreInit returns what init has said, and keeps nothing more: a loud program would fill the memory.
+func (c *container) ignoreInit() (said []byte) {
+	c.mu.Lock()
+	says, words := c.initSays, c.initWords
+	c.initWords = nil
+	c.mu.Unlock()
+	if words == nil {
+		return nil
+	}
+	says.Detach(words)
+	for chunk := range words {
+		said = append(said, chunk...)
+	}
+	return said
+}
+
+// awaitProgram returns when the program runs, or has run, 0.1 ms after the barrier; an error if init ended.
+func (c *container) awaitProgram(ctx context.Context) error {
+	over := ctx.Done()
+	for pause := 20 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+		waits, err := beforeExec(c.init.PID)
+		if err != nil { // it has been waited for
+			c.mu.Lock()
+			waits = c.neverRan
+			c.mu.Unlock()
+		}
+		if !waits {
+			c.ignoreInit()
+			return nil
+		}
+		select {
+		case <-c.exited:
+			if c.exit.StartError != "" {
+				return fmt.Errorf("%s: %w", c.exit.StartError, errdefs.ErrFailedPrecondition)
+			}
+			return nil // it was killed
+		case <-over:
+			if !errors.Is(context.Cause(ctx), errKilled) {
+				return fmt.Errorf("it is behind the exec barrier, and has not executed its program: %w", context.Cause(ctx))
+			}
+			over = nil // it ends: exited says how
+		case <-time.After(pause):
+		}
+	}
+}
+
+// noteProgram notes, when init has ended and before it is reaped, whether it has become the program.
+func (c *container) noteProgram(pid int) {
+	c.countOOM() // before systemd removes the cgroup
+	waits, err := beforeExec(pid)
+	c.mu.Lock()
+	c.neverRan = err == nil && waits
+	c.mu.Unlock()
+}
+
+// beforeExec reports whether a process has executed no program since its fork. It may have ended, but not
+// been reaped. It is true of init, launched or not, until init becomes the program.
+func beforeExec(pid int) (bool, error) {
+	stat, err := process.ReadStat(pid)
+	return err == nil && !stat.Executed, err
 }
