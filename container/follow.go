@@ -78,7 +78,7 @@ func (s *Store) look(ctx context.Context, group string) error {
 			return err
 		}
 		select {
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(client.RetryPause):
 		case <-ctx.Done():
 			return err
 		}

@@ -229,6 +229,7 @@ func (c dockerConfig) ask(ctx context.Context, host string) (Auth, bool, error) 
 const (
 	helperPrefix = "docker-credential-"
 	helperLimit  = 30 * time.Second // some helpers ask a service
+	helperRest   = time.Second      // for its output, which a child may hold, when it has ended
 )
 
 // askHelper runs a credential helper; one that is not installed has no credentials.
@@ -245,7 +246,7 @@ func askHelper(ctx context.Context, name, host string, limit time.Duration) (Aut
 	command.Stdin, command.Stdout = strings.NewReader(server), &said
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGKILL) } // with its children
-	command.WaitDelay = time.Second
+	command.WaitDelay = helperRest
 	err := command.Run()
 	text := strings.TrimSpace(said.String())
 	var answer struct{ Username, Secret string }

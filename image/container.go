@@ -236,10 +236,10 @@ func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
 }
 
 // SnapshotUsage walks the writable layer of a container and the volumes that its image
-// declares, which nothing else counts. A measurement is good for usageAge.
+// declares, which nothing else counts. A measurement is good for UsageAge.
 func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 	last, _ := s.usage.Load(key)
-	if usage, ok := last.(Usage); ok && time.Since(usage.Time) < usageAge {
+	if usage, ok := last.(Usage); ok && time.Since(usage.Time) < UsageAge {
 		return usage, nil
 	}
 	usage := Usage{Mountpoint: s.dir, Time: time.Now()}
@@ -272,4 +272,5 @@ func (u *Usage) add(bytes, inodes int64) {
 	u.Inodes += uint64(max(inodes, 0))
 }
 
-const usageAge = 10 * time.Second // the kubelet's period of housekeeping
+// UsageAge is how long a measurement of what is on the disk counts: the kubelet's period of housekeeping.
+const UsageAge = 10 * time.Second

@@ -52,6 +52,18 @@ type Limits struct {
 	Reload, StatusPeriod, GCPeriod, CheckPeriod time.Duration
 }
 
+// What is waited for at most, and how often a wait looks again, beside Limits and process.KillLimit.
+const (
+	leaveLimit     = process.KillLimit / 6  // for a run when the daemon ends; then it is killed or left to the next one
+	gcTimeout      = 5 * time.Second        // of ADD, DEL and CHECK for GC: one that takes longer hangs
+	nftLimit       = 5 * time.Second        // for one run of nft
+	notReadyPeriod = time.Second            // of STATUS while the network is not ready or is slow
+	rulesPause     = 300 * time.Millisecond // between two reports of changed rules
+	limitsPoll     = time.Second            // whether limits have changed
+	givenUpPoll    = 2 * time.Second        // whether they have, or a person gives the attachment up
+	lockPoll       = 5 * time.Millisecond   // whether the run that has an attachment's lock is stuck by now
+)
+
 // CNI manages the networks of this node.
 type CNI struct {
 	*Directory
@@ -171,7 +183,7 @@ func (n *CNI) SetLimits(limits Limits) { n.limits.Store(&limits) }
 // awaitPeriod waits for the period in force, endless if 0, which may change, for wake or the daemon's end.
 func (n *CNI) awaitPeriod(wake <-chan struct{}, period func(Limits) time.Duration) {
 	for began := time.Now(); n.base.Err() == nil; {
-		look := time.Second
+		look := limitsPoll
 		if p := period(*n.limits.Load()); p > 0 {
 			if look = min(look, p-time.Since(began)); look <= 0 {
 				return

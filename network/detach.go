@@ -225,7 +225,7 @@ func (n *CNI) awaitTry(a *attachment, pauses int) (hurried bool) {
 			return false
 		case <-a.hurried:
 			return true
-		case <-time.After(min(time.Until(due), 2*time.Second)):
+		case <-time.After(min(time.Until(due), givenUpPoll)):
 		}
 		if !time.Now().Before(due) || n.isGivenUp(a) {
 			return false

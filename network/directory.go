@@ -227,7 +227,6 @@ func (d *Directory) Ready(ctx context.Context) error {
 
 // followStatus polls STATUS, more often while not ready or slow: a node is ready soon after its network.
 func (d *Directory) followStatus() {
-	const notReadyPeriod = time.Second
 	for d.owner.base.Err() == nil {
 		d.refreshStatus()
 		s := d.status.Load()

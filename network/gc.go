@@ -14,9 +14,6 @@ import (
 	"github.com/minicri/minicri/network/runner"
 )
 
-// gcTimeout limits how long ADD, DEL and CHECK of a network wait for GC: one that takes longer hangs.
-const gcTimeout = 5 * time.Second
-
 // gate keeps GC, which takes all of it, apart from other runs, which take 1 each (CNI SPEC, "GC").
 func (n *CNI) gate(network string) *semaphore.Weighted {
 	n.mu.Lock()

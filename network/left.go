@@ -24,9 +24,6 @@ type held struct {
 	then func()
 }
 
-// lockPoll is how often who waits for an attachment looks whether its run is stuck by now.
-const lockPoll = 5 * time.Millisecond
-
 // hold takes the attachment's lock. It returns errStuck at once if a run holds it whose processes do not end.
 func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
 	for !a.lock.TryAcquire(1) {

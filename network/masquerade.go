@@ -118,9 +118,6 @@ func (m *masquerade) script(subnets []netip.Prefix) string {
 	return b.String()
 }
 
-// nftLimit is how long one run of nft may take.
-const nftLimit = 5 * time.Second
-
 func nft(input string, arguments ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), nftLimit)
 	defer cancel()
@@ -150,7 +147,7 @@ func (n *CNI) followMasquerade() {
 
 // watchRules reports changes of nftables rules, a few times a second at most, if the kernel does.
 func watchRules(ctx context.Context, changed chan<- struct{}) {
-	const group, pause = 7, 300 * time.Millisecond // NFNLGRP_NFTABLES
+	const group = 7 // NFNLGRP_NFTABLES
 	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, group)
 	if err != nil {
 		return
@@ -162,7 +159,7 @@ func watchRules(ctx context.Context, changed chan<- struct{}) {
 		notify(changed)
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(rulesPause):
 		}
 	}
 }

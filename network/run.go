@@ -22,9 +22,6 @@ import (
 	"github.com/minicri/minicri/network/runner"
 )
 
-// leaveLimit is how long a run may go on when the daemon ends. Then it is killed or left to the next one.
-const leaveLimit = process.KillLimit / 6
-
 var (
 	errLeft = errors.New("the daemon shuts down: the plugins continue, and the next daemon waits for them")
 	// errEnding is for verbs that change nothing, errLate for runs that have reached a limit.

@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -77,7 +76,7 @@ func textOf(err error) string {
 
 // handlers lists the handlers. One with a network of its own is ready only if that network is.
 func (r *Runtime) handlers(ctx context.Context) []handler.Status {
-	limited, cancel := context.WithTimeout(ctx, 2*time.Second) // the kubelet asks again and again
+	limited, cancel := context.WithTimeout(ctx, handler.ListLimit) // the kubelet asks again and again
 	defer cancel()
 	all := r.Info.Handlers.List(limited)
 	for i, h := range all {

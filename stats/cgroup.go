@@ -267,7 +267,7 @@ func listLinks(path string) (links []*netlink.LinkAttrs, err error) {
 		return nil, err
 	}
 	defer handle.Close()
-	if err := handle.SetSocketTimeout(time.Second); err != nil {
+	if err := handle.SetSocketTimeout(linksLimit); err != nil {
 		return nil, err
 	}
 	all, err := handle.LinkList()

@@ -52,7 +52,8 @@ type Layers interface {
 const (
 	layerWait    = 50 * time.Millisecond // of a list, which then has older measurements
 	aloneWait    = time.Second           // of a single container or pod, for its first measurement
-	layerAge     = 10 * time.Second      // of a good measurement: the kubelet's period
+	layerAge     = image.UsageAge        // of a good measurement
+	linksLimit   = time.Second           // for the kernel to list a pod's interfaces
 	layersAtOnce = 4
 	// shortestWindow of a rate: two callers that ask in turn get no rate of the milliseconds between them.
 	shortestWindow = time.Second

@@ -138,8 +138,8 @@ func writeYAML(output io.Writer, value any) error {
 	return err
 }
 
-// statusLimit is long because the daemon runs programs to find its status.
-const statusLimit = 30 * time.Second
+// askLimit is for what a command asks of the daemon. It is long because the daemon runs programs to find its status.
+const askLimit = 30 * time.Second
 
 // daemonAt returns a client, which is open until the context ends.
 func daemonAt(ctx context.Context, socket string) (runtimeapi.RuntimeServiceClient, error) {
@@ -153,7 +153,7 @@ func daemonAt(ctx context.Context, socket string) (runtimeapi.RuntimeServiceClie
 }
 
 func hasEnded(ctx context.Context, socket, id string) bool {
-	ctx, cancel := context.WithTimeout(ctx, statusLimit)
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	daemon, err := daemonAt(ctx, socket)
 	if err != nil {
@@ -194,7 +194,7 @@ func verboseStatus(ctx context.Context, socket string) (answer *runtimeapi.Statu
 	if serves, err := daemonServes(ctx, socket); !serves {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, statusLimit)
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	daemon, err := daemonAt(ctx, socket)
 	if err != nil {

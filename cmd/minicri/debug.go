@@ -55,7 +55,7 @@ func collect(ctx context.Context, l *config.Loaded, b *bundle) {
 		return sources.String(), nil
 	})
 	daemon := inspect.NewClient(inspect.DebugSocket(c.State))
-	limited, cancel := context.WithTimeout(ctx, 30*time.Second) // for all that the daemon is asked
+	limited, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
 	b.add("timelines.json", func() (any, error) { return findTimelines(limited, c, "") })
 	for name, path := range map[string]string{"goroutines.txt": "/goroutines", "heap.pprof": "/debug/pprof/heap", "metrics.txt": "/metrics"} {

@@ -57,10 +57,13 @@ func podsCommand(ctx context.Context, arguments []string, output io.Writer) erro
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(2 * time.Second):
+		case <-time.After(watchPeriod):
 		}
 	}
 }
+
+// watchPeriod is between two tables of --watch.
+const watchPeriod = 2 * time.Second
 
 // asked reports whether a pod is shown. name is a part of its name, or the beginning of its id.
 func asked(l timeline.Line, name, namespace, state string) bool {

@@ -208,7 +208,7 @@ func openHandlers(ctx context.Context, c *config.Config, m machine.Machine, logg
 	set := handler.New(handlerSpecs(c), handler.Features{
 		RecursiveReadOnlyMounts: m.RecursiveReadOnly, UserNamespaces: m.UserNamespaces, NetDevices: true, MemoryPolicy: true,
 	})
-	limited, cancel := context.WithTimeout(ctx, 2*time.Second) // a program that hangs does not delay the start
+	limited, cancel := context.WithTimeout(ctx, handler.ListLimit)
 	defer cancel()
 	for _, h := range set.List(limited) {
 		if h.Err != nil {

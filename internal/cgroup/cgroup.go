@@ -96,6 +96,9 @@ func ignoreGone(err error) error {
 // ErrBusy means that processes survive SIGKILL in uninterruptible sleep; the cgroup stays until they wake.
 var ErrBusy = fmt.Errorf("processes remain in the cgroup after SIGKILL: %w", errdefs.ErrUnavailable)
 
+// scopeLimit is how long systemd may take to remove a scope that is empty.
+const scopeLimit = 3 * time.Second
+
 // Remove kills what runs in the cgroup, up to the limit, and removes it from every hierarchy, if it exists.
 func (h Hierarchies) Remove(path string, limit time.Duration) error {
 	// A cleaned rooted path never leads out of a hierarchy.
@@ -115,7 +118,7 @@ func (h Hierarchies) Remove(path string, limit time.Duration) error {
 	if strings.HasSuffix(path, ".scope") && Unified() {
 		// systemd removes an empty scope and its unit, slowly while it is reloading. If the
 		// cgroup is gone before it looks, it takes the scope for running, forever.
-		for end := time.Now().Add(3 * time.Second); h.Exists(path) && time.Now().Before(end); {
+		for end := time.Now().Add(scopeLimit); h.Exists(path) && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
 	}

@@ -106,6 +106,9 @@ func Children(of string) (pids []int) {
 	return pids
 }
 
+// stopLimit is how long KillTree waits for one process to stop.
+const stopLimit = time.Second
+
 // KillTree kills a child and its descendants whose parents still exist. It stops all before it kills
 // any: a parent that ends drops its children from the tree, and one that runs starts others. The root
 // dies last, so that the tree can be found again if this process dies.
@@ -135,7 +138,7 @@ func KillTree(root int) {
 			stopped[pid], more = true, true
 			pidfds = append(pidfds, pidfd)
 			// It finishes a fork(2) before it stops; a hanging system call prevents that.
-			for end := time.Now().Add(time.Second); !HasStopped(pid) && time.Now().Before(end); {
+			for end := time.Now().Add(stopLimit); !HasStopped(pid) && time.Now().Before(end); {
 				time.Sleep(100 * time.Microsecond)
 			}
 		}

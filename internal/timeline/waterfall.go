@@ -64,7 +64,9 @@ type episode struct {
 
 func (e *episode) took() time.Duration { return e.end.Sub(e.begin) }
 
-// episodes are divided by pauses of two seconds.
+// episodeGap is the pause that divides episodes.
+const episodeGap = 2 * time.Second
+
 func (p *Pod) episodes() (all []*episode) {
 	roots := tree(p.Rows, "")
 	for _, c := range p.Containers {
@@ -80,7 +82,7 @@ func (p *Pod) episodes() (all []*episode) {
 		}
 	}
 	for _, root := range roots {
-		if e == nil || root.at().Sub(e.end) > 2*time.Second {
+		if e == nil || root.at().Sub(e.end) > episodeGap {
 			e = &episode{begin: root.at(), end: end(root.Row)}
 			all = append(all, e)
 		}

@@ -23,14 +23,18 @@ import (
 
 // What the daemon waits for at most, beside process.KillLimit.
 const (
-	startLimit  = 10 * time.Second // for a supervisor to start, and to end an exec whose client is gone
-	execSlack   = 5 * time.Second  // for a supervisor to end what a time-out ends
-	longestBack = 5 * time.Second  // between two starts of a supervisor that does not start
-	endingLimit = 2 * time.Second  // for one that has the lock and is about to end
-	greetLimit  = time.Second      // for a connection that is refused to be closed
-	lastWords   = time.Second      // to read what a supervisor has said that has ended
-	logPeriod   = 2 * time.Second  // between two looks at the supervisors' logs
+	startLimit  = 10 * time.Second       // for a supervisor to start, and to end an exec whose client is gone
+	execSlack   = 5 * time.Second        // for a supervisor to end what a time-out ends
+	firstBack   = 100 * time.Millisecond // between two starts of a supervisor that does not start; it doubles
+	longestBack = 5 * time.Second
+	endingLimit = 2 * time.Second // for one that has the lock and is about to end
+	greetLimit  = time.Second     // for a connection that is refused to be closed
+	lastWords   = time.Second     // to read what a supervisor has said that has ended
+	logPeriod   = 2 * time.Second // between two looks at the supervisors' logs
 )
+
+// RetryPause is between two tries to reach a supervisor that ends, or starts in the place of another.
+const RetryPause = 20 * time.Millisecond
 
 // Client talks to one supervisor. It has the calls of shim.proto, which methods of the same names answer there
 // (service.go of package serve); their errors are errdefs kinds.

@@ -147,7 +147,7 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 func (s *Set) Call(ctx context.Context, name string, do func(*Client) error) (repeated bool, err error) {
 	for try := range 3 { // so many supervisors may die over one call
 		if try > 0 {
-			time.Sleep(20 * time.Millisecond) // until it is noticed that the connection is gone
+			time.Sleep(RetryPause) // until it is noticed that the connection is gone
 		}
 		supervisor, ensureErr := s.Ensure(ctx, name)
 		if ensureErr != nil {

@@ -108,7 +108,7 @@ func awaitReady(ctx context.Context, ready *os.File, supervisor *os.Process) err
 // and does not answer is about to end, within endingLimit, or no connection reaches it. A start that
 // has failed is tried again after a pause, which doubles each time.
 func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
-	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+	for began := time.Now(); ; time.Sleep(RetryPause) {
 		supervisor, err := g.connect(ctx, s)
 		if !errdefs.IsUnavailable(err) || ctx.Err() != nil {
 			return supervisor, err
@@ -140,7 +140,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			g.client, g.followed, g.pause = supervisor, false, 0
 			return supervisor, nil
 		}
-		g.pause = min(max(2*g.pause, 100*time.Millisecond), longestBack)
+		g.pause = min(max(2*g.pause, firstBack), longestBack)
 		g.failed, g.notBefore = err, time.Now().Add(g.pause)
 		if s.options.Logger != nil {
 			s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", g.pause, "err", err)

@@ -41,15 +41,17 @@ func Open(ctx context.Context, o Options) (*Exporter, error) {
 	}
 	host, _ := os.Hostname() // then it has no name
 	return &Exporter{trace.NewTracerProvider(
-		trace.WithBatcher(exporter, trace.WithBatchTimeout(time.Second)),
+		trace.WithBatcher(exporter, trace.WithBatchTimeout(batchTime)),
 		trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(float64(o.PerMillion)/1e6))),
 		trace.WithResource(resource.NewSchemaless(attribute.String("service.name", "minicri"), attribute.String("service.version", o.Version),
 			attribute.String("host.name", host), attribute.String("k8s.node.name", host))),
 	)}, nil
 }
 
-// sendTime is how long a collector may take for a batch.
-const sendTime = 5 * time.Second
+const (
+	batchTime = time.Second     // how long spans are collected before they are sent
+	sendTime  = 5 * time.Second // how long a collector may take for them
+)
 
 func client(o Options) otlptrace.Client {
 	if o.HTTP {
