@@ -65,7 +65,10 @@ func (s *Store) underLock(ctx context.Context, c *Container, do func() error) er
 	return do()
 }
 
+// update records what the supervisor sets, also if the caller goes away meanwhile.
 func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.LinuxContainerResources) error {
+	ctx, cancel := s.outlive(ctx)
+	defer cancel()
 	machine := s.options.Machine
 	if err := validate.Resources("linux.", asked, machine); err != nil {
 		return err

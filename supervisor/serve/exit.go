@@ -24,7 +24,7 @@ import (
 
 // maxStartError keeps List, which has it of all containers, below what ttrpc sends. A process that may trace init can
 // write there, too, and no text: one such string would fail the answers about all pods.
-const maxStartError = 4 << 10
+const maxStartError = 1 << 10
 
 // finish kills what else runs in the container, and writes and reports the exit, however long streams take.
 func (c *container) finish(ended time.Time, status syscall.WaitStatus, known bool) {

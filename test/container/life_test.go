@@ -138,9 +138,9 @@ func TestStartError(t *testing.T) {
 	}
 	// Init's output may have bytes of another process, which are no text: only this start fails.
 	id := p.create(shell("bytes", "true", mounts))
-	init, failed := p.info(id).PID, make(chan error, 1)
+	init := p.info(id).PID
 	check(t, unix.Kill(init, unix.SIGSTOP))
-	go func() { failed <- p.start(id) }()
+	failed := beside(func() error { return p.start(id) })
 	for range 20 { // the start listens to it soon
 		check(t, os.WriteFile(fmt.Sprintf("/proc/%d/fd/2", init), []byte("\xff"), 0))
 		time.Sleep(20 * time.Millisecond)

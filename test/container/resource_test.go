@@ -1,6 +1,7 @@
 package container
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -82,6 +83,16 @@ func TestP42_Resources(t *testing.T) {
 	kept("shares", shares)
 	r := p.status(id).Resources.Linux
 	expect(t, r.MemoryLimitInBytes == 96<<20 && r.CpuQuota == 80000 && r.CpuShares == 512 && r.CpusetCpus == "0", "status: %v", r)
+	// The status shows an update whose caller goes away, too.
+	supervisor := p.Node.Supervisors()[0]
+	check(t, unix.Kill(supervisor, unix.SIGSTOP))
+	short, cancel := context.WithTimeout(limited(t), 300*time.Millisecond)
+	defer cancel()
+	_, err := p.Runtime.UpdateContainerResources(short, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuQuota: 70000}})
+	wantCode(t, err, codes.DeadlineExceeded)
+	check(t, unix.Kill(supervisor, unix.SIGCONT))
+	eventually(t, "the update is in force", func() bool { return p.limit(id, "quota") == "70000" })
+	eventually(t, "the status shows it", func() bool { return p.status(id).Resources.Linux.CpuQuota == 70000 })
 	// One part that the kernel refuses: the others stay as they were.
 	wantError(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 333, MemoryLimitInBytes: 80 << 20, CpusetCpus: "900"}))
 	kept("memory", "100663296")
