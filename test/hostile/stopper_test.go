@@ -347,6 +347,9 @@ func TestExecsOfAContainerThatIsKilledForItsMemory(t *testing.T) {
 				})
 			}
 			execs.Wait()
+			harness.Eventually(t, "it is killed for its memory", patience, func() bool {
+				return harness.Call(t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}).GetStatus().GetReason() == "OOMKilled"
+			})
 			p.end(id)
 		}
 	})
