@@ -276,6 +276,7 @@ func listLinks(path string) (links []*netlink.LinkAttrs, err error) {
 	}
 	for _, link := range all {
 		if a := link.Attrs(); a.Flags&net.FlagLoopback == 0 && a.Statistics != nil {
+			a.Name = strings.ToValidUTF8(a.Name, "\uFFFD") // a container may choose it, and an answer is about all pods
 			links = append(links, a)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -26,7 +27,8 @@ var done = &api.Empty{}
 func mapErrors(ctx context.Context, request ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, call ttrpc.Method) (any, error) {
 	answer, err := call(ctx, request)
 	if err != nil {
-		err = status.Error(status.Code(errgrpc.ToGRPC(errdefs.Resolve(err))), err.Error())
+		text := strings.ToValidUTF8(err.Error(), "\uFFFD") // else ttrpc ends the connection
+		err = status.Error(status.Code(errgrpc.ToGRPC(errdefs.Resolve(err))), text)
 	}
 	return answer, err
 }
