@@ -12,6 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/state"
 )
@@ -60,10 +61,14 @@ func Survey(directory string, binDirs []string) (*Configuration, []error) {
 	return good[0], slices.Concat(problems, missing(good[0], binDirs, true))
 }
 
-// missing returns an error for each plugin of a network that has no program, with IPAM plugins if wanted.
+// missing returns an error for each plugin of a network without a program that runs, with IPAM plugins if wanted.
 func missing(c *Configuration, directories []string, withIPAM bool) (problems []error) {
 	find := func(name, what string) {
-		if _, err := invoke.FindInPath(name, directories); err != nil {
+		path, err := invoke.FindInPath(name, directories)
+		if err == nil && unix.Access(path, unix.X_OK) != nil {
+			err = fmt.Errorf("plugin %s cannot be executed", path)
+		}
+		if err != nil {
 			problems = append(problems, fmt.Errorf("network %q: %s%w: install the plugin or set cni_bin_dir", c.Name, what, err))
 		}
 	}

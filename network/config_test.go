@@ -93,6 +93,10 @@ func TestMissingPlugins(t *testing.T) {
 	}
 	err := errors.Join(missing(list("beam", "bridge", "teleport", "warp"), []string{realPlugins}, true)...)
 	harness.WantError(t, err, `network "x"`, "teleport", "warp", "ipam: ", "beam", realPlugins, "cni_bin_dir")
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "beam"), "no program")
+	err = errors.Join(missing(list("beam", "bridge"), []string{dir, realPlugins}, true)...)
+	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "cannot be executed")
 	errs := missing(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false)
 	harness.Want(t, len(errs) == 0, "%v", errs)
 }
