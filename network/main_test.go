@@ -84,6 +84,7 @@ func newNode(t *testing.T, change func(*Options)) *node {
 	if change != nil {
 		change(&n.Options)
 	}
+	t.Cleanup(func() { must(t, os.RemoveAll(filepath.Join(libcni.CacheDir, "results"))) }) // the next test has the same ids
 	t.Cleanup(func() { n.endLeftRuns(t) })
 	n.reopen(t)
 	t.Cleanup(func() {

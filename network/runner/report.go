@@ -44,6 +44,10 @@ func (run *Run) end(r *Report, answer []byte, err error) {
 		r.Exit, r.Message = -1, err.Error()
 	case run.Verb == "ADD" && !bytes.HasPrefix(bytes.TrimSpace(answer), []byte{'{'}):
 		r.Message = fmt.Sprintf("what it printed is no CNI result: %.120q", answer)
+	case run.Verb == "ADD": // an error with the exit code of success is no result either
+		if r.takeError(answer); r.Code == 0 {
+			r.Message = ""
+		}
 	}
 }
 
@@ -74,7 +78,7 @@ func (run *Run) Reports() []Report {
 }
 
 // Failed reports whether the plugin did not succeed.
-func (r Report) Failed() bool { return r.Killed || r.Exit != 0 || r.Signal != 0 }
+func (r Report) Failed() bool { return r.Killed || r.Exit != 0 || r.Signal != 0 || r.Code != 0 }
 
 // Text returns why the plugin failed, without its name, or "".
 func (r Report) Text() string {
