@@ -152,11 +152,12 @@ func (n *CNI) supersede(a Attachment) {
 
 // addSucceeded reports whether ADD did: libcni caches its answer once all plugins have succeeded, until DEL.
 func addSucceeded(a Attachment) bool {
-	_, err := os.Lstat(cachePath(a.Network, a.ID))
+	_, err := os.Lstat(CachePath(a.Network, a.ID))
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-func cachePath(network, id string) string {
+// CachePath is where libcni keeps the answer to ADD.
+func CachePath(network, id string) string {
 	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
 }
 

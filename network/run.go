@@ -41,7 +41,7 @@ func (n *CNI) del(ctx context.Context, h *held, a Attachment, path string) error
 		if err := remove(); !errors.Is(err, errAnswer) {
 			return err
 		}
-		if err := os.Remove(cachePath(a.Network, a.ID)); err != nil {
+		if err := os.Remove(CachePath(a.Network, a.ID)); err != nil {
 			return err
 		}
 		return remove()

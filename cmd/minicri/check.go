@@ -44,12 +44,12 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 	case fix && len(l.Broken) > 0:
 		return fmt.Errorf("--fix needs a configuration that is right, to know what is this node's: %w", errors.Join(l.Broken...))
 	}
-	findings, err := examine(ctx, l.Loaded, ids)
+	findings, err := examine(ctx, l.Loaded)
 	if err != nil {
 		return err
 	}
 	if fix {
-		findings = doctor.Fix(findings, force)
+		findings = doctor.Fix(findings, force, ids)
 	}
 	if l.has("pod") {
 		findings = append(findings, tryPod(ctx, l.Config))
@@ -64,7 +64,7 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 }
 
 // examine looks at the node, and asks its daemon what only the daemon knows.
-func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.Finding, error) {
+func examine(ctx context.Context, l *config.Loaded) ([]doctor.Finding, error) {
 	c := l.Config
 	identity, err := node.Read(c.Root)
 	if errors.Is(err, fs.ErrPermission) {
@@ -93,7 +93,7 @@ func examine(ctx context.Context, l *config.Loaded, giveUp []string) ([]doctor.F
 		Ended:    func(id string) bool { return daemon != nil && hasEnded(ctx, c.Socket, id) },
 		Building: func() ([]string, error) { return building(ctx, c.Socket) },
 		Config:   c, Daemon: daemon, Configuration: problems, Unknown: l.Unknown, Shim: shim, Node: identity, Handlers: handler.New(handlerSpecs(c), handler.Features{}),
-		Plugins: plugins, GiveUp: giveUp, Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig, c.Images.VerifierDir),
+		Plugins: plugins, Registries: image.CheckRegistries(c.Images.CertsDirs, c.Images.DockerConfig, c.Images.VerifierDir),
 	}), nil
 }
 

@@ -69,7 +69,7 @@ func collect(ctx context.Context, l *config.Loaded, b *bundle) {
 	for _, path := range logs {
 		b.add("supervisors/"+filepath.Base(filepath.Dir(path))+".log", func() (any, error) { return client.TailOfLog(path) })
 	}
-	b.add("check.json", func() (any, error) { return examine(ctx, l, nil) })
+	b.add("check.json", func() (any, error) { return examine(ctx, l) })
 	b.networks("networks", c.CNIConf)
 	for _, path := range c.CNIConfDirs() {
 		b.networks("networks-of-handlers"+path, path)

@@ -245,7 +245,7 @@ func TestSocketOfAnotherUser(t *testing.T) {
 	options := imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: io.Discard}
 	c := config.Default()
 	c.Socket, c.Root = socket, root
-	findings, err := examine(t.Context(), &config.Loaded{Config: c}, nil)
+	findings, err := examine(t.Context(), &config.Loaded{Config: c})
 	if err != nil || len(findings) != 1 || findings[0].Subject != "user" || doctor.Clean(findings) {
 		t.Errorf("check: %v, %v", findings, err)
 	}

@@ -4,6 +4,8 @@ package doctor
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/minicri/minicri/internal/config"
@@ -29,9 +31,9 @@ type Finding struct {
 	Grade   Grade  `json:"grade"`
 	Message string `json:"message"`
 	Advice  string `json:"advice,omitempty"`
-	// fix removes what was left; force may lose something. Either may be nil. fixed says what fix did.
+	// fix removes what was left; force may lose something. Either may be nil. fixed says what fix did, id whose it is.
 	fix, force func() error
-	fixed      string
+	fixed, id  string
 }
 
 // Options describe the node.
@@ -49,8 +51,6 @@ type Options struct {
 	Plugins, Registries []error
 	Shim                string
 	Handlers            *handler.Set
-	// GiveUp has IDs of attachments that Fix gives up.
-	GiveUp []string
 }
 
 // Run checks everything, in the order of a report.
@@ -77,16 +77,21 @@ func Clean(findings []Finding) bool {
 	return !slices.ContainsFunc(findings, func(f Finding) bool { return f.Grade == Problem })
 }
 
-// Fix removes what was left behind, with force even if that may lose something. The findings tell the result.
-func Fix(findings []Finding, force bool) []Finding {
+// Fix removes what was left behind. With force it gives up what has one of the ids or, without ids, what is in
+// quarantine, even if that loses something. The findings tell the result.
+func Fix(findings []Finding, force bool, ids []string) []Finding {
 	fixed := make([]Finding, len(findings))
 	for i, f := range findings {
 		fixed[i] = f
-		if f.fix == nil {
+		force := force && f.force != nil && (slices.Contains(ids, f.id) || len(ids) == 0 && f.fix != nil)
+		err, done := errors.ErrUnsupported, f.fixed
+		switch {
+		case f.fix != nil:
+			err = f.fix()
+		case !force:
 			continue
 		}
-		err, done := f.fix(), f.fixed
-		if err != nil && force && f.force != nil {
+		if err != nil && force {
 			err, done = f.force(), "given up"
 		}
 		if err != nil {
@@ -95,6 +100,11 @@ func Fix(findings []Finding, force bool) []Finding {
 		}
 		fixed[i].Grade, fixed[i].Advice, fixed[i].fix = Good, "", nil
 		fixed[i].Message += ": " + done
+	}
+	for _, id := range ids {
+		if !slices.ContainsFunc(findings, func(f Finding) bool { return f.id == id }) {
+			fixed = append(fixed, Finding{Subject: "attachment", Grade: Problem, Message: fmt.Sprintf("%q cannot be given up: no attachment of this id waits for CNI DEL", id)})
+		}
 	}
 	return fixed
 }

@@ -105,14 +105,9 @@ func (c *checker) attachments() {
 			f := c.problem("attachment",
 				fmt.Sprintf("%s on network %q waits for CNI DEL, %d tries: %s", id, attachment.Network, attachment.Tries, attachment.LastError),
 				"repair the plugin, and the daemon's next DEL succeeds; or give it up with 'minicri check --fix --force "+id+"': its plugins may keep an address of it")
-			if slices.Contains(c.GiveUp, id) {
-				f.fixed = "given up; a daemon that runs notices it with its next DEL"
-				f.fix = func() error {
-					if err := os.Remove(filepath.Join(dir, id+".json")); err != nil {
-						return err
-					}
-					return c.netns().Remove(id)
-				}
+			f.id = id
+			f.force = func() error {
+				return errors.Join(os.Remove(filepath.Join(dir, id+".json")), os.RemoveAll(network.CachePath(attachment.Network, id)), c.netns().Remove(id))
 			}
 		}
 	}
@@ -150,7 +145,7 @@ func (c *checker) quarantine() {
 			finding := c.problem("quarantine", file+" cannot be decoded, or is not its own: what has its id is left alone",
 				"repair the file, run 'minicri check --fix' and restart the daemon; or give it up with --fix --force: the next start removes what then has no record")
 			finding.fix, finding.fixed = func() error { return kind.retry(file) }, "put back, restart the daemon"
-			finding.force = func() error { return state.GiveUp(file) }
+			finding.force, finding.id = func() error { return state.GiveUp(file) }, state.IDOf(file)
 		}
 		for _, id := range c.ids("records", kind.dir) { // those that cannot be read stay where they are
 			if _, err := state.ReadFile(filepath.Join(kind.dir, id+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {

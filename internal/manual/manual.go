@@ -36,7 +36,7 @@ func Commands() []Command {
 		{Words: "config from-containerd", Argument: "FILE", Help: "print the configuration for a file of containerd's, with what has no counterpart as comments"},
 		{
 			Words: "check", Argument: "[ID...]", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem, which a record in quarantine is too", Configured: true,
-			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be put back, and give up the attachments whose ids follow"}, asJSON, {"pod", "", "run a pod of the embedded pause by way of the daemon, and remove it; exit code 0 means that it ran"}},
+			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be put back; with ids, only theirs, and give up the attachments that have them"}, asJSON, {"pod", "", "run a pod of the embedded pause by way of the daemon, and remove it; exit code 0 means that it ran"}},
 		},
 		{
 			Words: "timeline", Argument: "[POD]", Configured: true,

@@ -156,18 +156,29 @@ func TestWhatCanNeverWorkLeavesNothing(t *testing.T) {
 	wantClean(t, n)
 }
 
-// A person gives up what waits for a DEL that never succeeds.
+// A person gives up what waits for a DEL that never succeeds, with and without a daemon, and nothing else.
 func TestCheckGivesUpAnAttachment(t *testing.T) {
 	n, r := newRecorded(t, fast+"detach_tries = 1\n", "two")
-	id := n.RunPod(n.PodConfig("web"))
+	id, other := n.RunPod(n.PodConfig("web")), n.RunPod(n.PodConfig("other"))
 	r.order("two", "DEL", "fail 11 never")
 	n.RemovePod(id)
 	found, clean := problems(t, n, "--fix", "--force")
 	harness.Want(t, !clean && len(found) == 1 && strings.Contains(found[0].Advice, "--fix --force "+id), "problems: %+v", found)
+	found, _ = problems(t, n, "--fix", "--force", id[:12])
+	wantFound(t, found, "attachment", id[:12]+`" cannot be given up`)
 	wantClean(t, n, "--fix", "--force", id)
 	eventually(t, "the daemon gives it up too", func() bool {
 		return len(pending(t, n)) == 0 && strings.Contains(n.Log(), "given up by hand")
 	})
+	n.RemovePod(other)
+	n.Stop()
+	record := filepath.Join(n.Root, "sandboxes", "quarantine", "another.json")
+	check(t, os.MkdirAll(filepath.Dir(record), 0o700))
+	check(t, os.WriteFile(record, []byte("nonsense"), 0o600))
+	found, _ = problems(t, n, "--fix", "--force", other)
+	harness.Want(t, len(found) == 1 && strings.Contains(found[0].Message, record), "problems: %+v", found)
+	wantClean(t, n, "--fix", "--force", "another")
+	n.Start()
 	r.order("two", "DEL", "")
 }
 
