@@ -45,10 +45,7 @@ func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool) 
 	if masqueraded {
 		network[masqueradeKey] = subnets
 	}
-	encoded, err := json.Marshal(network)
-	if err != nil {
-		return nil, err
-	}
+	encoded, _ := json.Marshal(network) // never fails for texts, truths and prefixes
 	list, err := libcni.NetworkConfFromBytes(encoded)
 	if err != nil {
 		return nil, fmt.Errorf("the default network: %w", err)
@@ -204,10 +201,7 @@ func (n *CNI) PodCIDR() string {
 
 // SetPodCIDR keeps the node's pod CIDR, over restarts too: the kubelet sends it only when it changes.
 func (n *CNI) SetPodCIDR(cidr string) error {
-	data, err := json.Marshal(cidr)
-	if err != nil {
-		return err
-	}
+	data, _ := json.Marshal(cidr) // never fails for a string
 	if err := state.WriteFile(n.podCIDRFile(), data, true); err != nil {
 		return fmt.Errorf("keep the pod CIDR: %w", err)
 	}

@@ -103,8 +103,9 @@ func (n *CNI) openJournal() error {
 			continue
 		}
 		succeeded := addSucceeded(record)
-		if !succeeded && record.Boot == n.bootID {
-			record.NeverAttached = true // as far as a later boot knows, the disk may have lost it
+		// A failed DEL has noted what was known then. As far as a later boot knows, the disk may have lost the cache.
+		if !succeeded && !record.Releasing && record.Boot == n.bootID {
+			record.NeverAttached = true
 		}
 		a := newAttachment(record)
 		a.begun, a.attached = true, succeeded && !record.Releasing
@@ -159,6 +160,13 @@ func addSucceeded(a Attachment) bool {
 // CachePath is where libcni keeps the answer to ADD.
 func CachePath(network, id string) string {
 	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
+}
+
+// KnowAttached says that the ADD of id succeeded, whatever has become of libcni's cache.
+func (n *CNI) KnowAttached(id string) {
+	if a := n.find(id); a != nil {
+		n.change(a, func(r *Attachment) { r.NeverAttached = false })
+	}
 }
 
 // SyncJournal makes the attachment of id durable, if there is one.

@@ -47,6 +47,9 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	options.Networks.ReleaseUnknown(s.Explains)
 	// After a reboot there are no namespaces: DEL runs in the background, with an empty CNI_NETNS.
 	for _, sb := range s.List() {
+		if len(sb.Addresses()) > 0 {
+			options.Networks.KnowAttached(sb.ID)
+		}
 		if !sb.Ready() && !sb.hostNetwork() && !options.Netns.Alive(sb.ID) {
 			options.Networks.Release(sb.ID)
 		}
@@ -178,7 +181,7 @@ func (s *Store) restorePause(sb *Sandbox) {
 		sb.pause = pause
 		s.watch(sb)
 	case errors.Is(err, process.ErrGone):
-		sb.Update(func(f *Facts) { f.ExitedAt = time.Now() })
+		s.noteExit(sb)
 	default:
 		s.log(sb).Error("whether pause runs cannot be known: the sandbox stays Ready, and it is tried again", "err", err)
 		s.Go(func() { s.restorePauseLater(sb) })
@@ -191,16 +194,13 @@ const restorePauseRetry = time.Second
 func (s *Store) restorePauseLater(sb *Sandbox) {
 	select {
 	case <-s.Base.Done():
-		return
 	case <-time.After(restorePauseRetry):
 	}
-	unlock, err := sb.Acquire(s.Base)
-	if err != nil {
-		return
-	}
-	defer unlock()
-	if s.Exists(sb.ID) {
-		s.restorePause(sb)
+	if unlock, err := sb.Acquire(s.Base); err == nil {
+		defer unlock()
+		if s.Exists(sb.ID) {
+			s.restorePause(sb)
+		}
 	}
 }
 
@@ -250,16 +250,15 @@ func (s *Store) watch(sb *Sandbox) {
 			return
 		}
 		pause.Reap()
-		s.noteExit(sb)
+		if unlock, err := sb.Acquire(s.Base); err == nil {
+			s.noteExit(sb)
+			unlock()
+		}
 	})
 }
 
+// noteExit needs the sandbox's lock.
 func (s *Store) noteExit(sb *Sandbox) {
-	unlock, err := sb.Acquire(s.Base)
-	if err != nil {
-		return
-	}
-	defer unlock()
 	if !sb.Ready() {
 		return
 	}

@@ -261,7 +261,9 @@ func (n *parts) openNetworks(ctx context.Context, c *config.Config) (*network.CN
 		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: parent, Mark: n.node.PluginMark(), Namespaces: n.netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork), Limits: networkLimits(c), Observe: n.metrics.ObservePlugin, Logger: n.logger,
 		Later: func(id string, row step.Row) {
-			if err := n.lives.Append(id, row); err != nil {
+			if sb, is := n.runtime.Sandboxes.Get(id); is {
+				sb.Rows.Add(row)
+			} else if err := n.lives.Append(id, row); err != nil {
 				n.logger.Warn("the timeline of a pod does not have what became of its attachment", "sandbox", id, "err", err)
 			}
 		},

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -30,9 +31,12 @@ func pending(t *testing.T, n *harness.Node) []pendingAttachment {
 }
 
 func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
-	n, r := newRecorded(t, fast+"detach_tries = 100000\n")
+	n, r := newRecorded(t, fast+"detach_tries = 100000\ngive_up_tries = 3\n")
 	id := n.RunPod(n.PodConfig("web"))
 	pid := pausePID(t, n, id)
+	// Somebody empties libcni's cache, and a daemon starts: ADD has succeeded all the same.
+	check(t, os.Remove(filepath.Join(libcni.CacheDir, "results", n.Network+"-"+id+"-eth0")))
+	n.Crash()
 	r.order("one", "DEL", "fail 11 not now")
 	for range 3 {
 		harness.WantError(t, stop(t, n, id), "not now", "11")
@@ -44,8 +48,10 @@ func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
 	n.Crash()
 	harness.Want(t, !ready(t, n, id), "ready after a restart")
 	harness.WantError(t, stop(t, n, id)) // after a restart
+	rows := len(verbose(t, n, id).Timeline)
 	r.order("one", "DEL", "")
 	eventually(t, "the address is free in the background", func() bool { return len(addresses(t, n)) == 0 })
+	eventually(t, "the pod's timeline says so", func() bool { return len(verbose(t, n, id).Timeline) > rows })
 	check(t, stop(t, n, id))
 	harness.Same(t, "pending", len(pending(t, n)), 0)
 }

@@ -131,8 +131,6 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 		harness.Want(t, took <= time.Second, "the pod is Ready for %v more, daemon restarted: %v", took, restarted)
 	}
 	wantRefused(t, n, n.PodConfig("web", harness.Attempt(attempt-1))) // it died
-	failed, err := n.RunCommand("timeline", "--failed")
-	harness.Want(t, err == nil && strings.Count(failed, "the pod, pause: the pause process ended by itself") == int(attempt), "of %d pods: %v\n%s", attempt, err, failed)
 	id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
 	pid := pausePID(t, n, id)
 	n.Kill()
@@ -140,6 +138,8 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 	eventually(t, "pause is gone", func() bool { return !alive(pid) })
 	n.Start()
 	harness.Want(t, !ready(t, n, id) && ready(t, n, lives), "got %v", list(t, n, nil))
+	failed, err := n.RunCommand("timeline", "--failed")
+	harness.Want(t, err == nil && strings.Count(failed, "the pod, pause: the pause process ended by itself") == int(attempt)+1, "of %d pods: %v\n%s", attempt+1, err, failed)
 }
 
 // What stands in the place of a file, and cannot be read as one, costs its pod nothing and blocks nothing:
