@@ -146,7 +146,7 @@ func (e *exec) cgroups() starter.Cgroups {
 
 func (e *exec) killTree() error {
 	err := e.proc.signal(syscall.SIGKILL)
-	if errors.Is(err, os.ErrProcessDone) {
+	if errors.Is(err, os.ErrProcessDone) || errors.Is(err, os.ErrPermission) && e.cgroup != nil { // see container.kill
 		err = nil
 	}
 	return errors.Join(err, e.cgroup.kill())
@@ -236,8 +236,8 @@ func (c *container) execCgroupAt(slot int) *execCgroup {
 	return &execCgroup{container: c, slot: slot, sub: sub, note: filepath.Join(c.record.Dir(), sub)}
 }
 
-// newExecCgroup makes a child of the container's cgroup. It returns nil if that is refused, as when the
-// container has delegated its controllers: then only the first process of the exec can be ended.
+// newExecCgroup makes a child of the container's cgroup. It returns nil if that is refused, or takes no process
+// because the container has made another one threaded: then only the first process of the exec can be ended.
 func (c *container) newExecCgroup() *execCgroup {
 	_, path, ok := c.record.Cgroups.Tracker()
 	if !ok {
@@ -256,8 +256,10 @@ func (c *container) newExecCgroup() *execCgroup {
 		if _, err := os.Lstat(filepath.Join(path, g.sub)); err == nil {
 			continue
 		}
-		if errors.Join(os.WriteFile(g.note, nil, 0o600), os.Mkdir(filepath.Join(path, g.sub), 0o755)) != nil {
-			_ = os.Remove(g.note)
+		err := errors.Join(os.WriteFile(g.note, nil, 0o600), os.Mkdir(filepath.Join(path, g.sub), 0o755))
+		kind, _ := os.ReadFile(filepath.Join(path, g.sub, "cgroup.type")) // of version 2
+		if err != nil || strings.Contains(string(kind), "invalid") {
+			_, _ = os.Remove(filepath.Join(path, g.sub)), os.Remove(g.note)
 			return nil
 		}
 		c.slots[slot] = true

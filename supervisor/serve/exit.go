@@ -115,7 +115,12 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	}
 	// A privileged init may have moved to a cgroup outside.
 	if !all || sig == syscall.SIGKILL {
-		if killErr := c.init.signal(sig); !errors.Is(killErr, os.ErrProcessDone) {
+		killErr := c.init.signal(sig)
+		refused := errors.Is(killErr, os.ErrPermission) // by its AppArmor profile, which cgroup.kill does not ask
+		if refused && !all {
+			return fmt.Errorf("kill container %s: %w: %w", c.record.ID, errdefs.ErrPermissionDenied, killErr)
+		}
+		if !refused && !errors.Is(killErr, os.ErrProcessDone) {
 			err = errors.Join(err, killErr)
 		}
 	}

@@ -97,6 +97,11 @@ func TestCgroupsInsideOfAScope(t *testing.T) {
 	path := p.info(id).CgroupsPath
 	dir := filepath.Join("/sys/fs/cgroup", path)
 	check(t, os.Mkdir(filepath.Join(dir, "inner"), 0o755))
+	// One of threads, as a virtual machine has for its processors: then every other is of threads, or none.
+	check(t, os.WriteFile(filepath.Join(dir, "inner/cgroup.type"), []byte("threaded"), 0))
+	same(t, "exec beside threads", p.exec(id, "echo hi"), "hi")
+	check(t, os.Remove(filepath.Join(dir, "inner")))
+	check(t, os.Mkdir(filepath.Join(dir, "inner"), 0o755))
 	check(t, os.WriteFile(filepath.Join(dir, "inner/cgroup.procs"), []byte(strconv.Itoa(p.info(id).PID)), 0))
 	check(t, os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0))
 	same(t, "exec", p.exec(id, "echo hi"), "hi")
@@ -172,6 +177,10 @@ func TestAppArmor(t *testing.T) {
 		check(t, p.stop(id, 10))
 	}
 	wantCode(t, p.createErr(shell("unknown", "true", appArmor(runtimeapi.SecurityProfile_Localhost, "no-such-profile"))), codes.InvalidArgument)
+	// One that takes no signals cannot be told to end.
+	silent := p.run("silent", forever, appArmor(runtimeapi.SecurityProfile_Localhost, silentProfile))
+	check(t, p.stop(silent, 100))
+	p.wantExit(silent, 137, "Error")
 	// The profile forbids what the capabilities would allow.
 	admin := secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
 		s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN"}}
@@ -180,11 +189,12 @@ func TestAppArmor(t *testing.T) {
 	p.exec(p.run("free", forever, admin, appArmor(runtimeapi.SecurityProfile_Unconfined, "")), "mount -t tmpfs x /tmp")
 }
 
-const testProfile = "minicri-test-profile"
+const testProfile, silentProfile = "minicri-test-profile", "minicri-silent-profile"
 
 func loadTestProfile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "profile")
-	check(t, os.WriteFile(path, []byte("profile "+testProfile+" flags=(attach_disconnected) {\n  file,\n  capability,\n  network,\n  signal,\n  ptrace,\n}\n"), 0o600))
+	const form = "profile %s flags=(attach_disconnected) {\n  file,\n  capability,\n  network,\n  ptrace,%s\n}\n"
+	check(t, os.WriteFile(path, fmt.Appendf(nil, form+form, testProfile, " signal,", silentProfile, ""), 0o600))
 	program(t, "apparmor_parser", "-Kr", path)
 	t.Cleanup(func() { program(t, "apparmor_parser", "-KR", path) })
 }
