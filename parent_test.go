@@ -1,10 +1,12 @@
 package minicri_test
 
 import (
+	"cmp"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"maps"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -92,17 +94,32 @@ func TestTheSupervisorForksWhereNoContainerIs(t *testing.T) {
 	}
 }
 
-// forksIn are the names of forks that a file uses: alone, as fields are, or with their package.
+// forksIn are the names of forks that a file uses: alone, as fields are, or with their package, whatever that
+// is called in the file; and system calls that have a number and no name.
 func forksIn(t *testing.T, file string) (found []string) {
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 	must(t, err)
+	renamed := make(map[string]string)
+	for _, i := range parsed.Imports {
+		if i.Name != nil {
+			renamed[i.Name.Name] = path.Base(strings.Trim(i.Path.Value, `"`))
+		}
+	}
 	ast.Inspect(parsed, func(node ast.Node) bool {
 		switch n := node.(type) {
+		case *ast.CallExpr:
+			called, _ := n.Fun.(*ast.SelectorExpr)
+			if called == nil || !strings.Contains(called.Sel.Name, "Syscall") || len(n.Args) == 0 {
+				break
+			}
+			if number, is := n.Args[0].(*ast.BasicLit); is && number.Kind == token.INT {
+				found = append(found, "system call "+number.Value)
+			}
 		case *ast.SelectorExpr:
 			from, _ := n.X.(*ast.Ident)
 			whole := n.Sel.Name
 			if from != nil {
-				whole = from.Name + "." + whole
+				whole = cmp.Or(renamed[from.Name], from.Name) + "." + whole
 			}
 			if slices.Contains(forks, whole) || slices.Contains(forks, n.Sel.Name) {
 				found = append(found, whole)
