@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -31,9 +32,10 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 	harness.Check(t, err)
 	parent := t.TempDir()
 	writeKills(t, parent, 5)
-	for id, kills := range map[string]int{"first": 0, "second": 5} {
-		dir := filepath.Join(parent, id)
-		harness.Check(t, os.Mkdir(dir, 0o700))
+	for path, kills := range map[string]int{"first.scope/container": 0, "second": 5} {
+		id, _, _ := strings.Cut(path, ".")
+		dir := filepath.Join(parent, path)
+		harness.Check(t, os.MkdirAll(dir, 0o700))
 		writeKills(t, dir, kills)
 		r := record{Container: starter.Container{ID: id, Cgroups: map[string]string{"": dir}}, Version: api.RecordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
 		harness.Check(t, writeJSON(s.recordPath(id), r))
@@ -46,7 +48,7 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 	first.noteOOM()
 	second.noteOOM()
 	writeKills(t, parent, 6)
-	harness.Check(t, os.RemoveAll(filepath.Join(parent, "first")))
+	harness.Check(t, os.RemoveAll(filepath.Join(parent, "first.scope")))
 	harness.Want(t, first.killedByOOM(syscall.WaitStatus(syscall.SIGKILL)),
 		"it was killed for want of memory, and is taken for ended by others")
 	for _, c := range []*container{first, second} {

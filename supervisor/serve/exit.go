@@ -215,7 +215,11 @@ func (c *container) oomParent() string {
 	if _, v1 := cgroups["memory"]; v1 || cgroups[""] == "" {
 		return ""
 	}
-	return filepath.Dir(cgroups[""])
+	parent := filepath.Dir(cgroups[""])
+	if filepath.Ext(parent) == ".scope" { // crun makes a cgroup in its scope
+		parent = filepath.Dir(parent)
+	}
+	return parent
 }
 
 // claimOOMKills notes that kills which a cgroup has counted are those of one container below it.
