@@ -26,7 +26,11 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	m := newMeter(t, directories(layers))
 	path := makeCgroup(t, m.hierarchies, "metrics")
 	must(t, os.Mkdir(filepath.Join(layers, "metrics"), 0o755))
+	for _, directory := range m.hierarchies.own(path) {
+		must(t, os.Mkdir(directory+"/inner", 0o755)) // as an exec has
+	}
 	start(t, m.hierarchies, path)
+	start(t, m.hierarchies, path+"/inner")
 	answer := m.Metrics(t.Context(), []Pod{{
 		ID: "pod", Cgroups: []string{path}, Netns: newNamespace(t), Attributes: &runtimeapi.PodSandboxAttributes{},
 		Containers: []Container{
@@ -40,6 +44,9 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	found := make(map[string]*runtimeapi.Metric)
 	for _, metric := range append(answer[0].GetMetrics(), answer[0].GetContainerMetrics()[0].GetMetrics()...) {
 		found[metric.GetName()] = metric
+	}
+	if processes := found["container_processes"].GetValue().GetValue(); processes != 2 {
+		t.Errorf("%d processes, want 2", processes)
 	}
 	for _, d := range Descriptors() {
 		metric := found[d.GetName()]

@@ -332,7 +332,7 @@ func (m *metrics) addMemory(h hierarchies, path string, used *usage) {
 
 func (m *metrics) addProcesses(directory string, used *usage) {
 	m.add("container_threads_max", used.PidsStats.Limit)
-	pids, err := cgroups.GetPids(directory)
+	pids, err := cgroups.GetAllPids(directory)
 	if err != nil {
 		return
 	}
