@@ -23,7 +23,7 @@ import (
 // An adopted container whose cgroup is gone has the kill that its parent has counted since
 // then, whatever was killed in others below that before they were adopted.
 func TestOOMKillAfterAdoption(t *testing.T) {
-	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), containers: map[string]*container{}, oomClaims: map[string]int{}}
+	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), containers: map[string]*container{}, oomKills: map[string]oomKills{}}
 	s.life, s.stop = context.WithCancel(t.Context())
 	for _, dir := range []string{api.RecordDir, api.StreamDir, api.ExitDir} {
 		harness.Check(t, os.Mkdir(filepath.Join(s.dir, dir), 0o700))
@@ -32,7 +32,7 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 	harness.Check(t, err)
 	parent := t.TempDir()
 	writeKills(t, parent, 5)
-	for path, kills := range map[string]int{"first.scope/container": 0, "second": 5} {
+	for path, kills := range map[string]int{"first.scope/container": 0, "second": 5, "third": 0} {
 		id, _, _ := strings.Cut(path, ".")
 		dir := filepath.Join(parent, path)
 		harness.Check(t, os.MkdirAll(dir, 0o700))
@@ -44,14 +44,20 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 		}
 		harness.Check(t, s.adopt(id))
 	}
-	first, second := s.get("first"), s.get("second")
-	first.noteOOM()
-	second.noteOOM()
+	first, second, third := s.get("first"), s.get("second"), s.get("third")
+	for _, c := range []*container{first, second, third} {
+		c.noteOOM()
+	}
 	writeKills(t, parent, 6)
 	harness.Check(t, os.RemoveAll(filepath.Join(parent, "first.scope")))
 	harness.Want(t, first.killedByOOM(syscall.WaitStatus(syscall.SIGKILL)),
 		"it was killed for want of memory, and is taken for ended by others")
-	for _, c := range []*container{first, second} {
+	// One process of the second is killed, which goes on.
+	writeKills(t, filepath.Join(parent, "second"), 6)
+	writeKills(t, parent, 7)
+	harness.Check(t, os.RemoveAll(filepath.Join(parent, "third")))
+	harness.Want(t, !third.killedByOOM(syscall.WaitStatus(syscall.SIGKILL)), "it was killed by others, and has the kill of another container")
+	for _, c := range []*container{first, second, third} {
 		c.streams().Drain()
 	}
 }

@@ -222,21 +222,36 @@ func (c *container) oomParent() string {
 	return parent
 }
 
+// oomKills are those that a cgroup above containers has counted.
+type oomKills struct{ claimed, seen int }
+
 // claimOOMKills notes that kills which a cgroup has counted are those of one container below it.
 func (s *Supervisor) claimOOMKills(parent string, kills int) {
 	if kills > 0 {
 		s.mu.Lock()
-		s.oomClaims[parent] += kills
+		s.oomKills[parent] = oomKills{s.oomKills[parent].claimed + kills, s.oomKills[parent].seen}
 		s.mu.Unlock()
 	}
 }
 
 // unclaimedOOMKills are kills that a cgroup has counted and no container claimed: older ones, or of others.
+// When it has counted more, containers that go on claim theirs first.
 func (s *Supervisor) unclaimedOOMKills(parent string) int {
+	kills, _ := readOOMKills(starter.Cgroups{"": parent})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kills, _ := readOOMKills(starter.Cgroups{"": parent})
-	return kills - s.oomClaims[parent]
+	if seen := kills; seen != s.oomKills[parent].seen {
+		s.mu.Unlock()
+		for _, c := range s.all() {
+			if c.oomParent() == parent {
+				c.countOOM()
+			}
+		}
+		kills, _ = readOOMKills(starter.Cgroups{"": parent}) // what they claim is in it
+		s.mu.Lock()
+		s.oomKills[parent] = oomKills{s.oomKills[parent].claimed, seen}
+	}
+	return kills - s.oomKills[parent].claimed
 }
 
 // killedByOOM reports whether lack of memory has ended the container: SIGKILL ended it, or a child whose

@@ -70,7 +70,7 @@ type Supervisor struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
-	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
+	oomKills   map[string]oomKills // by cgroup
 }
 
 // Run serves until ctx is cancelled or Shutdown is called. Containers live on: the next Run adopts them.
@@ -89,7 +89,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	defer lock.Close()
 	sup := &Supervisor{
 		dir: s.Dir, systemd: s.SystemdCgroup, log: log, events: newBroker(), life: ctx, stop: stop,
-		containers: make(map[string]*container), oomClaims: make(map[string]int),
+		containers: make(map[string]*container), oomKills: make(map[string]oomKills),
 	}
 	if err := sup.open(api.About{Build: s.Build, Version: s.Version, Protocol: api.Protocol, Records: api.RecordVersion}); err != nil {
 		return err
