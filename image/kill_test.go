@@ -103,6 +103,17 @@ func TestCollectRemovesWhatTheDatabaseDoesNotKnow(t *testing.T) {
 	checkLeft(t, reopened(t, s), leftovers{})
 }
 
+// TestComparisonsThatAreCut: none writes what one before it has left on the disk. The library would make a record of
+// that blob, and a kill before it is removed would keep both for a day.
+func TestComparisonsThatAreCut(t *testing.T) {
+	s := openStore(t)
+	for n := 1; n <= 2; n++ {
+		must(t, s.compareDisk(s.scope(t.Context())))
+		harness.Same(t, "blobs before a collection", files(t, filepath.Join(s.dir, "content", "blobs")), n)
+	}
+	checkLeft(t, reopened(t, s), leftovers{})
+}
+
 // TestPullAfterAKillBetweenASnapshotAndItsRecord leaves the directory that a
 // daemon leaves which is killed after the rename that makes snapshot N and before
 // the record of N is on the disk: the next snapshot has the same number.

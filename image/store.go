@@ -331,10 +331,11 @@ func (s *Store) Collect(ctx context.Context) error {
 // something is made and removed.
 func (s *Store) compareDisk(ctx context.Context) error {
 	const probe = "minicri: removed at once"
-	desc := ocispec.Descriptor{Digest: digest.FromString(probe), Size: int64(len(probe))}
-	// Each try has its own: the library keeps one locked whose record the disk did not take.
-	reference := fmt.Sprintf("%s %d", probe, time.Now().UnixNano())
-	if err := content.WriteBlob(ctx, s.content, reference, strings.NewReader(probe), desc); err != nil {
+	// Each try has its own: the library keeps a name locked whose record the disk did not take, and for a day a blob
+	// that a killed try found on the disk.
+	own := fmt.Sprintf("%s %d", probe, time.Now().UnixNano())
+	desc := ocispec.Descriptor{Digest: digest.FromString(own), Size: int64(len(own))}
+	if err := content.WriteBlob(ctx, s.content, own, strings.NewReader(own), desc); err != nil {
 		return err
 	}
 	if err := s.content.Delete(ctx, desc.Digest); err != nil {
