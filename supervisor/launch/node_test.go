@@ -201,6 +201,7 @@ var initCalls = []string{
 	"rt_sigprocmask", "rt_sigtimedwait", "wait4", "exit_group", "openat", "openat2", "write", "close", "execve", "close_range", "fcntl", "futex",
 	"statx", "fstatfs", "fstat", "readlinkat", "getdents64", "epoll_ctl", "epoll_pwait", "mmap", "munmap", "madvise", "rt_sigaction", "sigaltstack",
 	"rt_sigreturn", "nanosleep", "getpid", "tgkill", "gettid", "read", "dup3", "newfstatat", "lseek", "sched_yield", "prlimit64",
+	"clock_gettime", // of a machine without a vdso, such as User-mode Linux
 }
 
 // allowing allows calls and refuses all others, as pause's default profile does.
