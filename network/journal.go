@@ -104,9 +104,7 @@ func (n *CNI) openJournal() error {
 		}
 		succeeded := addSucceeded(record)
 		// A failed DEL has noted what was known then. As far as a later boot knows, the disk may have lost the cache.
-		if !succeeded && !record.Releasing && record.Boot == n.bootID {
-			record.NeverAttached = true
-		}
+		record.NeverAttached = record.NeverAttached || !succeeded && !record.Releasing && record.Boot == n.bootID
 		a := newAttachment(record)
 		a.begun, a.attached = true, succeeded && !record.Releasing
 		n.attachments[id] = a

@@ -188,10 +188,8 @@ func (s *Store) restorePause(sb *Sandbox) {
 	}
 }
 
-// restorePauseRetry is how long a pause is not looked for again that could not be opened.
-const restorePauseRetry = time.Second
-
 func (s *Store) restorePauseLater(sb *Sandbox) {
+	const restorePauseRetry = time.Second // how long a pause is not looked for again that could not be opened
 	select {
 	case <-s.Base.Done():
 	case <-time.After(restorePauseRetry):

@@ -160,11 +160,10 @@ func (s *Store) Details(sb *Sandbox) Details {
 
 // LiveAddresses returns the addresses of the sandbox unless its network namespace was removed by hand.
 func (s *Store) LiveAddresses(sb *Sandbox) []netip.Addr {
-	addresses := sb.Addresses()
-	if len(addresses) == 0 || !s.options.Netns.Alive(sb.ID) {
+	if !s.options.Netns.Alive(sb.ID) {
 		return nil
 	}
-	return addresses
+	return sb.Addresses()
 }
 
 // NetnsPath is where the sandbox's network namespace is pinned, "" for the node's.
