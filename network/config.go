@@ -12,6 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/utils"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/state"
@@ -149,21 +150,19 @@ func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configurati
 	if len(list.Plugins) == 0 {
 		return nil, errors.New("the list has no plugins")
 	}
-	raw := make(map[string]json.RawMessage)
-	if err := json.Unmarshal(list.Bytes, &raw); err != nil {
+	if err := utils.ValidateNetworkName(list.Name); err != nil { // before CNI 1.1 no STATUS says so
 		return nil, err
 	}
+	raw := make(map[string]json.RawMessage)
+	_ = json.Unmarshal(list.Bytes, &raw) // never fails for what libcni has decoded
 	c := &Configuration{Name: list.Name, CNIVersion: list.CNIVersion, File: file}
 	var inlined []json.RawMessage
 	for _, plugin := range list.Plugins {
 		inlined = append(inlined, plugin.Bytes)
 		c.Plugins = append(c.Plugins, plugin.Network.Type)
 	}
-	plugins, err := json.Marshal(inlined)
-	if err != nil {
-		return nil, err
-	}
-	raw["plugins"], raw["loadOnlyInlinedPlugins"] = plugins, json.RawMessage("true")
-	c.Bytes, err = json.Marshal(raw)
-	return c, err
+	raw["plugins"], _ = json.Marshal(inlined)
+	raw["loadOnlyInlinedPlugins"] = json.RawMessage("true")
+	c.Bytes, _ = json.Marshal(raw)
+	return c, nil
 }

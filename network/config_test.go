@@ -23,6 +23,7 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 		"", goodList[:40], "\x00\x01", "[]", "null", `{"cniVersion": "1.1.0", "plugins": [{"type": "bridge"}]}`,
 		`{"cniVersion": "1.1.0", "name": "x", "plugins": []}`, `{"cniVersion": "1.1.0", "name": "x", "plugins": "bridge"}`,
 		`{"cniVersion": "1.1.0", "name": "x", "plugins": [{"bridge": "b"}]}`,
+		`{"cniVersion": "1.0.0", "name": "a/b", "plugins": [{"type": "bridge"}]}`,
 	} {
 		t.Run(content, func(t *testing.T) {
 			directory := t.TempDir()
