@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -191,16 +192,13 @@ func (s *Store) AwaitProof(limit time.Duration) {
 	}
 }
 
-// tryPause makes a pod on the node's network, without a record. With a program it is made like a
-// container, with its own network, and not started.
+// tryPause makes a pod without a record and without an attachment. With a program it is made like a
+// container, and not started.
 func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
 	ctx, cancel := step.Bound(s.Base, s.Base, limit)
 	defer cancel()
 	config := &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: "proof", Namespace: "minicri", Uid: "proof"},
-		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
-		}},
 	}
 	record, err := s.newRecord(config, "")
 	if err != nil {
@@ -212,7 +210,7 @@ func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
 		return err
 	}
 	defer func() {
-		err = errors.Join(err, s.killPause(c.Sandbox), s.removeProcesses(c.Sandbox), s.removeFiles(c.ID))
+		err = errors.Join(err, s.killPause(c.Sandbox), s.removeProcesses(c.Sandbox), s.options.Netns.Remove(c.ID), s.removeFiles(c.ID))
 		s.Forget(c.Sandbox)
 	}()
 	if err := s.options.Node.Know(cgroup.Path(c.CgroupsPath)); err != nil {
@@ -221,15 +219,18 @@ func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
 	if err := c.makeFiles(ctx); err != nil {
 		return err
 	}
+	if err := c.makeNetns(ctx); err != nil {
+		return fmt.Errorf("make a network namespace (netns_dir): %w", err)
+	}
 	spec, err := c.spec()
 	if err != nil {
 		return err
 	}
+	maps.DeleteFunc(spec.Linux.Sysctl, func(name, _ string) bool { return needsInterfaces(map[string]string{name: ""}) })
 	if len(program) > 0 {
-		// Runtimes make and need /dev/null; runsc would take the node's addresses.
+		// Runtimes make and need /dev/null.
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" })
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"})
-		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace})
 	}
 	prepared, err := s.preparePause(ctx, c.Sandbox, spec, program)
 	if err == nil && len(program) == 0 {

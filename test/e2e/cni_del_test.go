@@ -226,16 +226,15 @@ func TestNodeThatCannotMakeAPause(t *testing.T) {
 	check(t, unix.Unmount(n.Root, 0))
 	harness.Want(t, err != nil && strings.Contains(output, "root: ") && strings.Contains(output, "noexec"),
 		"on a noexec mount: %v, %s", err, output)
-	most := filepath.Join(cgroupDir(n.CgroupParent), "pids.max")
-	check(t, os.WriteFile(most, []byte("0"), 0))
+	check(t, unix.Mount("none", n.Netns, "tmpfs", unix.MS_RDONLY, ""))
 	n.Start()
 	eventually(t, "the node says that it is not ready, and why", func() bool {
 		is, message := condition(t, n, runtimeapi.RuntimeReady)
-		return !is && strings.Contains(message, "a pause did not start")
+		return !is && strings.Contains(message, "a pause did not start") && strings.Contains(message, "netns_dir")
 	})
 	c := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions[0]
 	harness.Want(t, c.Type == runtimeapi.RuntimeReady && c.Reason != "", "the condition has no reason: %v", c)
-	check(t, os.WriteFile(most, []byte("max"), 0))
+	check(t, unix.Unmount(n.Netns, unix.MNT_DETACH))
 	eventually(t, "the node is ready", func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
 }
