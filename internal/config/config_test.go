@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -86,6 +88,9 @@ func TestOrder(t *testing.T) {
 	put(t, filepath.Join(dropIns, "15-bad.toml"), "\n\nroot = 7\n")
 	_, err = load([]string{"--config", path}, io.Discard)
 	harness.WantError(t, err, "15-bad.toml:3:")
+	harness.Check(t, unix.Mkfifo(filepath.Join(dropIns, "17-fifo.toml"), 0o600))
+	_, err = load([]string{"--config", path}, io.Discard)
+	harness.WantError(t, err, "17-fifo.toml is no regular file")
 }
 
 func TestEveryFlagIsAKey(t *testing.T) {

@@ -73,7 +73,14 @@ func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ 
 	l := &Loaded{Config: Default(), Sources: make(map[string]string)}
 	name := cmp.Or(file, DefaultFile)
 	for _, path := range append([]string{name}, DropIns(name)...) {
-		if err := l.readFile(path); err != nil && (file != "" || path != name || !errors.Is(err, fs.ErrNotExist)) {
+		info, err := os.Stat(path)
+		switch {
+		case err == nil && path != file && !info.Mode().IsRegular(): // a fifo would hold up the daemon; a person may name one
+			err = fmt.Errorf("%s is no regular file", path)
+		case err == nil:
+			err = l.readFile(path)
+		}
+		if err != nil && (file != "" || path != name || !errors.Is(err, fs.ErrNotExist)) {
 			l.Broken = append(l.Broken, err)
 		}
 	}
