@@ -45,9 +45,9 @@ func configCommand(ctx context.Context, arguments []string, output io.Writer) er
 	case verb == "show" && len(words) == 0:
 		running, err := runningConfig(ctx, l.Socket)
 		if err != nil {
-			return fmt.Errorf("ask the daemon for its configuration: %w", err)
+			err = fmt.Errorf("ask the daemon for its configuration: %w", err)
 		}
-		return errors.Join(showConfig(output, l, running), l.Strict())
+		return errors.Join(showConfig(output, l, running), l.Strict(), err)
 	case verb == "from-containerd" && len(words) == 1:
 		data, err := os.ReadFile(words[0])
 		if err != nil {
