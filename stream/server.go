@@ -56,9 +56,9 @@ type Server struct {
 
 // Listen opens the listener; Serve then serves it.
 func Listen(ctx context.Context, options Options) (*Server, error) {
-	listener, err := listen(ctx, options.Address)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", options.Address)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("listen for exec, attach and port-forward (streaming.address): %w", err)
 	}
 	var limit unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) // cannot fail
@@ -80,17 +80,9 @@ func Listen(ctx context.Context, options Options) (*Server, error) {
 	return s, nil
 }
 
-func listen(ctx context.Context, address string) (net.Listener, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("listen for exec, attach and port-forward (streaming.address): %w", err)
-	}
-	return listener, nil
-}
-
-// CheckAddress returns the error with which Listen would fail.
+// CheckAddress returns why nothing could be served at an address.
 func CheckAddress(ctx context.Context, address string) error {
-	listener, err := listen(ctx, address)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return err
 	}

@@ -35,11 +35,14 @@ func TestConfigCheck(t *testing.T) {
 		`default_seccomp = "localhost//nowhere/profile.json"`:                                    ":1: default_seccomp",
 		`default_seccomp = "localhost/profile.json"`:                                             ":1: default_seccomp",
 		fmt.Sprintf("default_seccomp = \"localhost/%s\"", base):                                  "",
+		fmt.Sprintf("default_seccomp = \"localhost/%s\"", filepath.Join(dir, "config.toml")):     ":1: default_seccomp",
 		`default_apparmor = "localhost/not-loaded"`:                                              ":1: default_apparmor",
 		`default_capabilities = ["CHOWN", "CAP_KILL", "ALL"]`:                                    "",
 		`default_capabilities = ["CHWON"]`:                                                       ":1: default_capabilities",
 		`default_ulimits = ["files=1"]`:                                                          "default_ulimits",
 		`shim = "/nowhere"`:                                                                      ":1: shim",
+		fmt.Sprintf("shim = %q", dir):                                                            ":1: shim",
+		`metrics_address = "192.0.2.1:0"`:                                                        ":1: metrics_address",
 		"[streaming]\naddress = '192.0.2.1:0'":                                                   ":2: streaming.address",
 		fmt.Sprintf("[streaming]\naddress = %q", port):                                           ":2: streaming.address",
 		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", taken):                                 ":3: nri.socket",
@@ -51,6 +54,8 @@ func TestConfigCheck(t *testing.T) {
 		fmt.Sprintf("netns_dir = %q", fifo):                                                      ":1: netns_dir",
 		fmt.Sprintf("netns_dir = %q", link):                                                      ":1: netns_dir",
 		fmt.Sprintf("socket = %q", fifo):                                                         ":1: socket",
+		`socket = "/proc/s"`:                                                                     ":1: socket",
+		`netns_dir = "/sys/x"`:                                                                   ":1: netns_dir",
 		`socket = "/dev/null/x/s"`:                                                               ":1: socket",
 		fmt.Sprintf("root = %q\nstate = %q\nnetns_dir = %q", dir+"/r/r", dir+"/s/s", dir+"/n/n"): "",
 	} {
@@ -100,6 +105,19 @@ func TestConfigShow(t *testing.T) {
 	for _, line := range []string{"socket = '/nowhere/s'  # " + file + ":1\n", "root = '/r'  # --root\n", "limits.run = '4m0s'  # " + file + ":3\n", "limits.kill = '10s'  # default\n", "runtimes.runc.type = 'builtin'  # default\n"} {
 		harness.Want(t, strings.Contains(output.String(), line), "no line %q in\n%s", line, output.String())
 	}
+	output.Reset()
+	socket := filepath.Join(t.TempDir(), "s")
+	hung, err := net.Listen("unix", socket)
+	must(t, err)
+	go func() {
+		for c, err := hung.Accept(); err == nil; c, err = hung.Accept() {
+			_ = c.Close()
+		}
+	}()
+	err = configCommand(t.Context(), []string{"show", "--socket", socket}, &output)
+	must(t, hung.Close())
+	harness.WantError(t, err, "ask the daemon")
+	harness.Want(t, strings.Contains(output.String(), "limits.kill = '10s'  # default\n"), "with a daemon that gives no status it shows %q", output.String())
 	output.Reset()
 	must(t, showConfig(&output, &config.Loaded{Config: config.Default()}, map[string]any{"log_level": "warn"}))
 	if now := "log_level = 'info'  # default; the daemon that runs has warn: "; !strings.Contains(output.String(), now) {

@@ -121,7 +121,7 @@ func preflight(c *config.Config, m machine.Machine) (problems []error) {
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })
 }
 
-// obstacles returns what else would stop the start of a daemon. It makes nothing. running is from
+// obstacles returns what else would stop the start of a daemon, or of its metrics. It makes nothing. running is from
 // runningConfig: what that daemon uses is no obstacle. Each error begins with its key.
 func obstacles(ctx context.Context, c *config.Config, running map[string]any) (problems []error) {
 	add := func(key string, err error) {
@@ -138,8 +138,10 @@ func obstacles(ctx context.Context, c *config.Config, running map[string]any) (p
 	if err := socket.CheckFree(c.Socket); !errors.Is(err, socket.ErrInUse) {
 		add("socket", err)
 	}
-	if err := stream.CheckAddress(ctx, c.Streaming.Address); !errors.Is(err, unix.EADDRINUSE) || !serves && !unprivileged {
-		add("streaming.address", err)
+	for key, address := range map[string]string{"streaming.address": c.Streaming.Address, "metrics_address": c.Metrics} {
+		if err := stream.CheckAddress(ctx, address); address != "" && (!errors.Is(err, unix.EADDRINUSE) || !serves && !unprivileged) {
+			add(key, err)
+		}
 	}
 	if c.NRI.Enabled && c.NRI.Socket != "" {
 		add("nri.socket", canMake(filepath.Dir(c.NRI.Socket)))
@@ -165,8 +167,12 @@ func canMake(directory string) error {
 	if err == nil && !info.IsDir() {
 		err = &fs.PathError{Op: "mkdir", Path: above, Err: unix.ENOTDIR}
 	}
+	var found unix.Statfs_t
 	if err == nil {
-		err = os.NewSyscallError("write to "+above, unix.Access(above, unix.W_OK|unix.X_OK))
+		err = cmp.Or(unix.Statfs(above, &found), os.NewSyscallError("write to "+above, unix.Access(above, unix.W_OK|unix.X_OK)))
+	}
+	if err == nil && slices.Contains([]int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC}, int64(found.Type)) {
+		err = fmt.Errorf("%s is on a file system of the kernel's, where no file can be made", above)
 	}
 	if os.Geteuid() != 0 && errors.Is(err, fs.ErrPermission) {
 		return nil // the daemon is root
@@ -227,7 +233,11 @@ func findShim(path string) (string, error) {
 		}
 		path = filepath.Join(filepath.Dir(self), "minicri-shim")
 	}
-	if _, err := os.Stat(path); err != nil {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", path)
+	}
+	if err != nil {
 		return "", fmt.Errorf("minicri-shim: %w: install it in the directory of minicri, or give --shim", err)
 	}
 	return path, nil

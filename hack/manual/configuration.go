@@ -14,7 +14,7 @@ const configurationHead = `# Configuration
 The daemon reads %s if it exists, or the file of its flag --config, which has to exist; then the drop-ins FILE.d/*.toml in the order of their names; then its flags. A later value replaces an earlier one; a table of runtimes is added to those that are there.
 
 - ` + "`minicri config default`" + ` prints a file with every key, its default and its comment.
-- ` + "`minicri config check FILE`" + ` reads a file with its drop-ins as the daemon does, and reports everything that cannot work, with file and line: durations without a unit, paths that are not absolute, limits that another limit always ends first, certificates that cannot be read, what this machine does not have. The daemon refuses to start with such a file.
+- ` + "`minicri config check FILE`" + ` reads a file with its drop-ins as the daemon does, and reports everything that cannot work, with file and line: durations without a unit, paths that are not absolute, limits that another limit always ends first, certificates that cannot be read, what this machine does not have. The daemon refuses to start with such a file; where it is only ` + "`metrics_address`" + ` that cannot be had, it serves no metrics.
 - A key that does not exist is an error for ` + "`config check`" + `, and a warning in the log of a daemon, which starts without it: another build may have written it.
 - ` + "`minicri config show`" + ` prints every key with its value and where that is from: a file and its line, a flag, or the default; and which the daemon that runs does not have yet.
 - A file that is broken costs its own values alone where a command looks at a node (check, pods, timeline, image, debug bundle): it is named, and the rest counts.

@@ -5,6 +5,7 @@
 package validate
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -18,10 +19,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/state"
 )
 
 type problems struct{ errs []error }
@@ -190,10 +193,12 @@ func Seccomp(profile *runtimeapi.SecurityProfile) error {
 	case !filepath.IsAbs(ref):
 		return fmt.Errorf("localhost_ref %q is not an absolute path", ref)
 	}
-	if info, err := os.Stat(ref); err != nil {
+	body, err := state.ReadFile(ref)
+	if err != nil {
 		return err
-	} else if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a file", ref)
+	}
+	if err := json.Unmarshal(body, &specs.LinuxSeccomp{}); err != nil {
+		return fmt.Errorf("%s is no seccomp profile: %w", ref, err)
 	}
 	return nil
 }
