@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/sirupsen/logrus"
+	logrusslog "github.com/sirupsen/logrus/hooks/slog"
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sync/errgroup"
@@ -295,8 +297,8 @@ func (s *Store) scope(ctx context.Context) context.Context {
 // errors, and warn of every mirror that does not answer.
 func libraryLog(logger *slog.Logger) *log.Entry {
 	library := logrus.New()
-	library.SetOutput(slog.NewLogLogger(logger.Handler(), slog.LevelDebug).Writer())
-	library.SetFormatter(&logrus.TextFormatter{DisableTimestamp: true, DisableColors: true})
+	library.SetOutput(io.Discard)
+	library.AddHook(logrusslog.NewHook(logger, &logrusslog.HookOptions{LevelMapper: func(logrus.Level) slog.Level { return slog.LevelDebug }}))
 	library.SetLevel(logrus.DebugLevel)
 	return logrus.NewEntry(library)
 }

@@ -26,7 +26,7 @@ func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 	}
 	level := &slog.LevelVar{}
 	level.Set(configured)
-	logger := slog.New(newHandler(os.Stderr, c.LogFormat, &slog.HandlerOptions{Level: level}, toJournal(os.Stderr)))
+	logger := slog.New(newHandler(os.Stderr, c.LogFormat, level, toJournal(os.Stderr)))
 	libraries := slog.New(libraryLog{logger.Handler()})
 	slog.SetDefault(libraries)
 	klog.SetSlogLogger(libraries)
@@ -37,14 +37,22 @@ func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
 	return logger, level, nil
 }
 
-func newHandler(file io.Writer, format string, options *slog.HandlerOptions, journal bool) slog.Handler {
+func newHandler(file io.Writer, format string, level slog.Leveler, journal bool) slog.Handler {
 	if journal {
 		file = prioritized{file}
 	}
 	if format == "json" {
-		return slog.NewJSONHandler(file, options)
+		return slog.NewJSONHandler(file, &slog.HandlerOptions{Level: level, ReplaceAttr: withUnit})
 	}
-	return slog.NewTextHandler(file, options)
+	return slog.NewTextHandler(file, &slog.HandlerOptions{Level: level})
+}
+
+// withUnit has slog's JSON write a duration as its text does, "1.5s", instead of nanoseconds.
+func withUnit(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
 }
 
 // toJournal reports whether a file leads to journald (JOURNAL_STREAM, systemd.exec(5)).

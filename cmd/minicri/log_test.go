@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/minicri/minicri/test/harness"
 )
@@ -35,7 +36,7 @@ func TestLibraryLog(t *testing.T) {
 // Each line has the priority of its record, for journalctl -p err; a line of JSON is one.
 func TestPrioritiesAndForms(t *testing.T) {
 	var written bytes.Buffer
-	logger := slog.New(newHandler(&written, "text", &slog.HandlerOptions{Level: slog.LevelDebug}, true)).With("pod", "web")
+	logger := slog.New(newHandler(&written, "text", slog.LevelDebug, true)).With("pod", "web")
 	for want, say := range map[string]func(string, ...any){"<3>": logger.Error, "<4>": logger.Warn, "<6>": logger.Info, "<7>": logger.Debug} {
 		written.Reset()
 		say("x")
@@ -43,10 +44,10 @@ func TestPrioritiesAndForms(t *testing.T) {
 			"%q does not begin with %s", &written, want)
 	}
 	written.Reset()
-	slog.New(newHandler(&written, "json", nil, false)).Info("x", "pod", "web")
-	var line struct{ Msg, Pod string }
+	slog.New(newHandler(&written, "json", nil, false)).Info("x", "pod", "web", "took", 1500*time.Millisecond)
+	var line struct{ Msg, Pod, Took string }
 	err := json.Unmarshal(written.Bytes(), &line)
-	harness.Want(t, err == nil && line.Msg == "x" && line.Pod == "web", "%s: %v", &written, err)
+	harness.Want(t, err == nil && line.Msg == "x" && line.Pod == "web" && line.Took == "1.5s", "%s: %v", &written, err)
 }
 
 // The last line has the priority of an error in the journal, and the form of the log.
