@@ -45,7 +45,7 @@ func flagsOf(c manual.Command) (flags []string) {
 func names(c manual.Command) string {
 	switch {
 	case strings.Contains(c.Argument, "POD"):
-		return `minicri pods 2>/dev/null | awk '$2 ~ "^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$" {print $2}'`
+		return `minicri pods 2>/dev/null | awk '$2 ~ "^[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$" {print $1; print $2; sub(".*/", "", $2); print $2}'`
 	case c.Words != "image pull" && strings.HasPrefix(c.Words, "image ") && (strings.HasPrefix(c.Argument, "REFERENCE") || c.Argument == "NAME"):
 		return `minicri image ls 2>/dev/null | awk 'NR > 1 && $1 ~ "^[A-Za-z0-9._:/@-]+$" {print $1}'`
 	}

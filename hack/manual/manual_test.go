@@ -71,6 +71,8 @@ func TestBashCompletes(t *testing.T) {
 		{"minicri version ", ""},
 		{"minicri timeline shop/c", "shop/cart-1"},
 		{"minicri pods shop/w", "shop/web"},
+		{"minicri timeline w", "web"},
+		{"minicri timeline 0", "0a 0b"},
 		{"minicri image rm do", "docker.io/library/busybox:latest"},
 		{"minicri image save r", "registry.example/a:1"},
 		{"minicri image pull do", ""},
