@@ -80,15 +80,6 @@ func Listen(ctx context.Context, options Options) (*Server, error) {
 	return s, nil
 }
 
-// CheckAddress returns why nothing could be served at an address.
-func CheckAddress(ctx context.Context, address string) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	return listener.Close()
-}
-
 // reachable returns the address that clients on this machine, such as the kubelet, dial.
 func reachable(address net.Addr) string {
 	tcp := *address.(*net.TCPAddr)

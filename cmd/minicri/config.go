@@ -136,8 +136,8 @@ func look(command string, arguments []string) (c call, err error) {
 	for _, problem := range slices.Concat(c.Unknown, c.Broken) {
 		fmt.Fprintf(os.Stderr, "minicri: %s; this goes on without it\n", redact.Line(problem.Error()))
 	}
-	_, _, err = newLogger(c.Config) // libraries log little
-	return c, err
+	newLogger(c.Config) // libraries log little
+	return c, nil
 }
 
 // apply puts the reloadable keys into force. If NRI refuses its keys, c gets those in force instead.
@@ -177,10 +177,7 @@ func (d *serving) reloadFiles() (whole bool, err error) {
 	}
 	fresh := l.Config
 	warnOfUnknown(l, d.logger)
-	level, err := fresh.Level()
-	if err != nil {
-		return false, err
-	}
+	level, _ := fresh.Level() // Read has checked it
 	of, err := handlerDefaults(fresh, d.node.defaults)
 	if err != nil {
 		return false, err

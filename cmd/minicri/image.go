@@ -202,10 +202,7 @@ func imageCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if err != nil {
 		return err
 	}
-	logger, _, err := newLogger(l.Config)
-	if err != nil {
-		return err
-	}
+	logger, _ := newLogger(l.Config)
 	state, err := stateOf(ctx, l.Loaded)
 	if err != nil {
 		return err

@@ -19,22 +19,17 @@ import (
 )
 
 // newLogger logs to stderr, from the configured level on. Its level can be changed.
-func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar, error) {
-	configured, err := c.Level()
-	if err != nil {
-		return nil, nil, err
-	}
+func newLogger(c *config.Config) (*slog.Logger, *slog.LevelVar) {
 	level := &slog.LevelVar{}
+	configured, _ := c.Level() // Read has checked it
 	level.Set(configured)
 	logger := slog.New(newHandler(os.Stderr, c.LogFormat, level, toJournal(os.Stderr)))
 	libraries := slog.New(libraryLog{logger.Handler()})
 	slog.SetDefault(libraries)
 	klog.SetSlogLogger(libraries)
 	log.UseSlog()
-	if err := log.SetLevel("error"); err != nil {
-		return nil, nil, err
-	}
-	return logger, level, nil
+	_ = log.SetLevel("error") // there is such a level
+	return logger, level
 }
 
 func newHandler(file io.Writer, format string, level slog.Leveler, journal bool) slog.Handler {
@@ -42,17 +37,14 @@ func newHandler(file io.Writer, format string, level slog.Leveler, journal bool)
 		file = prioritized{file}
 	}
 	if format == "json" {
-		return slog.NewJSONHandler(file, &slog.HandlerOptions{Level: level, ReplaceAttr: withUnit})
+		return slog.NewJSONHandler(file, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Value.Kind() == slog.KindDuration { // with its unit, as in a text
+				a.Value = slog.StringValue(a.Value.Duration().String())
+			}
+			return a
+		}})
 	}
 	return slog.NewTextHandler(file, &slog.HandlerOptions{Level: level})
-}
-
-// withUnit has slog's JSON write a duration as its text does, "1.5s", instead of nanoseconds.
-func withUnit(_ []string, a slog.Attr) slog.Attr {
-	if a.Value.Kind() == slog.KindDuration {
-		a.Value = slog.StringValue(a.Value.Duration().String())
-	}
-	return a
 }
 
 // toJournal reports whether a file leads to journald (JOURNAL_STREAM, systemd.exec(5)).

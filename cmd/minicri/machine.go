@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -129,22 +130,27 @@ func obstacles(ctx context.Context, c *config.Config, running map[string]any) (p
 			problems = append(problems, fmt.Errorf("%s: %w", key, err))
 		}
 	}
-	add("root", cmp.Or(canMake(c.Root), canRun(c.Root)))
-	add("state", canMake(c.State))
-	add("netns_dir", canMake(c.NetnsDir))
-	add("socket", canMake(filepath.Dir(c.Socket)))
+	add("root", canMake(c.Root, true))
+	add("state", canMake(c.State, false))
+	add("netns_dir", canMake(c.NetnsDir, false))
+	add("socket", canMake(filepath.Dir(c.Socket), false))
 	// Only root can ask the daemon what it has.
 	serves, unprivileged := running != nil, os.Geteuid() != 0
 	if err := socket.CheckFree(c.Socket); !errors.Is(err, socket.ErrInUse) {
 		add("socket", err)
 	}
+	// '' is any free port.
 	for key, address := range map[string]string{"streaming.address": c.Streaming.Address, "metrics_address": c.Metrics} {
-		if err := stream.CheckAddress(ctx, address); address != "" && (!errors.Is(err, unix.EADDRINUSE) || !serves && !unprivileged) {
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if err == nil {
+			err = listener.Close()
+		}
+		if !errors.Is(err, unix.EADDRINUSE) || !serves && !unprivileged {
 			add(key, err)
 		}
 	}
 	if c.NRI.Enabled && c.NRI.Socket != "" {
-		add("nri.socket", canMake(filepath.Dir(c.NRI.Socket)))
+		add("nri.socket", canMake(filepath.Dir(c.NRI.Socket), false))
 		own := running["nri.enabled"] == true && running["nri.socket"] == c.NRI.Socket
 		if err := nri.CheckSocket(c.NRI.Socket); err != nil && (!errors.Is(err, socket.ErrInUse) || !own && !unprivileged) {
 			problems = append(problems, err) // it begins with the key
@@ -153,8 +159,9 @@ func obstacles(ctx context.Context, c *config.Config, running map[string]any) (p
 	return problems
 }
 
-// canMake fails if a directory neither exists nor can be made, or cannot be written to.
-func canMake(directory string) error {
+// canMake fails if a directory neither exists nor can be made, or cannot be written to, or, with runs, if no
+// program can be executed there.
+func canMake(directory string, runs bool) error {
 	above := filepath.Clean(directory)
 	info, err := os.Stat(above)
 	for errors.Is(err, fs.ErrNotExist) {
@@ -171,24 +178,14 @@ func canMake(directory string) error {
 	if err == nil {
 		err = cmp.Or(unix.Statfs(above, &found), os.NewSyscallError("write to "+above, unix.Access(above, unix.W_OK|unix.X_OK)))
 	}
+	if err == nil && runs && found.Flags&unix.ST_NOEXEC != 0 {
+		err = fmt.Errorf("%s is mounted noexec, so no pod could run", above)
+	}
 	if err == nil && slices.Contains([]int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC}, int64(found.Type)) {
 		err = fmt.Errorf("%s is on a file system of the kernel's, where no file can be made", above)
 	}
 	if os.Geteuid() != 0 && errors.Is(err, fs.ErrPermission) {
 		return nil // the daemon is root
-	}
-	return err
-}
-
-// canRun fails if programs cannot be executed below a directory, which canMake has found good and need not be there.
-func canRun(directory string) error {
-	var found unix.Statfs_t
-	err := unix.Statfs(directory, &found)
-	if errors.Is(err, fs.ErrNotExist) {
-		return canRun(filepath.Dir(directory))
-	}
-	if err == nil && found.Flags&unix.ST_NOEXEC != 0 {
-		err = fmt.Errorf("%s is mounted noexec, so no pod could run", directory)
 	}
 	return err
 }

@@ -59,10 +59,7 @@ func serve(ctx context.Context, arguments []string) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("the daemon needs to be root: it makes namespaces, mounts and cgroups")
 	}
-	logger, level, err := newLogger(c)
-	if err != nil {
-		return err
-	}
+	logger, level := newLogger(c)
 	warnOfUnknown(l, logger)
 	// First, so that a daemon that is refused leaves nothing.
 	unlock, err := claim(ctx, c)
