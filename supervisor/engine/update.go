@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -27,6 +28,12 @@ func update(r starter.Request, c container) error {
 		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	paths := r.Cgroups
+	const group = "memory.oom.group" // of each container of a kubelet; systemd before 253 resets what it does not know
+	if now, _ := os.ReadFile(filepath.Join(paths[""], group)); string(now) == "1\n" {
+		kept := map[string]string{group: "1"}
+		maps.Copy(kept, wanted.Unified)
+		wanted.Unified = kept
+	}
 	before := readLimits(paths, wanted.Unified)
 	adjusted, err := setOOMScoreAdj(paths, r.OOMScoreAdj)
 	if err == nil {

@@ -131,7 +131,7 @@ func TestContainerThatLeavesItsScope(t *testing.T) {
 func TestUnified(t *testing.T) {
 	p, _ := newSlicedPod(t)
 	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
-		c.Linux.Resources.Unified = map[string]string{"memory.high": "67108864", "pids.max": "50"}
+		c.Linux.Resources.Unified = map[string]string{"memory.high": "67108864", "pids.max": "50", "memory.oom.group": "1"}
 	})
 	path := p.info(id).CgroupsPath
 	same(t, "memory.high", file(t, path, "memory.high"), "67108864")
@@ -139,6 +139,7 @@ func TestUnified(t *testing.T) {
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{Unified: map[string]string{"memory.high": "33554432"}}))
 	same(t, "memory.high after the update", file(t, path, "memory.high"), "33554432")
 	same(t, "pids.max after the update", file(t, path, "pids.max"), "50")
+	same(t, "memory.oom.group after the update", file(t, path, "memory.oom.group"), "1")
 	unified := p.status(id).Resources.GetLinux().GetUnified()
 	expect(t, unified["memory.high"] == "33554432" && unified["pids.max"] == "50", "the status says %v", unified)
 }
