@@ -23,7 +23,7 @@ import (
 // An adopted container whose cgroup is gone has the kill that its parent has counted since
 // then, whatever was killed in others below that before they were adopted.
 func TestOOMKillAfterAdoption(t *testing.T) {
-	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), containers: map[string]*container{}, oomKills: map[string]oomKills{}}
+	s := &Supervisor{dir: t.TempDir(), log: slog.New(slog.DiscardHandler), events: newBroker(), containers: map[string]*container{}, oomClaims: map[string]int{}, oomSeen: map[string]int{}}
 	s.life, s.stop = context.WithCancel(t.Context())
 	for _, dir := range []string{api.RecordDir, api.StreamDir, api.ExitDir} {
 		harness.Check(t, os.Mkdir(filepath.Join(s.dir, dir), 0o700))

@@ -115,12 +115,12 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	}
 	// A privileged init may have moved to a cgroup outside.
 	if !all || sig == syscall.SIGKILL {
-		killErr := c.init.signal(sig)
-		refused := errors.Is(killErr, os.ErrPermission) // by its AppArmor profile, which cgroup.kill does not ask
-		if refused && !all {
-			return fmt.Errorf("kill container %s: %w: %w", c.record.ID, errdefs.ErrPermissionDenied, killErr)
-		}
-		if !refused && !errors.Is(killErr, os.ErrProcessDone) {
+		switch killErr := c.init.signal(sig); {
+		case errors.Is(killErr, os.ErrPermission): // its AppArmor profile refuses, which cgroup.kill does not ask
+			if !all {
+				err = fmt.Errorf("%w: %w", errdefs.ErrPermissionDenied, killErr)
+			}
+		case !errors.Is(killErr, os.ErrProcessDone):
 			err = errors.Join(err, killErr)
 		}
 	}
@@ -222,14 +222,11 @@ func (c *container) oomParent() string {
 	return parent
 }
 
-// oomKills are those that a cgroup above containers has counted.
-type oomKills struct{ claimed, seen int }
-
 // claimOOMKills notes that kills which a cgroup has counted are those of one container below it.
 func (s *Supervisor) claimOOMKills(parent string, kills int) {
 	if kills > 0 {
 		s.mu.Lock()
-		s.oomKills[parent] = oomKills{s.oomKills[parent].claimed + kills, s.oomKills[parent].seen}
+		s.oomClaims[parent] += kills
 		s.mu.Unlock()
 	}
 }
@@ -240,7 +237,7 @@ func (s *Supervisor) unclaimedOOMKills(parent string) int {
 	kills, _ := readOOMKills(starter.Cgroups{"": parent})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if seen := kills; seen != s.oomKills[parent].seen {
+	if seen := kills; seen != s.oomSeen[parent] {
 		s.mu.Unlock()
 		for _, c := range s.all() {
 			if c.oomParent() == parent {
@@ -249,9 +246,9 @@ func (s *Supervisor) unclaimedOOMKills(parent string) int {
 		}
 		kills, _ = readOOMKills(starter.Cgroups{"": parent}) // what they claim is in it
 		s.mu.Lock()
-		s.oomKills[parent] = oomKills{s.oomKills[parent].claimed, seen}
+		s.oomSeen[parent] = seen
 	}
-	return kills - s.oomKills[parent].claimed
+	return kills - s.oomClaims[parent]
 }
 
 // killedByOOM reports whether lack of memory has ended the container: SIGKILL ended it, or a child whose

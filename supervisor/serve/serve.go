@@ -70,7 +70,8 @@ type Supervisor struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
-	oomKills   map[string]oomKills // by cgroup
+	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
+	oomSeen    map[string]int // how many it had counted when all claims were made
 }
 
 // Run serves until ctx is cancelled or Shutdown is called. Containers live on: the next Run adopts them.
@@ -89,7 +90,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 	defer lock.Close()
 	sup := &Supervisor{
 		dir: s.Dir, systemd: s.SystemdCgroup, log: log, events: newBroker(), life: ctx, stop: stop,
-		containers: make(map[string]*container), oomKills: make(map[string]oomKills),
+		containers: make(map[string]*container), oomClaims: make(map[string]int), oomSeen: make(map[string]int),
 	}
 	if err := sup.open(api.About{Build: s.Build, Version: s.Version, Protocol: api.Protocol, Records: api.RecordVersion}); err != nil {
 		return err
