@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -171,8 +172,13 @@ func printImages(all []inspect.Image, call imageOptions) error {
 	table := tabwriter.NewWriter(call.Output, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "IMAGE\tDIGEST\tID\tSIZE")
 	for _, one := range all {
-		_, digest, _ := strings.Cut(strings.Join(one.Digests[:min(1, len(one.Digests))], ""), "@")
 		for _, name := range shownNames(one) {
+			digest := ""
+			for _, known := range one.Digests { // another repository may not have it
+				if repository, its, _ := strings.Cut(known, "@"); name == known || strings.HasPrefix(name, repository+":") {
+					digest = its
+				}
+			}
 			fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", redact.Line(name), shortID(digest), shortID(one.ID), humanSize(one.Size))
 		}
 	}
@@ -222,10 +228,8 @@ func stateOf(ctx context.Context, l *config.Loaded) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("ask the daemon at %s for its directory: %w", l.Socket, err)
 	}
-	if state, says := running["state"].(string); says {
-		return state, nil
-	}
-	return l.State, nil
+	state, _ := running["state"].(string)
+	return cmp.Or(state, l.State), nil
 }
 
 func importArchive(ctx context.Context, images inspect.Client, path string, call imageOptions) error {
