@@ -23,19 +23,17 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 		return nil
 	}
 	h, err := n.hold(ctx, a)
-	if errors.Is(err, errStuck) && n.detachTimeOver(a) {
+	if errors.Is(err, errStuck) && n.leaves(ctx, a) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer h.release()
-	switch {
-	case a.removed:
-		return nil
-	case a.record.Releasing && n.isGivenUp(a):
+	if !a.removed && a.record.Releasing && n.isGivenUp(a) {
 		return n.drop(a)
-	case n.detachTimeOver(a):
+	}
+	if a.removed || n.leaves(ctx, a) {
 		return nil
 	}
 	n.change(a, func(r *Attachment) { r.Stops++ }) // with the failure, if it comes to that
@@ -43,7 +41,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 		return nil
 	}
 	n.repeat(a, false)
-	if n.detachTimeOver(a) {
+	if n.leaves(ctx, a) {
 		a.record.logger(n.options.Logger).Error("the pod is deleted without CNI DEL, which is retried in the background",
 			"tries", a.record.Tries, "err", err)
 		return nil
@@ -51,12 +49,17 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	return err
 }
 
-// detachTimeOver reports whether the pod may be deleted although DEL fails. Only tries of Detach count.
-func (n *CNI) detachTimeOver(a *attachment) bool {
+// leaves reports whether the pod may be deleted although DEL fails, which its timeline says then. Only tries of
+// Detach count.
+func (n *CNI) leaves(ctx context.Context, a *attachment) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	limits, r := n.limits.Load(), &a.record
-	return r.Tries > 0 && (r.Stops >= limits.DetachTries || time.Since(r.FirstFailure) >= limits.DetachTime)
+	if r.Tries == 0 || r.Stops < limits.DetachTries && time.Since(r.FirstFailure) < limits.DetachTime {
+		return false
+	}
+	step.Record(ctx, step.Row{Kind: "pod", Step: "left to the background", Start: time.Now(), Error: r.LastError})
+	return true
 }
 
 // delete runs DEL and removes the attachment, or notes the failure, or gives up.

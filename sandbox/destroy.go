@@ -100,10 +100,7 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, leave bool) error {
 		sb.announced = false
 		s.notify(steps, sb, stepNRIRemove, Plugins.RemovePod)
 	}
-	err := errors.Join(
-		tornDown,
-		steps.Do(stepRemoveFiles, func(context.Context) error { return s.removeFiles(sb.ID) }),
-	)
+	err := errors.Join(tornDown, steps.Do(stepRemoveFiles, func(context.Context) error { return s.removeFiles(sb.ID) }))
 	if err == nil {
 		err = steps.Do(stepRemoveRecord, func(context.Context) error {
 			return errors.Join(s.files.Facts.Remove(sb.ID), s.files.Records.Remove(sb.ID))
@@ -164,10 +161,7 @@ func (s *Store) killPause(sb *Sandbox) error {
 
 // removeProcesses removes what runs in pause's cgroup, the cgroup, and the runtime's state.
 func (s *Store) removeProcesses(sb *Sandbox) error {
-	return errors.Join(
-		s.deletePause(sb),
-		s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.Limits().Kill),
-	)
+	return errors.Join(s.deletePause(sb), s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.Limits().Kill))
 }
 
 func (s *Store) detach(ctx context.Context, sb *Sandbox, leave bool) error {

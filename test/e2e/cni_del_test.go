@@ -63,6 +63,8 @@ func TestProperty13_DELThatNeverWorks(t *testing.T) {
 	eventually(t, "Stop succeeds after some tries", func() bool { return stop(t, n, id) == nil })
 	check(t, remove(t, n, id))
 	wantPods(t, n)
+	timeline, err := n.RunCommand("timeline", id)
+	harness.Want(t, err == nil && strings.Contains(timeline, "cni del") && !strings.Contains(timeline, "✓ cni del"), "DEL has not succeeded: %v\n%s", err, timeline)
 	for range 2 {
 		eventually(t, "the verbose status shows it", func() bool {
 			list := pending(t, n)
