@@ -31,7 +31,7 @@ import (
 )
 
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	l, err := look("check", arguments)
+	l, err := look(ctx, "check", arguments)
 	if err != nil {
 		return err
 	}

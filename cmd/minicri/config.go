@@ -125,7 +125,7 @@ func (c call) text(flag string) string { return c.flags.Lookup(flag).Value.Strin
 func (c call) has(flag string) bool    { return c.text(flag) == "true" }
 
 // look reads the configuration. It reports what is wrong with it, and the command goes on.
-func look(command string, arguments []string) (c call, err error) {
+func look(ctx context.Context, command string, arguments []string) (c call, err error) {
 	c.Loaded, c.words, err = config.Read(arguments, os.Stderr, func(set *flag.FlagSet) {
 		manual.Flags(command, set)
 		c.flags = set
@@ -136,8 +136,11 @@ func look(command string, arguments []string) (c call, err error) {
 	for _, problem := range slices.Concat(c.Unknown, c.Broken) {
 		fmt.Fprintf(os.Stderr, "minicri: %s; this goes on without it\n", redact.Line(problem.Error()))
 	}
-	newLogger(c.Config) // libraries log little
-	return c, nil
+	newLogger(c.Config)     // libraries log little
+	if command != "check" { // which looks at the files of the configuration
+		c.State, err = stateOf(ctx, c.Loaded)
+	}
+	return c, err
 }
 
 // apply puts the reloadable keys into force. If NRI refuses its keys, c gets those in force instead.

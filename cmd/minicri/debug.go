@@ -21,15 +21,14 @@ import (
 )
 
 func debugCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	l, err := look("debug", arguments)
+	l, err := look(ctx, "debug", arguments)
 	if err != nil {
 		return err
 	}
-	words := l.words
-	if len(words) != 2 || words[0] != "bundle" {
+	if len(l.words) != 2 || l.words[0] != "bundle" {
 		return misused("usage: minicri debug bundle FILE.tar.gz")
 	}
-	err = writeFile(words[1], l.has("force"), func(file io.Writer) error {
+	err = writeFile(l.words[1], l.has("force"), func(file io.Writer) error {
 		packed := gzip.NewWriter(file)
 		b := &bundle{tar: tar.NewWriter(packed)}
 		collect(ctx, l.Loaded, b)
@@ -38,7 +37,7 @@ func debugCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if err != nil {
 		return fmt.Errorf("write the bundle: %w", err)
 	}
-	_, err = fmt.Fprintf(output, "%s: look at it before you send it. Environments, secrets and credentials are left out; names of pods, images and addresses are in it.\n", words[1])
+	_, err = fmt.Fprintf(output, "%s: look at it before you send it. Environments, secrets and credentials are left out; names of pods, images and addresses are in it.\n", l.words[1])
 	return err
 }
 

@@ -204,17 +204,13 @@ func shortID(id string) string {
 func humanSize(bytes int64) string { return units.BytesSize(float64(bytes)) }
 
 func imageCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	l, err := look("image", arguments)
+	l, err := look(ctx, "image", arguments)
 	if err != nil {
 		return err
 	}
 	logger, _ := newLogger(l.Config)
-	state, err := stateOf(ctx, l.Loaded)
-	if err != nil {
-		return err
-	}
 	return runImage(ctx, l.words, imageOptions{
-		Socket: inspect.DebugSocket(state), Store: imageConfig(l.Config, logger), Input: os.Stdin, Output: output,
+		Socket: inspect.DebugSocket(l.State), Store: imageConfig(l.Config, logger), Input: os.Stdin, Output: output,
 		Creds: l.text("creds"), Platform: l.text("platform"), JSON: l.has("json"), Force: l.has("force"),
 	})
 }
@@ -227,6 +223,9 @@ func stateOf(ctx context.Context, l *config.Loaded) (string, error) {
 	running, err := runningConfig(ctx, l.Socket)
 	if err != nil {
 		return "", fmt.Errorf("ask the daemon at %s for its directory: %w", l.Socket, err)
+	}
+	if running == nil {
+		return "", fmt.Errorf("no daemon serves %s, so its directory is not known: give --state", l.Socket)
 	}
 	state, _ := running["state"].(string)
 	return cmp.Or(state, l.State), nil

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -69,6 +70,9 @@ func TestPodsAreChosen(t *testing.T) {
 		{"cart"}: true, {"shop/ca"}: true, {"0123"}: true, {"shop/x"}: false, {"cart", "x"}: false,
 	} {
 		harness.Same(t, strings.Join(f[:], " "), asked(l, f[0], f[1], f[2]), want)
+	}
+	for _, command := range []func(context.Context, []string, io.Writer) error{podsCommand, timelineCommand, imageCommand} {
+		harness.WantError(t, command(t.Context(), []string{"--socket", "/nowhere/s"}, io.Discard), "no daemon serves /nowhere/s")
 	}
 }
 

@@ -25,7 +25,7 @@ import (
 )
 
 func podsCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	c, err := look("pods", arguments)
+	c, err := look(ctx, "pods", arguments)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func styleOf(output io.Writer) (style timeline.Style) {
 }
 
 func timelineCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	c, err := look("timeline", arguments)
+	c, err := look(ctx, "timeline", arguments)
 	if err != nil {
 		return err
 	}
