@@ -61,7 +61,7 @@ func (h hierarchies) own(path string) []string {
 
 // makeCgroup makes a cgroup in every hierarchy and returns its path.
 func makeCgroup(t testing.TB, h hierarchies, name string) string {
-	path := fmt.Sprintf("/minicri-stats-%d-%s", os.Getpid(), name)
+	path := fmt.Sprintf("/minicri-stats-%d-%s", time.Now().UnixNano(), name)
 	for _, directory := range h.own(path) {
 		enableControllers(t, h, filepath.Dir(directory))
 		must(t, os.Mkdir(directory, 0o755))

@@ -75,7 +75,7 @@ func newNode(t *testing.T) *node {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	shareMounts(t, dir)
 	n := &node{
-		Launcher: launch.New(family()), dir: dir, parent: fmt.Sprintf("/minicri-launch-%d", os.Getpid()),
+		Launcher: launch.New(family()), dir: dir, parent: fmt.Sprintf("/minicri-launch-%d", time.Now().UnixNano()),
 		rootfs: filepath.Join(dir, "rootfs"), empty: filepath.Join(dir, "empty"),
 	}
 	n.starters, err = starter.New(family(), slog.Default())
@@ -94,7 +94,7 @@ func newNode(t *testing.T) *node {
 	}
 	harness.Check(t, err)
 	if bySystemd() {
-		n.parent = fmt.Sprintf("minicrilaunch%d.slice", os.Getpid())
+		n.parent = fmt.Sprintf("minicrilaunch%d.slice", time.Now().UnixNano())
 	}
 	t.Cleanup(func() { n.removeParent(t) })
 	return n

@@ -34,7 +34,7 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
 		root = "/sys/fs/cgroup"
 	}
-	path := filepath.Join(root, fmt.Sprintf("minicri-unit-cgroup-%d", os.Getpid()))
+	path := filepath.Join(root, fmt.Sprintf("minicri-unit-cgroup-%d", time.Now().UnixNano()))
 	harness.Check(t, os.Mkdir(path, 0o755))
 	sleeper := exec.Command("sleep", "1000")
 	harness.Check(t, sleeper.Start())

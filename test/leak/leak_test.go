@@ -128,7 +128,7 @@ func TestEachKindIsFound(t *testing.T) {
 	if len(hierarchies) == 0 {
 		t.Fatal("no cgroup hierarchy is mounted")
 	}
-	parent := fmt.Sprintf("/minicri-leak-%d", os.Getpid())
+	parent := fmt.Sprintf("/minicri-leak-%d", time.Now().UnixNano())
 	for _, hierarchy := range hierarchies {
 		path := filepath.Join(hierarchy.Mountpoint, parent)
 		must(t, os.Mkdir(path, 0o755))
