@@ -60,6 +60,11 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 	for _, c := range []*container{first, second, third} {
 		c.streams().Drain()
 	}
+	s.forget("first")
+	harness.Same(t, "counters of cgroups of pods", len(s.oomClaims)+len(s.oomSeen), 2)
+	harness.Check(t, os.RemoveAll(parent))
+	s.forget("second")
+	harness.Same(t, "counters of those that are gone", len(s.oomClaims)+len(s.oomSeen), 0)
 }
 
 func writeKills(t *testing.T, cgroup string, kills int) {

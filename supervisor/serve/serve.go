@@ -199,10 +199,17 @@ func (s *Supervisor) reserve(c *container) error {
 	return nil
 }
 
+// forget drops a container, and what is known of cgroups that are gone.
 func (s *Supervisor) forget(id string) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.containers, id)
-	s.mu.Unlock()
+	gone := func(parent string, _ int) bool {
+		_, err := os.Stat(parent)
+		return errors.Is(err, os.ErrNotExist)
+	}
+	maps.DeleteFunc(s.oomClaims, gone)
+	maps.DeleteFunc(s.oomSeen, gone)
 }
 
 // find returns a container that is made. One that is still being made has nothing that could be used.
