@@ -193,13 +193,21 @@ func containerUser(c *Container, spec *specs.Spec) error {
 			groups = append(groups, int64(group))
 		}
 	}
+	has := make(map[int64]bool) // an image may name a million of them
 	for _, group := range append(groups, security.GetSupplementalGroups()...) {
-		if !slices.Contains(spec.Process.User.AdditionalGids, uint32(group)) {
+		if !has[group] {
+			has[group] = true
 			spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
 		}
 	}
+	if len(has) > mostGroups {
+		return fmt.Errorf("user %q of the image: it has %d groups, setgroups(2) takes %d: %w", wanted, len(has), mostGroups, errdefs.ErrInvalidArgument)
+	}
 	return nil
 }
+
+// mostGroups is the kernel's NGROUPS_MAX.
+const mostGroups = 65536
 
 // containerHome sets HOME if nothing else does. If a volume hides /etc/passwd the runtime looks into it.
 func containerHome(c *Container, spec *specs.Spec) error {

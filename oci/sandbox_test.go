@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -28,14 +29,23 @@ func TestForSandbox(t *testing.T) {
 }
 
 // FuzzPasswd: the files of an image name no user or group whose number is not
-// one, and a number in the image's configuration stays that number.
+// one, and a number in the image's configuration stays that number. They give
+// nobody more groups than a process can have.
 func FuzzPasswd(f *testing.F) {
 	f.Add("web:www", []byte("root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/:/bin/sh\n"), []byte("www:x:5:web\nextra:x:6:web\n"))
 	f.Add("1000", []byte("1000:x:0:0::/:\n"), []byte(""))
 	f.Add("u", []byte("u:x:4294967296:-1::/:\n"), []byte("u:x:99999999999999999999:u\n"))
+	var groups []byte
+	for group := range 70_000 {
+		groups = fmt.Appendf(groups, "g:x:%d:u\n", group)
+	}
+	f.Add("u", []byte("u:x:1:1::/:\n"), groups)
 	f.Add(":", []byte(":::::::\n::\n"), []byte("\x00:\n"))
 	f.Fuzz(func(t *testing.T, wanted string, passwd, group []byte) {
-		found, err := lookUp(&Container{Passwd: passwd, Group: group}, wanted)
+		c := &Container{Image: Image{User: wanted}, Passwd: passwd, Group: group}
+		user, err := ProcessUser(c)
+		harness.Want(t, err != nil || len(user.AdditionalGids) <= 1<<16, "user %q has %d groups", wanted, len(user.AdditionalGids))
+		found, err := lookUp(c, wanted)
 		if err != nil {
 			return
 		}
