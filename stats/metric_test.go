@@ -9,6 +9,8 @@ import (
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // optional are the metrics that a container may have none of: it has used no
@@ -84,4 +86,11 @@ func TestTheMemoryLimitIsTheKernels(t *testing.T) {
 		}
 	}
 	t.Error("there is no limit")
+}
+
+// A container that has a million files open, as dup(2) makes them, is counted no further than to the bound.
+func TestFilesAreCountedUpToABound(t *testing.T) {
+	all, _ := openFiles("self", 1<<16)
+	some, _ := openFiles("self", 2)
+	harness.Want(t, all > 3 && some == 3, "%d files, %d up to 2", all, some)
 }

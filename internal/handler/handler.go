@@ -161,10 +161,9 @@ type question struct {
 	at       time.Time
 }
 
-// ListLimit is how long who lists all handlers waits: a program that hangs delays neither the start nor the kubelet.
-const ListLimit = 2 * time.Second
-
 const (
+	// ListLimit is how long who lists all handlers waits: a program that hangs delays neither the start nor the kubelet.
+	ListLimit = 2 * time.Second
 	askLimit  = 5 * time.Second  // for a run that only prints something
 	errorLife = 15 * time.Second // long because the kubelet asks for the status every few seconds
 	mostSaid  = 1 << 20          // of the output, in bytes

@@ -24,8 +24,11 @@ func Adopt() error {
 	return nil
 }
 
-// reapAfter is how long a child is dead before it is an orphan: the daemon waits for its own at once.
-const reapAfter = 2 * time.Second
+const (
+	// reapAfter is how long a child is dead before it is an orphan: the daemon waits for its own at once.
+	reapAfter = 2 * time.Second
+	stopLimit = time.Second // for KillTree to stop one process
+)
 
 // Orphans are processes that come to the daemon when their parent dies, and whose exit status it needs.
 type Orphans interface {
@@ -105,9 +108,6 @@ func Children(of string) (pids []int) {
 	}
 	return pids
 }
-
-// stopLimit is how long KillTree waits for one process to stop.
-const stopLimit = time.Second
 
 // KillTree kills a child and its descendants whose parents still exist. It stops all before it kills
 // any: a parent that ends drops its children from the tree, and one that runs starts others. The root

@@ -31,10 +31,9 @@ const (
 	greetLimit  = time.Second     // for a connection that is refused to be closed
 	lastWords   = time.Second     // to read what a supervisor has said that has ended
 	logPeriod   = 2 * time.Second // between two looks at the supervisors' logs
+	// RetryPause is between two tries to reach a supervisor that ends, or starts in the place of another.
+	RetryPause = 20 * time.Millisecond
 )
-
-// RetryPause is between two tries to reach a supervisor that ends, or starts in the place of another.
-const RetryPause = 20 * time.Millisecond
 
 // Client talks to one supervisor. It has the calls of shim.proto, which methods of the same names answer there
 // (service.go of package serve); their errors are errdefs kinds.
@@ -139,7 +138,7 @@ func (c *Client) greet(ctx context.Context, options SetOptions) error {
 	if err = native(err); errdefs.IsUnavailable(err) {
 		return err
 	}
-	if err != nil && options.Logger != nil {
+	if err != nil {
 		options.Logger.Warn("a supervisor was not handed this build's program for its starters", "dir", c.dir, "err", err)
 	}
 	return ctx.Err()

@@ -142,9 +142,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 		}
 		g.pause = min(max(2*g.pause, firstBack), longestBack)
 		g.failed, g.notBefore = err, time.Now().Add(g.pause)
-		if s.options.Logger != nil {
-			s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", g.pause, "err", err)
-		}
+		s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", g.pause, "err", err)
 		return nil, err
 	}
 }
