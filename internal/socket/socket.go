@@ -58,7 +58,17 @@ func ListenPrivate(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// RootOnly returns a listener for root and the user of this process, by SO_PEERCRED (unix(7)).
+// Peer returns who has made a connection or, to who has, who listens (SO_PEERCRED of unix(7)).
+func Peer(connection *net.UnixConn) (peer *unix.Ucred, err error) {
+	raw, err := connection.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	controlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return peer, errors.Join(controlErr, err)
+}
+
+// RootOnly returns a listener for root and the user of this process.
 func RootOnly(listener net.Listener) net.Listener { return rootOnly{listener} }
 
 type rootOnly struct{ net.Listener }
@@ -69,13 +79,7 @@ func (l rootOnly) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		var peer *unix.Ucred
-		var peerErr error
-		raw, err := connection.(*net.UnixConn).SyscallConn()
-		if err == nil {
-			err = raw.Control(func(fd uintptr) { peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-		}
-		if errors.Join(err, peerErr) == nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid()) {
+		if peer, err := Peer(connection.(*net.UnixConn)); err == nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid()) {
 			return connection, nil
 		}
 		_ = connection.Close()

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
 )
 
@@ -78,21 +79,13 @@ func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 	return c, nil
 }
 
-// listener finds the process that listens (SO_PEERCRED of unix(7)). It has the lock: its pid is not reused.
+// listener finds the process that listens. It has the lock: its pid is not reused.
 func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
-	raw, err := conn.SyscallConn()
+	peer, err := socket.Peer(conn)
 	if err != nil {
-		return nil, err
-	}
-	var credentials *unix.Ucred
-	var asked error
-	err = raw.Control(func(socket uintptr) {
-		credentials, asked = unix.GetsockoptUcred(int(socket), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err = errors.Join(err, asked); err != nil {
 		return nil, fmt.Errorf("find the process that serves %s: %w", dir, err)
 	}
-	listens, err := process.Find(int(credentials.Pid))
+	listens, err := process.Find(int(peer.Pid))
 	if err != nil {
 		return nil, fmt.Errorf("find the process that serves %s: %w: %w", dir, ErrLost, err)
 	}
