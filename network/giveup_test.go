@@ -23,12 +23,15 @@ func (n *node) impossible(t *testing.T) []map[string]any {
 }
 
 // try is one try of a pod as sandbox.Run has it: ADD fails, and is undone.
-func (n *node) try(t *testing.T, id string) {
+func (n *node) try(t *testing.T, id string, between ...func()) {
 	n.journalled(t, id, func(a *Attachment) {
 		a.Args = map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": "web", "K8S_POD_NAMESPACE": "default", "K8S_POD_UID": "uid"}
 	})
 	_, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
 	harness.Need(t, err != nil, "ADD succeeded")
+	for _, do := range between {
+		do()
+	}
 	if err := n.Detach(t.Context(), id, n.NamespacePath(id)); err != nil {
 		n.Release(id)
 	}
@@ -76,15 +79,10 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 			}
 			n.runs(t)
 			eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 && len(n.Pending()) == 0 })
-			limits := n.Options.Limits
-			limits.GiveUpTries = 1000
-			n.SetLimits(limits)
-			n.try(t, "stays")
 			remount := func(flags uintptr) {
 				must(t, unix.Mount("", filepath.Dir(n.Options.Namespaces.Path("stays")), "", unix.MS_REMOUNT|unix.MS_BIND|flags, ""))
 			}
-			remount(unix.MS_RDONLY)
-			n.SetLimits(n.Options.Limits)
+			n.try(t, "stays", func() { remount(unix.MS_RDONLY) })
 			eventually(t, within, "the log tells of a namespace that cannot be removed", func() bool {
 				return strings.Contains(n.log.String(), "the network namespace of a removed attachment stays")
 			})

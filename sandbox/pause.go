@@ -187,9 +187,7 @@ func (s *Store) AwaitProof(limit time.Duration) {
 	case <-s.proof:
 	case <-ctx.Done():
 	}
-	if s.options.Handlers != nil {
-		s.options.Handlers.List(ctx)
-	}
+	s.options.Handlers.List(ctx)
 }
 
 // tryPause makes a pod without a record and without an attachment. With a program it is made like a

@@ -358,7 +358,7 @@ func (m *metrics) addProcesses(directory string, used *usage) {
 	m.add("container_sockets", uint64(sockets))
 }
 
-// openFiles counts what a process has open, if that is not more than most.
+// openFiles counts what a process has open, up to one more than most.
 func openFiles(pid string, most int) (files, sockets int) {
 	directory, err := os.Open("/proc/" + pid + "/fd")
 	if err != nil {
@@ -366,9 +366,6 @@ func openFiles(pid string, most int) (files, sockets int) {
 	}
 	defer directory.Close()
 	names, _ := directory.Readdirnames(most + 1)
-	if len(names) > most {
-		return len(names), 0
-	}
 	for _, name := range names {
 		if target, err := os.Readlink(filepath.Join(directory.Name(), name)); err == nil && strings.HasPrefix(target, "socket:") {
 			sockets++

@@ -138,8 +138,10 @@ func writeYAML(output io.Writer, value any) error {
 	return err
 }
 
-// askLimit is for what a command asks of the daemon. It is long because the daemon runs programs to find its status.
-const askLimit = 30 * time.Second
+const (
+	askLimit    = 30 * time.Second // for what a command asks of the daemon, which runs programs to find its status
+	watchPeriod = 2 * time.Second  // between two tables of minicri pods --watch
+)
 
 // daemonAt returns a client, which is open until the context ends.
 func daemonAt(ctx context.Context, socket string) (runtimeapi.RuntimeServiceClient, error) {

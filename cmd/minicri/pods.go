@@ -62,9 +62,6 @@ func podsCommand(ctx context.Context, arguments []string, output io.Writer) erro
 	}
 }
 
-// watchPeriod is between two tables of --watch.
-const watchPeriod = 2 * time.Second
-
 // asked reports whether a pod is shown. name is a part of its name, or the beginning of its id.
 func asked(l timeline.Line, name, namespace, state string) bool {
 	its, own, _ := strings.Cut(l.Name, "/")

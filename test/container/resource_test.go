@@ -1,7 +1,6 @@
 package container
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"os"
@@ -86,9 +85,7 @@ func TestP42_Resources(t *testing.T) {
 	// The status shows an update whose caller goes away, too.
 	supervisor := p.Node.Supervisors()[0]
 	check(t, unix.Kill(supervisor, unix.SIGSTOP))
-	short, cancel := context.WithTimeout(limited(t), 300*time.Millisecond)
-	defer cancel()
-	_, err := p.Runtime.UpdateContainerResources(short, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuQuota: 70000}})
+	_, err := p.Runtime.UpdateContainerResources(harness.Limited(t, 300*time.Millisecond), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuQuota: 70000}})
 	wantCode(t, err, codes.DeadlineExceeded)
 	check(t, unix.Kill(supervisor, unix.SIGCONT))
 	eventually(t, "the update is in force", func() bool { return p.limit(id, "quota") == "70000" })
