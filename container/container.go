@@ -3,7 +3,6 @@ package container
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"sync"
@@ -139,17 +138,6 @@ func (f *Facts) ExitReason() string {
 	default:
 		return "Error"
 	}
-}
-
-func (r *Record) decodeConfig() (*runtimeapi.ContainerConfig, error) {
-	config := &runtimeapi.ContainerConfig{}
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(r.Config, config); err != nil {
-		return nil, fmt.Errorf("decode the config: %w", err)
-	}
-	if config.GetMetadata() == nil {
-		return nil, errors.New("decode the config: it has no metadata")
-	}
-	return config, nil
 }
 
 // nameOf returns what is unique to a container.

@@ -24,19 +24,9 @@ import (
 // Stop sends the stop signal, waits for the grace, and kills all of the container. An ended or unknown
 // container is stopped. Calls may run in parallel; the shortest grace counts.
 func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error {
-	c, err := s.Find(id)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
 	ctx, cancel := s.repeatable(ctx)
 	defer cancel()
-	if err := s.stop(ctx, c, grace); err != nil {
-		return fmt.Errorf("stop container %s: %w", c.ID, err)
-	}
-	return nil
+	return s.end(id, "stop", func(c *Container) error { return s.stop(ctx, c, grace) })
 }
 
 func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) error {
@@ -110,17 +100,22 @@ func (s *Store) kill(ctx context.Context, c *Container) error {
 
 // Remove kills a running container and removes all of it, the name last. An unknown id is no error.
 func (s *Store) Remove(ctx context.Context, id string) error {
+	ctx, cancel := s.outlive(ctx)
+	defer cancel()
+	return s.end(id, "remove", func(c *Container) error { return s.remove(ctx, c) })
+}
+
+// end calls do with the container, if there is one.
+func (s *Store) end(id, name string, do func(*Container) error) error {
 	c, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = do(c)
 	}
-	ctx, cancel := s.outlive(ctx)
-	defer cancel()
-	if err := s.remove(ctx, c); err != nil {
-		return fmt.Errorf("remove container %s: %w", c.ID, err)
+	if err != nil {
+		return fmt.Errorf("%s container %s: %w", name, id, err)
 	}
 	return nil
 }

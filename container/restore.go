@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/process"
@@ -63,7 +64,7 @@ func (s *Store) restore() error {
 }
 
 func (s *Store) restoreOne(record Record, facts Facts) error {
-	config, err := record.decodeConfig()
+	config, err := object.DecodeConfig(record.Config, &runtimeapi.ContainerConfig{})
 	if err != nil {
 		return err
 	}

@@ -97,10 +97,7 @@ func sameOrigin(a, b *http.Request) bool { return originOf(a) == originOf(b) }
 
 // originOf is host and port; the scheme only says the port where none is named.
 func originOf(req *http.Request) string {
-	port := req.URL.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[req.URL.Scheme]
-	}
+	port := cmp.Or(req.URL.Port(), map[string]string{"http": "80", "https": "443"}[req.URL.Scheme])
 	return net.JoinHostPort(strings.ToLower(req.URL.Hostname()), port)
 }
 

@@ -76,7 +76,7 @@ func seeds() []*runtimeapi.RunPodSandboxRequest {
 func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest) {
 	sb, _, err := s.reserve(request.GetConfig(), request.GetRuntimeHandler(), step.NewTimeline(nil))
 	harness.Need(t, err == nil && sb != nil, "reserve: %v, %v", sb, err)
-	restored, err := sb.decodeConfig()
+	restored, err := object.DecodeConfig(sb.Record.Config, &runtimeapi.PodSandboxConfig{})
 	harness.Want(t, err == nil && proto.Equal(restored, request.GetConfig()), "a restart gives another config: %v, %v", restored, err)
 	_, err = newAttachment(sb, &network.Configuration{Name: "n", Bytes: []byte("{}")})
 	harness.Want(t, err == nil, "attachment: %v", err)

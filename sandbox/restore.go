@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/object"
@@ -118,7 +119,7 @@ func (s *Store) restore() (partial []*Sandbox, err error) {
 // restoreOne restores a sandbox: as it was if the facts are of this boot; as NotReady if a reboot ended it,
 // or its facts are lost; unlisted if Run was cut off.
 func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
-	config, err := record.decodeConfig()
+	config, err := object.DecodeConfig(record.Config, &runtimeapi.PodSandboxConfig{})
 	if err != nil {
 		return err
 	}

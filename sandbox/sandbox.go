@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -95,18 +94,6 @@ func (f *Facts) Ready() bool {
 
 // Handler names the handler that runs the containers of the sandbox.
 func (r *Record) Handler() string { return cmp.Or(r.RuntimeHandler, r.DefaultHandler) }
-
-func (r *Record) decodeConfig() (*runtimeapi.PodSandboxConfig, error) {
-	config := &runtimeapi.PodSandboxConfig{}
-	// A later daemon may have stored unknown fields.
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(r.Config, config); err != nil {
-		return nil, fmt.Errorf("decode the config: %w", err)
-	}
-	if config.GetMetadata() == nil {
-		return nil, fmt.Errorf("decode the config: it has no metadata")
-	}
-	return config, nil
-}
 
 // nameOf returns what is unique to a sandbox: a pod has one per attempt. No name has a slash.
 func nameOf(m *runtimeapi.PodSandboxMetadata) string {

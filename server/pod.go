@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,10 +63,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSan
 // podStatus has no addresses if their network namespace is gone.
 func (r *Runtime) podStatus(sb *sandbox.Sandbox) *runtimeapi.PodSandboxStatus {
 	config, network := sb.Config(), &runtimeapi.PodSandboxNetworkStatus{}
-	options := config.GetLinux().GetSecurityContext().GetNamespaceOptions()
-	if options == nil {
-		options = &runtimeapi.NamespaceOption{}
-	}
+	options := cmp.Or(config.GetLinux().GetSecurityContext().GetNamespaceOptions(), &runtimeapi.NamespaceOption{})
 	for i, address := range r.Sandboxes.LiveAddresses(sb) {
 		if i == 0 {
 			network.Ip = address.String()

@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -18,6 +19,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/minicri/minicri/internal/step"
 )
@@ -27,6 +30,21 @@ func NewID() string {
 	var id [32]byte
 	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
 	return hex.EncodeToString(id[:])
+}
+
+// DecodeConfig decodes the config of a request as it is stored; a later daemon may have stored unknown fields.
+func DecodeConfig[M any, C interface {
+	proto.Message
+	GetMetadata() *M
+}](stored []byte, config C) (C, error) {
+	err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(stored, config)
+	if err == nil && config.GetMetadata() == nil {
+		err = errors.New("it has no metadata")
+	}
+	if err != nil {
+		err = fmt.Errorf("decode the config: %w", err)
+	}
+	return config, err
 }
 
 // Key is what a store knows an object by.
