@@ -72,8 +72,6 @@ func TestNetworkThatIsGone(t *testing.T) {
 		m := newMeter(t, directories(t.TempDir()))
 		cgroup := makeCgroup(t, m.hierarchies, filepath.Base(path))
 		pod, err := m.Pod(t.Context(), Pod{ID: "pod", Cgroups: []string{cgroup}, Netns: path})
-		if err != nil || pod.GetLinux().GetCpu() == nil || pod.GetLinux().GetNetwork() != nil {
-			t.Errorf("a pod without its network is %v (%v)", pod, err)
-		}
+		harness.Want(t, err == nil && pod.GetLinux().GetCpu() != nil && pod.GetLinux().GetNetwork() == nil, "a pod without its network is %v (%v)", pod, err)
 	}
 }

@@ -248,9 +248,7 @@ func TestSocketOfAnotherUser(t *testing.T) {
 	c := config.Default()
 	c.Socket, c.Root = socket, root
 	findings, err := examine(t.Context(), &config.Loaded{Config: c})
-	if err != nil || len(findings) != 1 || findings[0].Subject != "user" || doctor.Clean(findings) {
-		t.Errorf("check: %v, %v", findings, err)
-	}
+	harness.Want(t, err == nil && len(findings) == 1 && findings[0].Subject == "user" && !doctor.Clean(findings), "check: %v, %v", findings, err)
 	daemon, _ := askDaemon(t.Context(), socket)
 	for what, err := range map[string]error{
 		"image": runImage(t.Context(), []string{"ls"}, options), "check": daemon.Err, "check --pod": errors.New(tryPod(t.Context(), c).Message),

@@ -26,9 +26,7 @@ func FuzzTerminal(f *testing.F) {
 				shown = marks.ReplaceAllString(shown, "")
 			}
 			for _, r := range shown {
-				if r != '\n' && !unicode.IsPrint(r) {
-					t.Fatalf("%q is shown of %q", r, text)
-				}
+				harness.Need(t, r == '\n' || unicode.IsPrint(r), "%q is shown of %q", r, text)
 			}
 			// A text makes no rows of its own.
 			if spaced := strings.ReplaceAll(text, "\n", " "); spaced != text && shownOf(t, spaced, Style{Width: style.Width, Height: style.Height, Wide: style.Wide}) != shown {

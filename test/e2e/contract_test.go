@@ -94,9 +94,7 @@ func TestStatsFilters(t *testing.T) {
 	}
 	pod := harness.Call(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.pod})
 	a, linux := pod.Stats.GetAttributes(), pod.Stats.GetLinux()
-	if a.GetId() != c.pod || a.GetMetadata().GetName() != "counted" || a.GetLabels()["app"] != "counted" || a.GetAnnotations()["pod"] != "note" {
-		t.Errorf("the attributes are %v", a)
-	}
+	harness.Want(t, a.GetId() == c.pod && a.GetMetadata().GetName() == "counted" && a.GetLabels()["app"] == "counted" && a.GetAnnotations()["pod"] == "note", "the attributes are %v", a)
 	if linux.GetProcess().GetTimestamp() == 0 || linux.GetProcess().GetProcessCount().GetValue() < 2 || len(linux.GetContainers()) != 1 ||
 		linux.GetNetwork().GetDefaultInterface().GetName() != "eth0" || linux.GetCpu().GetTimestamp() <= 0 || pod.Stats.GetWindows() != nil {
 		t.Errorf("the stats are %v", pod.Stats)

@@ -66,9 +66,7 @@ func TestLifeOfAPod(t *testing.T) {
 
 	check(t, stop(t, n, start))
 	status = podStatus(t, n, id)
-	if status.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY || status.Network.GetIp() != "" || !verbose(t, n, id).NetNamespaceClosed {
-		t.Errorf("after Stop: %v", status)
-	}
+	harness.Want(t, status.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY && status.Network.GetIp() == "" && verbose(t, n, id).NetNamespaceClosed, "after Stop: %v", status)
 	wantAddresses(t, n, 0)
 	check(t, remove(t, n, start))
 	harness.WantCode(t, harness.Err(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}), codes.NotFound)
