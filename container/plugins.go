@@ -25,8 +25,7 @@ import (
 // Plugins take part in the lives of containers (package nri). Each call ends, by its own limits or with
 // its context. Errors of Create, Start and Update refuse the operation; others are only logged.
 type Plugins interface {
-	// Enabled reports whether there may be plugins. If not, nothing else is called; later ones get all that
-	// exist.
+	// Enabled reports whether there may be plugins. If not, nothing else is called; later ones get all that exist.
 	Enabled() bool
 	// Create adjusts the spec; inject adds CDI devices to it. It returns changes for other containers.
 	Create(ctx context.Context, pod *sandbox.Sandbox, c *Container, spec *specs.Spec, inject Inject) ([]Change, error)

@@ -126,10 +126,9 @@ func nameInArchive(target ocispec.Descriptor) string {
 	return target.Digest.String()
 }
 
-// Save writes an image with its tags as an OCI layout in a tar archive, which docker load
-// reads too. Layers that were not kept (KeepLayers) are archived anew: with the same
-// files, but other digests and so another id, and of extended attributes with
-// capabilities alone, as docker save does.
+// Save writes an image with its tags as an OCI layout in a tar archive, which docker load reads too. Layers that were
+// not kept (KeepLayers) are archived anew: with the same files, but other digests and so another id, and of extended
+// attributes with capabilities alone, as docker save does.
 func (s *Store) Save(ctx context.Context, refOrID string, w io.Writer) (err error) {
 	defer func() {
 		if err != nil {
@@ -165,8 +164,7 @@ func (s *Store) Save(ctx context.Context, refOrID string, w io.Writer) (err erro
 	return archive.Export(ctx, s.content, w, archive.WithManifest(manifest, image.RepoTags...))
 }
 
-// layersKept reports whether all layers of a manifest are there and labelled, so that no
-// collection takes them.
+// layersKept reports whether all layers of a manifest are there and labelled, so that no collection takes them.
 func (s *Store) layersKept(ctx context.Context, manifest ocispec.Descriptor) (bool, error) {
 	info, err := s.content.Info(ctx, manifest.Digest)
 	if err != nil {

@@ -24,9 +24,8 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// Auth is what a pull may show a registry; it is not kept. The first form that is set
-// counts: registry token, identity token, Auth, username and password. The fields are
-// those of an entry of a docker config.json.
+// Auth is what a pull may show a registry; it is not kept. The first form that is set counts: registry token,
+// identity token, Auth, username and password. The fields are those of an entry of a docker config.json.
 type Auth struct {
 	Username      string
 	Password      string

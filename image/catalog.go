@@ -342,9 +342,8 @@ func (s *Store) Tag(ctx context.Context, refOrID, name string) (Image, error) {
 	return s.Get(ref.String())
 }
 
-// Remove removes an image with all of its names, pinned or not (CRI, RemoveImage). Its
-// files are collected in the background; containers that run from it keep theirs. It is
-// no error if the image is not there.
+// Remove removes an image with all of its names, pinned or not (CRI, RemoveImage). Its files are collected in the
+// background; containers that run from it keep theirs. It is no error if the image is not there.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	return s.removeNames(ctx, refOrID, func(image Image) []string { return image.names })
 }

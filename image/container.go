@@ -67,8 +67,7 @@ func idMaps(maps []IDMap) string {
 	return strings.Join(texts, ",")
 }
 
-// Mount mounts a prepared snapshot at target, which it makes, with the SELinux label
-// unless that is "".
+// Mount mounts a prepared snapshot at target, which it makes, with the SELinux label unless that is "".
 func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	mounts, err := s.snapshots.Mounts(s.scope(ctx), key)
 	if err != nil {
@@ -99,9 +98,8 @@ func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	return nil
 }
 
-// labelMounts gives the mounts an SELinux label, unless it is "". Only a file system can
-// be mounted with a label of its own (mount(8), context), so a single read-only layer,
-// which the snapshotter binds, becomes an overlay.
+// labelMounts gives the mounts an SELinux label, unless it is "". Only a file system can be mounted with a label of
+// its own (mount(8), context), so a single read-only layer, which the snapshotter binds, becomes an overlay.
 func (s *Store) labelMounts(mounts []mount.Mount, selinux string) error {
 	if selinux == "" {
 		return nil
@@ -129,8 +127,7 @@ func (s *Store) labelMounts(mounts []mount.Mount, selinux string) error {
 
 const emptyDir = "empty" // in the store
 
-// RemoveSnapshot removes a prepared snapshot; its files go in the background. It is no
-// error if there is none.
+// RemoveSnapshot removes a prepared snapshot; its files go in the background. It is no error if there is none.
 func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 	err := s.snapshots.Remove(s.scope(ctx), key)
 	if err != nil && !errdefs.IsNotFound(err) {

@@ -26,8 +26,7 @@ import (
 // or failed. It is an errdefs.ErrUnavailable.
 var ErrRegistryUnavailable error = kindError{"registry unavailable", errdefs.ErrUnavailable}
 
-// ErrVerification says that a verifier did not accept the image. It is an
-// errdefs.ErrPermissionDenied.
+// ErrVerification says that a verifier did not accept the image. It is an errdefs.ErrPermissionDenied.
 var ErrVerification error = kindError{"image verification failed", errdefs.ErrPermissionDenied}
 
 type kindError struct {

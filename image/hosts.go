@@ -157,8 +157,7 @@ func checkTexts(value any, pairs bool) error {
 	return nil
 }
 
-// linesOf returns the lines of a file's keys, each part ending in NUL, and the hosts that
-// have a table.
+// linesOf returns the lines of a file's keys, each part ending in NUL, and the hosts that have a table.
 func linesOf(data []byte) (lines map[string]int, tables map[string]bool) {
 	lines, tables = map[string]int{}, map[string]bool{}
 	var parser unstable.Parser

@@ -71,8 +71,7 @@ func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// withoutSecrets keeps a login from where a token service redirects it: no authorizer
-// sees these requests.
+// withoutSecrets keeps a login from where a token service redirects it: no authorizer sees these requests.
 func withoutSecrets(req *http.Request) (*http.Request, error) {
 	if req.Response == nil || req.Header.Get("Accept") != "" || sameOrigin(req, firstOf(req)) {
 		return req, nil

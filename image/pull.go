@@ -215,9 +215,8 @@ func (p *pulling) Writer(ctx context.Context, opts ...content.WriterOpt) (conten
 	})...)
 }
 
-// Fetch implements remotes.Fetcher. The library goes on where a connection breaks. The
-// descriptor's URLs are not asked: they are the image author's choice, and may be
-// services of the node's network.
+// Fetch implements remotes.Fetcher. The library goes on where a connection breaks. The descriptor's URLs are not
+// asked: they are the image author's choice, and may be services of the node's network.
 func (p *pulling) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 	if err := p.store.checkFree(desc.Size, ""); err != nil {
 		return nil, err

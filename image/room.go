@@ -16,9 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkRoom refuses an image before its first layer is fetched if the blobs that are
-// missing above the topmost unpacked layer do not fit. What layers take unpacked is not
-// known yet.
+// checkRoom refuses an image before its first layer is fetched if the blobs that are missing above the topmost
+// unpacked layer do not fit. What layers take unpacked is not known yet.
 func (s *Store) checkRoom(ctx context.Context, layers []ocispec.Descriptor, diffIDs []digest.Digest) error {
 	chain, needed := identity.ChainIDs(slices.Clone(diffIDs)), int64(0)
 	missing := map[digest.Digest]bool{}
@@ -57,12 +56,10 @@ type room struct {
 	writing int64      // bytes of the files that are being written
 }
 
-// free is what a file system has left (statvfs(3), f_bavail), and the part of that which
-// layers leave to others.
+// free is what a file system has left (statvfs(3), f_bavail), and the part of that which layers leave to others.
 type free struct{ bytes, inodes, bytesReserve, inodesReserve int64 }
 
-// A reservePart of the file system stays free, at most maxReserve: a full disk fails all
-// of the node.
+// A reservePart of the file system stays free, at most maxReserve: a full disk fails all of the node.
 const (
 	reservePart = 20
 	maxReserve  = 1 << 30
@@ -120,8 +117,7 @@ func (a *allowance) take(header *tar.Header) error {
 	return nil
 }
 
-// write notes the size of the file that is being written, 0 at the end, and returns what
-// other layers are writing.
+// write notes the size of the file that is being written, 0 at the end, and returns what other layers are writing.
 func (a *allowance) write(size int64) (others int64) {
 	a.room.mu.Lock()
 	defer a.room.mu.Unlock()

@@ -34,8 +34,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config says where a Store lives and how it pulls. Zero values are replaced by
-// the defaults named at each field.
+// Config says where a Store lives and how it pulls. Zero values are replaced by the defaults named at each field.
 type Config struct {
 	Root            string           // the daemon's durable directory; the store uses Root/image
 	CertsDirs       []string         // searched in order for <host>/hosts.toml at each pull
@@ -118,9 +117,8 @@ type Store struct {
 
 const snapshotterKey = "overlayfs" // in the database, and the directory
 
-// Open opens or makes the store below config.Root. It forgets what a killed predecessor
-// left half done, which is deleted in the background. A store that another process holds
-// is an ErrUnavailable.
+// Open opens or makes the store below config.Root. It forgets what a killed predecessor left half done, which is
+// deleted in the background. A store that another process holds is an ErrUnavailable.
 func Open(ctx context.Context, config Config) (*Store, error) {
 	s := newStore(config)
 	if err := s.open(ctx); err != nil {
@@ -202,8 +200,7 @@ func (s *Store) assemble(file *bolt.DB, blobs content.Store, layers *snapshotter
 	s.images, s.leases = metadata.NewImageStore(s.db), metadata.NewLeaseManager(s.db)
 }
 
-// openContent removes a predecessor's downloads: the library does not see those that
-// had only begun.
+// openContent removes a predecessor's downloads: the library does not see those that had only begun.
 func openContent(dir string) (content.Store, error) {
 	if err := os.RemoveAll(filepath.Join(dir, "ingest")); err != nil {
 		return nil, err
@@ -328,9 +325,8 @@ func (s *Store) Collect(ctx context.Context) error {
 	return s.Collect(ctx)
 }
 
-// compareDisk makes the next collection remove what a killed predecessor left on the disk
-// but not in the database. The library compares the two only after a removal, so
-// something is made and removed.
+// compareDisk makes the next collection remove what a killed predecessor left on the disk but not in the database.
+// The library compares the two only after a removal, so something is made and removed.
 func (s *Store) compareDisk(ctx context.Context) error {
 	const probe = "minicri: removed at once"
 	// Each try has its own: the library keeps a name locked whose record the disk did not take, and for a day a blob
@@ -370,8 +366,7 @@ func (s *Store) collectSoon() {
 	}()
 }
 
-// lease keeps what is made under the returned context until release, which has what was
-// not recorded collected.
+// lease keeps what is made under the returned context until release, which has what was not recorded collected.
 func (s *Store) lease(ctx context.Context) (_ context.Context, release func(), err error) {
 	held, err := s.leases.Create(ctx, leases.WithRandomID())
 	if err != nil {

@@ -136,8 +136,7 @@ func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 	return applied, err
 }
 
-// unpack writes the files of a plain layer and digests all of its bytes, also those after
-// the archive's end.
+// unpack writes the files of a plain layer and digests all of its bytes, also those after the archive's end.
 func (a applier) unpack(ctx context.Context, root string, plain io.Reader) (ocispec.Descriptor, error) {
 	digester := digest.Canonical.Digester()
 	whole := &countedReader{Reader: io.TeeReader(plain, digester.Hash())}
@@ -214,9 +213,8 @@ func decompress(ctx context.Context, packed io.Reader, places *semaphore.Weighte
 	}
 }
 
-// zstdDecoder is a process that decodes one stream. A decoder holds as much as the
-// stream's author likes, up to maxWindow: when memory runs out, the kernel ends this
-// process first, not a pod or the daemon.
+// zstdDecoder is a process that decodes one stream. A decoder holds as much as the stream's author likes, up to
+// maxWindow: when memory runs out, the kernel ends this process first, not a pod or the daemon.
 type zstdDecoder struct {
 	io.Reader
 	command *exec.Cmd

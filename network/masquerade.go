@@ -35,13 +35,11 @@ type masquerade struct {
 	missed           int
 }
 
-// masqueradeKey is the list's key of the subnets. Plugins do not get it; the journal keeps it for existing
-// pods.
+// masqueradeKey is the list's key of the subnets. Plugins do not get it; the journal keeps it for existing pods.
 const masqueradeKey = "minicri.masquerade"
 
-// use has the table masquerade the default network's subnets before pods use them, and reports whether it
-// does or should be tried again. Without subnets another network is used, and only existing pods keep their
-// rules.
+// use has the table masquerade the default network's subnets before pods use them, and reports whether it does or
+// should be tried again. Without subnets another network is used, and only existing pods keep their rules.
 func (m *masquerade) use(subnets []netip.Prefix) (inForce, again bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -175,8 +175,7 @@ func kill(run *runner.Run, done <-chan error) error {
 	return err
 }
 
-// recovered turns panics into errors: go-cni and libcni panic at unlisted interfaces of addresses, and at
-// null.
+// recovered turns panics into errors: go-cni and libcni panic at unlisted interfaces of addresses, and at null.
 func recovered(do func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {

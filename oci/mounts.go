@@ -117,9 +117,8 @@ func propagate(source string, mode runtimeapi.MountPropagation, spec *specs.Spec
 	}
 }
 
-// wantPeers reports an error unless the mount that holds the path, which has no symbolic links, has one of
-// the marks (proc_pid_mountinfo(5), optional fields). The deepest mount holds it; of equals the last, on
-// top.
+// wantPeers reports an error unless the mount that holds the path, which has no symbolic links, has one of the marks
+// (proc_pid_mountinfo(5), optional fields). The deepest mount holds it; of equals the last, on top.
 func wantPeers(source string, marks ...string) error {
 	above, err := mountinfo.GetMounts(mountinfo.ParentsFilter(source))
 	if err != nil {
@@ -181,9 +180,8 @@ func Relabelled(c *Container) ([]Source, error) {
 	return sources, nil
 }
 
-// containerHiddenPaths hides what shows or changes the node, by the lists of the base spec or the kubelet.
-// An empty list is none, as in containerd; but two empty ones, with a user namespace, are procMount
-// Unmasked.
+// containerHiddenPaths hides what shows or changes the node, by the lists of the base spec or the kubelet. An empty
+// list is none, as in containerd; but two empty ones, with a user namespace, are procMount Unmasked.
 func containerHiddenPaths(c *Container, spec *specs.Spec) error {
 	defaultMasked, defaultReadonly := spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths
 	spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil

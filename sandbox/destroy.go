@@ -13,9 +13,8 @@ import (
 	"github.com/minicri/minicri/internal/step"
 )
 
-// Stop ends everything in the sandbox and tears down its network. It may be repeated, in parallel too;
-// an unknown id is no error. It fails while CNI DEL does, until the retries are used up, and keeps the
-// network namespace.
+// Stop ends everything in the sandbox and tears down its network. It may be repeated, in parallel too; an unknown id
+// is no error. It fails while CNI DEL does, until the retries are used up, and keeps the network namespace.
 func (s *Store) Stop(ctx context.Context, id string) error { return s.end(ctx, id, "stop", s.stop) }
 
 // Remove stops a running sandbox and removes all of it, the name last. An unknown id is no error.

@@ -63,8 +63,7 @@ func (h hierarchies) dir(controller, path string) string {
 	return filepath.Join(cmp.Or(h.v1[controller], h.unified), filepath.Clean("/"+path))
 }
 
-// read returns errdefs.ErrNotFound without the cgroup. On version 2 the statistics may be partial, with an
-// error.
+// read returns errdefs.ErrNotFound without the cgroup. On version 2 the statistics may be partial, with an error.
 func (h hierarchies) read(path string, wanted cgroups.Controller) (all *cgroups.Stats, err error) {
 	var manager cgroups.Manager
 	if h.unified != "" {

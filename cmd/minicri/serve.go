@@ -189,9 +189,8 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 	return nil
 }
 
-// shutdown ends the calls that the next daemon can repeat (object.Store.Waits), and lets the others finish
-// within the limit. Then it cancels them, and what they were making is destroyed. The socket
-// answers Status and List until then.
+// shutdown ends the calls that the next daemon can repeat (object.Store.Waits), and lets the others finish within the
+// limit. Then it cancels them, and what they were making is destroyed. The socket answers Status and List until then.
 func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Duration) {
 	runtime.Events.Close() // calls that listen never end by themselves
 	runtime.Containers.Cancel()

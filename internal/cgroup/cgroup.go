@@ -137,9 +137,8 @@ func (h Hierarchies) Exists(path string) bool {
 	})
 }
 
-// Find lists the cgroups whose name starts with the prefix, as paths below any hierarchy. It searches below
-// the parents, for "/" among its children, and not in cgroups of a minicri: a node in a container owns
-// those.
+// Find lists the cgroups whose name starts with the prefix, as paths below any hierarchy. It searches below the
+// parents, for "/" among its children, and not in cgroups of a minicri: a node in a container owns those.
 func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
 	if prefix == "" {
 		return nil, errors.New("search the cgroups: without a prefix every cgroup would be found")

@@ -1,6 +1,5 @@
-// Package containerd converts containerd's configuration, of version 2 or 3, into minicri's, by a table of
-// keys (rules.go). Comments of the new file name what has no counterpart. The package owns nothing and keeps
-// no state.
+// Package containerd converts containerd's configuration, of version 2 or 3, into minicri's, by a table of keys
+// (rules.go). Comments of the new file name what has no counterpart. The package owns nothing and keeps no state.
 package containerd
 
 import "maps"

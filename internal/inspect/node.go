@@ -35,9 +35,8 @@ func (n *Node) Probes() map[string]func() {
 	}
 }
 
-// Watch takes each lock that all calls need, once a period, and then calls ping, until the context ends. If
-// one
-// takes longer it logs all stacks, which a restart would lose. One that hangs keeps Watch from returning.
+// Watch takes each lock that all calls need, once a period, and then calls ping, until the context ends. If one takes
+// longer it logs all stacks, which a restart would lose. One that hangs keeps Watch from returning.
 func Watch(ctx context.Context, probes map[string]func(), period time.Duration, ping func(), logger *slog.Logger) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()

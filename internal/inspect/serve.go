@@ -1,8 +1,6 @@
-// Package inspect shows people the lives of a node's pods, their state and costs, and the daemon's own work.
-// A
-// daemon serves it on DebugSocket; Files answers where none runs. It changes only what `minicri image` asks
-// for,
-// keeps no state, and waits for no lock of a pod. Packages timeline and redact remove secrets.
+// Package inspect shows people the lives of a node's pods, their state and costs, and the daemon's own work. A daemon
+// serves it on DebugSocket; Files answers where none runs. It changes only what `minicri image` asks for, keeps no
+// state, and waits for no lock of a pod. Packages timeline and redact remove secrets.
 package inspect
 
 import (

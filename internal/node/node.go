@@ -1,8 +1,7 @@
-// Package node keeps the identity of a node: a random id, with which its names in the kernel begin. Two
-// nodes on one machine may have the same --root path in their mount namespaces, and must not take each
-// other's things for orphans. Beside the id are the directories that running pods depend on, and the cgroups
-// below which pods were made. The package owns the durable file ROOT/node.json. A Node holds its lock while
-// it writes the file.
+// Package node keeps the identity of a node: a random id, with which its names in the kernel begin. Two nodes on one
+// machine may have the same --root path in their mount namespaces, and must not take each other's things for orphans.
+// Beside the id are the directories that running pods depend on, and the cgroups below which pods were made. The
+// package owns the durable file ROOT/node.json. A Node holds its lock while it writes the file.
 package node
 
 import (

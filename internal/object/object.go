@@ -141,8 +141,7 @@ func Steps(operation string, names ...step.Name) (steps []step.Step) {
 	return steps
 }
 
-// Await waits for a call on a path, up to ctx. On a dead mount it may never return, so one is left for each
-// path.
+// Await waits for a call on a path, up to ctx. On a dead mount it may never return, so one is left for each path.
 func Await(ctx context.Context, calls *singleflight.Group, path string, call func() error) error {
 	select {
 	case done := <-calls.DoChan(path, func() (any, error) { return nil, call() }):

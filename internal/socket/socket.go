@@ -1,6 +1,5 @@
-// Package socket makes Unix sockets that only root can connect to, checks whether their paths
-// are free, and makes socket pairs that carry descriptors. The caller owns what it returns; it
-// keeps no state and has no locks.
+// Package socket makes Unix sockets that only root can connect to, checks whether their paths are free, and makes
+// socket pairs that carry descriptors. The caller owns what it returns; it keeps no state and has no locks.
 package socket
 
 import (

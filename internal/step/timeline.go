@@ -126,8 +126,7 @@ type parent struct {
 
 type parentKey struct{}
 
-// Record adds a row to the timeline of ctx's step, as its child if it has no Parent. It reports whether ctx
-// has one.
+// Record adds a row to the timeline of ctx's step, as its child if it has no Parent. It reports whether ctx has one.
 func Record(ctx context.Context, row Row) bool {
 	of, ok := ctx.Value(parentKey{}).(parent)
 	if !ok {

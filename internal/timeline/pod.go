@@ -1,6 +1,5 @@
-// Package timeline shows the life of a pod as a waterfall for a terminal, and pods as tables. It reads
-// nothing
-// but its arguments, and keeps no state. Package redact goes over what others wrote.
+// Package timeline shows the life of a pod as a waterfall for a terminal, and pods as tables. It reads nothing but
+// its arguments, and keeps no state. Package redact goes over what others wrote.
 package timeline
 
 import (
@@ -121,8 +120,7 @@ func (p *Pod) LastChange() (last time.Time) {
 	return last
 }
 
-// Matches reports whether wanted is "", or an id or its beginning, a name or NAMESPACE/NAME of pod or
-// container.
+// Matches reports whether wanted is "", or an id or its beginning, a name or NAMESPACE/NAME of pod or container.
 func (p *Pod) Matches(wanted string) bool {
 	_, name, _ := strings.Cut(p.Name, "/")
 	if wanted == "" || strings.HasPrefix(p.ID, wanted) || p.Name == wanted || name == wanted {

@@ -124,8 +124,7 @@ func (s Style) table(rows [][]cell, names int) (lines []string) {
 	return lines
 }
 
-// Table writes one line for each pod, with the rates since an earlier glance, and no more than fit the
-// height.
+// Table writes one line for each pod, with the rates since an earlier glance, and no more than fit the height.
 func (g *Glance) Table(w io.Writer, earlier *Glance, style Style) error {
 	if style.Wide && style.Height == 0 {
 		style.Width = 0

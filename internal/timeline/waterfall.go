@@ -55,8 +55,7 @@ func (l *line) failed() bool { return l.Error != "" || l.Kind != "plugin" && l.p
 
 func (l *line) pluginFailed() bool { return slices.ContainsFunc(l.children, (*line).failed) }
 
-// episode is a part of a life without a pause. roots are steps; lines also have their plugins, each after
-// its step.
+// episode is a part of a life without a pause. roots are steps; lines also have their plugins, each after its step.
 type episode struct {
 	begin, end   time.Time
 	roots, lines []*line

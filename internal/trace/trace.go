@@ -1,6 +1,5 @@
-// Package trace makes the spans of OpenTelemetry: one for each step, plugin run and blob of an image. If the
-// call
-// is not traced, it looks at the context and does nothing. It keeps no state. Package otlp sends the spans.
+// Package trace makes the spans of OpenTelemetry: one for each step, plugin run and blob of an image. If the call is
+// not traced, it looks at the context and does nothing. It keeps no state. Package otlp sends the spans.
 package trace
 
 import (
@@ -90,8 +89,7 @@ func inherited(parent trace.Span) (list []attribute.KeyValue) {
 	return list
 }
 
-// Environment has the context's TRACEPARENT and TRACESTATE (W3C Trace Context, OpenTelemetry's
-// specification).
+// Environment has the context's TRACEPARENT and TRACESTATE (W3C Trace Context, OpenTelemetry's specification).
 func Environment(ctx context.Context) (variables []string) {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return nil

@@ -1,7 +1,6 @@
-// Package tree measures and removes directory trees that containers have written, deeper
-// than PATH_MAX too, with a constant number of descriptors and in a time that grows with
-// the number of files. It has no state. A tree may change while it is measured; one that
-// is removed must have no other user.
+// Package tree measures and removes directory trees that containers have written, deeper than PATH_MAX too, with a
+// constant number of descriptors and in a time that grows with the number of files. It has no state. A tree may
+// change while it is measured; one that is removed must have no other user.
 package tree
 
 import (
@@ -229,8 +228,7 @@ func Remove(path string) error {
 	return nil
 }
 
-// remover empties a directory. It moves what is deeper than maxDepth to the top and goes
-// down from there.
+// remover empties a directory. It moves what is deeper than maxDepth to the top and goes down from there.
 type remover struct {
 	top   int // the directory that is removed, -1 before it is opened
 	moved int

@@ -226,8 +226,7 @@ func (p *problems) inForce(field string, r *runtimeapi.LinuxContainerResources, 
 }
 
 // resources: zero asks for nothing, -1 is no limit. The CPU's bounds are the kernel's, in microseconds
-// (kernel/sched/core.c: MIN_SHARES, MAX_SHARES, min_cfs_quota_period, max_cfs_quota_period,
-// max_cfs_runtime).
+// (kernel/sched/core.c: MIN_SHARES, MAX_SHARES, min_cfs_quota_period, max_cfs_quota_period, max_cfs_runtime).
 func (p *problems) resources(field string, r *runtimeapi.LinuxContainerResources, m machine.Machine) {
 	swap, memory := r.GetMemorySwapLimitInBytes(), r.GetMemoryLimitInBytes()
 	for _, number := range []struct {

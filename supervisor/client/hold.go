@@ -12,9 +12,8 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// Held is what the daemon holds of a container, so that nothing is lost while its supervisor is dead: the
-// kernel drops the content of a fifo that nobody has open, and the exit status of a process that nobody has a
-// pidfd of.
+// Held is what the daemon holds of a container, so that nothing is lost while its supervisor is dead: the kernel
+// drops the content of a fifo that nobody has open, and the exit status of a process that nobody has a pidfd of.
 type Held struct {
 	fifos map[string]int   // by path; not in Go's poller, which each write would wake
 	init  *process.Process // nil if it had ended

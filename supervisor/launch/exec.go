@@ -111,10 +111,9 @@ func (a *attempt) fillExec(e Exec) error {
 	return a.become(e.Process, filter)
 }
 
-// enterCgroups puts the process that goes on with the list into cgroups, by controller. It avoids the
-// kernel's global lock for moves (cgroup_procs_write_start of kernel/cgroup/cgroup.c), which costs
-// milliseconds: a thread that moves itself (version 1) and a process born in its cgroup (version 2) do not
-// take it.
+// enterCgroups puts the process that goes on with the list into cgroups, by controller. It avoids the kernel's global
+// lock for moves (cgroup_procs_write_start of kernel/cgroup/cgroup.c), which costs milliseconds: a thread that moves
+// itself (version 1) and a process born in its cgroup (version 2) do not take it.
 func (a *attempt) enterCgroups(cgroups map[string]string) error {
 	for _, controller := range slices.Sorted(maps.Keys(cgroups)) {
 		if controller != "" {

@@ -34,11 +34,10 @@ func (c Container) Dir() string { return filepath.Join(c.Root, c.ID) }
 // ProgramStates is the directory of a program's own states, below Root.
 const ProgramStates = "states"
 
-// Remove ends what runs in the container's cgroups, removes them, and then what is kept of
-// the container: its directory, and what a program has. A create that was killed leaves a
-// state that the program itself does not take for one, and runsc locks, in files that
-// begin with the id. With the last container go the directories of the program. It may be
-// called again after an error.
+// Remove ends what runs in the container's cgroups, removes them, and then what is kept of the container: its
+// directory, and what a program has. A create that was killed leaves a state that the program itself does not take
+// for one, and runsc locks, in files that begin with the id. With the last container go the directories of the
+// program. It may be called again after an error.
 func (c Container) Remove() error {
 	if err := c.removeCgroups(); err != nil {
 		return fmt.Errorf("remove the cgroups %s: %w", c.CgroupsPath, err)
@@ -51,8 +50,7 @@ func (c Container) Remove() error {
 	if err != nil || len(c.Program) == 0 {
 		return err
 	}
-	// Another container that goes at the same moment may have removed states, and left the
-	// rest for this one.
+	// Another container that goes at the same moment may have removed states, and left the rest for this one.
 	if err := os.Remove(states); err == nil || errors.Is(err, os.ErrNotExist) {
 		_ = os.Remove(c.Root) // unless it has other containers
 	}
@@ -118,9 +116,8 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 // Cgroups are the cgroups of a container by controller, "" for version 2.
 type Cgroups map[string]string
 
-// Tracker is the hierarchy whose cgroup stands for "all processes" of a
-// container: the unified one of v2, else a v1 controller's. (On a hybrid
-// machine "" is there too, but libcontainer does not put execs apart in it.)
+// Tracker is the hierarchy whose cgroup stands for "all processes" of a container: the unified one of v2, else a v1
+// controller's. (On a hybrid machine "" is there too, but libcontainer does not put execs apart in it.)
 func (g Cgroups) Tracker() (controller, path string, ok bool) {
 	for _, controller := range [...]string{"pids", "freezer", "devices", "memory", "cpu", ""} {
 		if path, ok := g[controller]; ok {

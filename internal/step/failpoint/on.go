@@ -11,8 +11,7 @@ import (
 )
 
 // Hit does what the file says for the point: each line is a name, a tab and "error", "kill" (SIGKILL of this
-// process), "hang" (until the line is gone) or "mark" (go on). It first writes the name to the file's
-// name.hit.
+// process), "hang" (until the line is gone) or "mark" (go on). It first writes the name to the file's name.hit.
 func Hit(name string) error {
 	action := actionFor(name)
 	if action != "" {
