@@ -58,12 +58,14 @@ func seenOf(t *testing.T, pid int, id string) map[string]string {
 		output, status := command(t, "nsenter", append([]string{"--target", strconv.Itoa(pid)}, strings.Fields(enter)...)...)
 		seen[enter] = fmt.Sprint(output, status)
 	}
-	number := regexp.MustCompile(`\b` + strconv.Itoa(pid) + `\b`) // not a part of 4294967295
 	for key, value := range seen {
-		if key != "oom_score_adj" && key != "seccomp" { // the pid may be the same number
-			seen[key] = number.ReplaceAllString(strings.ReplaceAll(value, id, "ID"), "PID")
-		}
+		seen[key] = strings.NewReplacer(id, "ID", proc+"/", "/proc/PID/").Replace(value)
 	}
+	// Nowhere else: a limit, a user or a system call may have the pid's number.
+	own := regexp.MustCompile(`(?m)^(Tgid:|Pid:|NS\w+:)\s+` + strconv.Itoa(pid) + `$`)
+	seen["status"] = own.ReplaceAllString(seen["status"], "$1 PID")
+	group := regexp.MustCompile(`\b` + strconv.Itoa(pid) + `\b`)
+	seen["group, session, terminal"] = group.ReplaceAllString(seen["group, session, terminal"], "PID")
 	return seen
 }
 
