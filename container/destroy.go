@@ -111,11 +111,11 @@ func (s *Store) end(id, name string, do func(*Container) error) error {
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
-	if err == nil {
-		err = do(c)
-	}
 	if err != nil {
-		return fmt.Errorf("%s container %s: %w", name, id, err)
+		return err
+	}
+	if err := do(c); err != nil {
+		return fmt.Errorf("%s container %s: %w", name, c.ID, err)
 	}
 	return nil
 }

@@ -154,15 +154,20 @@ func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configurati
 		return nil, err
 	}
 	raw := make(map[string]json.RawMessage)
-	_ = json.Unmarshal(list.Bytes, &raw) // never fails for what libcni has decoded
+	if err := json.Unmarshal(list.Bytes, &raw); err != nil {
+		return nil, err
+	}
 	c := &Configuration{Name: list.Name, CNIVersion: list.CNIVersion, File: file}
 	var inlined []json.RawMessage
 	for _, plugin := range list.Plugins {
 		inlined = append(inlined, plugin.Bytes)
 		c.Plugins = append(c.Plugins, plugin.Network.Type)
 	}
-	raw["plugins"], _ = json.Marshal(inlined)
-	raw["loadOnlyInlinedPlugins"] = json.RawMessage("true")
-	c.Bytes, _ = json.Marshal(raw)
-	return c, nil
+	plugins, err := json.Marshal(inlined)
+	if err != nil {
+		return nil, err
+	}
+	raw["plugins"], raw["loadOnlyInlinedPlugins"] = plugins, json.RawMessage("true")
+	c.Bytes, err = json.Marshal(raw)
+	return c, err
 }
