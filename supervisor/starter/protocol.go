@@ -177,7 +177,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	closeAll(files)
 	if failed != nil {
 		repeat(func() (none bool) { killChildren(); return !hasChildren() })
-		answer, undo = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}, nil
+		answer = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
 		err = send(supervisor, answer, nil)
