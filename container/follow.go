@@ -162,7 +162,7 @@ func (s *Store) noteUnlisted(c *Container) error {
 			return running.Close()
 		}
 		if !errors.Is(err, process.ErrGone) {
-			return fmt.Errorf("whether container %s runs: %w", c.ID, err)
+			return fmt.Errorf("find out whether container %s runs: %w", c.ID, err)
 		}
 	}
 	s.noteEnded(c, exit)
@@ -182,7 +182,7 @@ func (s *Store) killUnlisted(c *Container) error {
 		err = errors.Join(err, openErr)
 	}
 	if err != nil {
-		return fmt.Errorf("end what its supervisor does not know: %w", err)
+		return fmt.Errorf("end the processes that its supervisor does not know: %w", err)
 	}
 	return s.noteUnlisted(c)
 }

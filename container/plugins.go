@@ -138,7 +138,7 @@ func (c *creation) adjust(ctx context.Context) error {
 	}
 	err = errors.Join(c.checkResources(), c.checkMounts(ctx, before), c.takeCgroup())
 	if err != nil {
-		return fmt.Errorf("what NRI plugins have made of the container: %w", err)
+		return fmt.Errorf("check what NRI plugins have made of the container: %w", err)
 	}
 	c.owner.applyChanges(ctx, changes)
 	return c.storeSpec(ctx)
@@ -213,7 +213,7 @@ func (c *creation) checkMount(ctx context.Context, m *specs.Mount) error {
 		return err
 	}
 	if err := makeSource(m.Source, c.parts.Pod.GetMetadata().GetUid()); err != nil {
-		return fmt.Errorf("the source: %w", err)
+		return fmt.Errorf("make the source: %w", err)
 	}
 	source, err := filepath.EvalSymlinks(m.Source)
 	m.Source = source

@@ -132,7 +132,7 @@ func makePrivate(dir string, root owner) error {
 		return err
 	}
 	if err := os.Chown(dir, root.uid, root.gid); err != nil {
-		return fmt.Errorf("give %s to the container's root: %w", dir, err)
+		return fmt.Errorf("change the owner of %s to the container's root: %w", dir, err)
 	}
 	return nil
 }

@@ -137,14 +137,14 @@ func imageFacts(i image.Image) oci.Image {
 // exec.c of the kernel): all may take a quarter of the stack's limit, within these bounds.
 const (
 	longestArgument = 32 * 4096
-	leastArguments  = 32 * 4096
-	mostArguments   = 6 << 20
+	minArguments    = 32 * 4096
+	maxArguments    = 6 << 20
 	pointer         = 8
 )
 
 // checkStrings checks args and env, which errors call all, for a stack limit in bytes.
 func checkStrings(args, env []string, stack uint64, all string) error {
-	limit := min(mostArguments, max(leastArguments, stack/4))
+	limit := min(maxArguments, max(minArguments, stack/4))
 	total := uint64(0)
 	for i, word := range slices.Concat(args, env) {
 		problem := ""

@@ -146,7 +146,7 @@ func makeSources(c *oci.Container) error {
 			continue
 		}
 		if err := makeSource(m.GetHostPath(), c.Pod.GetMetadata().GetUid()); err != nil {
-			return fmt.Errorf("the source of mount %s: %w", m.GetContainerPath(), err)
+			return fmt.Errorf("make the source of mount %s: %w", m.GetContainerPath(), err)
 		}
 	}
 	return nil
@@ -179,7 +179,7 @@ func relabel(c *oci.Container) error {
 	}
 	for _, source := range sources {
 		if err := c.Machine.Relabel(source.HostPath, c.SELinux.Mount, c.SELinux.Shared()); err != nil {
-			return fmt.Errorf("the source of mount %s: %w", source.ContainerPath, err)
+			return fmt.Errorf("label the source of mount %s: %w", source.ContainerPath, err)
 		}
 	}
 	return nil

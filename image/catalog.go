@@ -240,12 +240,12 @@ func (s *Store) fromRecord(ctx context.Context, r images.Image) (Image, error) {
 	image.Size = size
 	for _, blob := range []digest.Digest{r.Target.Digest, digest.Digest(image.ID)} {
 		if _, err := s.content.Info(ctx, blob); err != nil {
-			return image, fmt.Errorf("blob %s: %w", blob, err)
+			return image, fmt.Errorf("find blob %s: %w", blob, err)
 		}
 	}
 	if image.ChainID != "" {
 		if _, err := s.snapshots.Stat(ctx, image.ChainID); err != nil {
-			return image, fmt.Errorf("unpacked layer %s: %w", image.ChainID, err)
+			return image, fmt.Errorf("find unpacked layer %s: %w", image.ChainID, err)
 		}
 	}
 	return image, nil
@@ -268,11 +268,11 @@ func (s *Store) fromContent(ctx context.Context, target ocispec.Descriptor) (Ima
 	for chain := image.ChainID; chain != ""; {
 		info, err := s.snapshots.Stat(ctx, chain)
 		if err != nil {
-			return Image{}, fmt.Errorf("unpacked layer %s: %w", chain, err)
+			return Image{}, fmt.Errorf("find unpacked layer %s: %w", chain, err)
 		}
 		usage, err := s.snapshots.Usage(ctx, chain)
 		if err != nil {
-			return Image{}, fmt.Errorf("size of unpacked layer %s: %w", chain, err)
+			return Image{}, fmt.Errorf("measure unpacked layer %s: %w", chain, err)
 		}
 		image.Size += usage.Size
 		chain = info.Parent

@@ -71,7 +71,7 @@ func idMaps(maps []IDMap) string {
 func (s *Store) Mount(ctx context.Context, key, target, selinux string) error {
 	mounts, err := s.snapshots.Mounts(s.scope(ctx), key)
 	if err != nil {
-		return fmt.Errorf("mounts of snapshot %s: %w", key, err)
+		return fmt.Errorf("find the mounts of snapshot %s: %w", key, err)
 	}
 	if err := s.labelMounts(mounts, selinux); err != nil {
 		return fmt.Errorf("label the mounts of snapshot %s: %w", key, err)

@@ -68,7 +68,7 @@ const (
 func (r *room) look() (free, error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(r.dir, &disk); err != nil {
-		return free{}, fmt.Errorf("free space of %s: %w", r.dir, err)
+		return free{}, fmt.Errorf("measure the free space of %s: %w", r.dir, err)
 	}
 	f := free{bytes: int64(disk.Bavail) * disk.Bsize, inodes: math.MaxInt64}
 	f.bytesReserve = min(int64(disk.Blocks)*disk.Bsize/reservePart, maxReserve)

@@ -370,7 +370,7 @@ func (s *Store) collectSoon() {
 func (s *Store) lease(ctx context.Context) (_ context.Context, release func(), err error) {
 	held, err := s.leases.Create(ctx, leases.WithRandomID())
 	if err != nil {
-		return nil, nil, fmt.Errorf("lease: %w", err)
+		return nil, nil, fmt.Errorf("make a lease: %w", err)
 	}
 	release = func() {
 		if err := s.leases.Delete(context.WithoutCancel(ctx), held); err != nil {

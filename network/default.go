@@ -48,7 +48,7 @@ func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool) 
 	encoded, _ := json.Marshal(network) // never fails for texts, truths and prefixes
 	list, err := libcni.NetworkConfFromBytes(encoded)
 	if err != nil {
-		return nil, fmt.Errorf("the default network: %w", err)
+		return nil, fmt.Errorf("encode the default network: %w", err)
 	}
 	return newConfiguration(list, "")
 }

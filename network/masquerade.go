@@ -54,8 +54,8 @@ func (m *masquerade) use(subnets []netip.Prefix) (inForce, again bool) {
 	m.logger.Warn("masquerading is left to the bridge plugin, which makes rules for each pod: nft could not make one for all", "err", err)
 	m.network = nil
 	m.missed++
-	const mostTries = 10
-	return false, m.missed <= mostTries && !errors.Is(err, exec.ErrNotFound)
+	const maxTries = 10
+	return false, m.missed <= maxTries && !errors.Is(err, exec.ErrNotFound)
 }
 
 // refresh restores the table if others changed it (nft flush ruleset) or pods need other subnets.

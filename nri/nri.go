@@ -222,7 +222,7 @@ func CheckSocket(path string) error {
 func (p *Plugins) start(source Source) error {
 	d, err := p.openDoor(source)
 	if err != nil {
-		return fmt.Errorf("the socket of NRI plugins (nri.socket): %w", err)
+		return fmt.Errorf("open the socket of NRI plugins (nri.socket): %w", err)
 	}
 	if d.adaptation, err = p.adapt(d); err != nil {
 		d.close()

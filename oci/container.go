@@ -200,14 +200,14 @@ func containerUser(c *Container, spec *specs.Spec) error {
 			spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
 		}
 	}
-	if len(has) > mostGroups {
-		return fmt.Errorf("user %q of the image: it has %d groups, setgroups(2) takes %d: %w", wanted, len(has), mostGroups, errdefs.ErrInvalidArgument)
+	if len(has) > maxGroups {
+		return fmt.Errorf("user %q of the image: it has %d groups, setgroups(2) takes %d: %w", wanted, len(has), maxGroups, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
-// mostGroups is the kernel's NGROUPS_MAX.
-const mostGroups = 65536
+// maxGroups is the kernel's NGROUPS_MAX.
+const maxGroups = 65536
 
 // containerHome sets HOME if nothing else does. If a volume hides /etc/passwd the runtime looks into it.
 func containerHome(c *Container, spec *specs.Spec) error {

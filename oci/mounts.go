@@ -173,7 +173,7 @@ func Relabelled(c *Container) ([]Source, error) {
 		}
 		source, err := bindSource(c, m)
 		if err != nil {
-			return nil, fmt.Errorf("the source of mount %s: %w", m.GetContainerPath(), err)
+			return nil, fmt.Errorf("find the source of mount %s: %w", m.GetContainerPath(), err)
 		}
 		sources = append(sources, Source{ContainerPath: m.GetContainerPath(), HostPath: source})
 	}

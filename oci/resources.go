@@ -32,7 +32,7 @@ func containerResources(c *Container, spec *specs.Spec) error {
 			err = json.Unmarshal(encoded, base)
 		}
 		if err != nil {
-			return fmt.Errorf("resources of the base spec: %w", err)
+			return fmt.Errorf("read the resources of the base spec: %w", err)
 		}
 		base.HugepageLimits = append(pages, base.HugepageLimits...)
 		limits = base

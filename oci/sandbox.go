@@ -64,7 +64,7 @@ func ForSandbox(s *Sandbox) (*specs.Spec, error) {
 	spec.Process.ApparmorProfile = appArmorProfile(security.GetApparmor(), s.Machine)
 	err := setSeccomp(SeccompOf(security), spec, func(*specs.Spec) (*specs.LinuxSeccomp, error) { return pauseDefault(), nil })
 	if err != nil {
-		return nil, fmt.Errorf("the spec of sandbox %s: %w", s.ID, err)
+		return nil, fmt.Errorf("make the spec of sandbox %s: %w", s.ID, err)
 	}
 	return spec, nil
 }
@@ -153,7 +153,7 @@ func containerNamespaces(c *Container, spec *specs.Spec) error {
 			continue
 		}
 		if join.path == "" {
-			return fmt.Errorf("no path of the %s namespace to join", join.kind)
+			return fmt.Errorf("join the %s namespace: its path is missing", join.kind)
 		}
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: join.kind, Path: join.path})
 	}

@@ -140,8 +140,8 @@ func TestQueuedBytesAreBounded(t *testing.T) {
 		})
 		next(t, reading)
 	}
-	publish(mostAnswer - 1<<10)
-	publish(maxQueuedBytes - mostAnswer + 1<<10)
+	publish(maxAnswer - 1<<10)
+	publish(maxQueuedBytes - maxAnswer + 1<<10)
 	next(t, stalled)
 	harness.Want(t, stalled.bytes.Load() == 0, "an empty queue holds %d bytes", stalled.bytes.Load())
 	_, err := stalled.Next(t.Context())

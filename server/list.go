@@ -54,11 +54,11 @@ func sendPieces[T proto.Message](list []T, send func([]T) error) error {
 	return send(list[begin:])
 }
 
-// mostAnswer bounds a list in one message. The kubelet takes a node with more than 16 MiB for dead.
-const mostAnswer = 15 << 20
+// maxAnswer bounds a list in one message. The kubelet takes a node with more than 16 MiB for dead.
+const maxAnswer = 15 << 20
 
 // keptTexts are what the kubelet needs to know a pod or container as its own, and to end one without a pod
-// (k8s.io/kubelet/pkg/types, kuberuntime/labels.go). fit drops them only if they exceed mostKept bytes.
+// (k8s.io/kubelet/pkg/types, kuberuntime/labels.go). fit drops them only if they exceed maxKept bytes.
 var keptTexts = []string{
 	"io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid", "io.kubernetes.container.name",
 	"io.kubernetes.pod.deletionGracePeriod", "io.kubernetes.pod.terminationGracePeriod",
@@ -66,12 +66,12 @@ var keptTexts = []string{
 	"io.kubernetes.container.terminationMessagePath", "io.kubernetes.container.terminationMessagePolicy",
 }
 
-const mostKept = 1 << 10
+const maxKept = 1 << 10
 
 // fit drops the longest labels and annotations from a copy of a message that is too long: the kubelet cannot
 // work without a list. validate.Listed bounds the rest.
 func fit[M proto.Message](message M) M {
-	excess := proto.Size(message) - mostAnswer
+	excess := proto.Size(message) - maxAnswer
 	if excess <= 0 {
 		return message
 	}
@@ -99,7 +99,7 @@ func eachText(message protoreflect.Message, do func(texts protoreflect.Map, key 
 		case field.IsMap() && (field.Name() == "labels" || field.Name() == "annotations"):
 			value.Map().Range(func(key protoreflect.MapKey, text protoreflect.Value) bool {
 				size := len(key.String()) + len(text.String())
-				if len(text.String()) <= mostKept && slices.Contains(keptTexts, key.String()) {
+				if len(text.String()) <= maxKept && slices.Contains(keptTexts, key.String()) {
 					size = 0
 				}
 				do(value.Map(), key, size)

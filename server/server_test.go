@@ -198,7 +198,7 @@ func TestFit(t *testing.T) {
 	}
 	for _, message := range []proto.Message{fit(event), fit(&runtimeapi.ListPodSandboxStatsResponse{Stats: []*runtimeapi.PodSandboxStats{pod}})} {
 		size := proto.Size(message)
-		harness.Want(t, size <= mostAnswer, "%T of %d bytes", message, size)
+		harness.Want(t, size <= maxAnswer, "%T of %d bytes", message, size)
 	}
 	small := &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{{Annotations: much}}}
 	harness.Want(t, len(fit(small).Items[0].Annotations["much"]) == 1<<20, "a list that fits has lost a text")
@@ -218,7 +218,7 @@ func TestFitKeepsWhatTheKubeletNeeds(t *testing.T) {
 		list.Items = append(list.Items, &runtimeapi.PodSandbox{Labels: labels, Annotations: annotations})
 	}
 	list = fit(list)
-	harness.Want(t, proto.Size(list) <= mostAnswer, "%d bytes", proto.Size(list))
+	harness.Want(t, proto.Size(list) <= maxAnswer, "%d bytes", proto.Size(list))
 	for i, pod := range list.Items {
 		harness.Want(t, pod.Labels["io.kubernetes.pod.namespace"] == namespace && pod.Labels["io.kubernetes.pod.uid"] == fmt.Sprint(i),
 			"pod %d has lost what the kubelet knows it by", i)

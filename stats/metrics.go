@@ -343,14 +343,14 @@ func (m *metrics) addProcesses(directory string, used *usage) {
 		m.add("container_ulimits_soft", limit.Cur, "max_open_files")
 	}
 	// A process takes some ten microseconds, a file one, and a part of them would be a wrong number.
-	const mostProcesses, mostFiles = 1000, 1 << 16
-	if len(pids) > mostProcesses {
+	const maxProcesses, maxFiles = 1000, 1 << 16
+	if len(pids) > maxProcesses {
 		return
 	}
 	var files, sockets int
 	for _, pid := range pids {
-		f, s := openFiles(strconv.Itoa(pid), mostFiles-files)
-		if files, sockets = files+f, sockets+s; files > mostFiles {
+		f, s := openFiles(strconv.Itoa(pid), maxFiles-files)
+		if files, sockets = files+f, sockets+s; files > maxFiles {
 			return
 		}
 	}

@@ -284,7 +284,7 @@ func (t TLS) load() (*tls.Certificate, error) {
 	}
 	certificate, err := tls.LoadX509KeyPair(t.Cert, t.Key)
 	if err != nil {
-		return nil, fmt.Errorf("the certificate: %w", err)
+		return nil, fmt.Errorf("read the certificate: %w", err)
 	}
 	return &certificate, nil
 }

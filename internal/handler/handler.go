@@ -166,7 +166,7 @@ const (
 	ListLimit = 2 * time.Second
 	askLimit  = 5 * time.Second  // for a run that only prints something
 	errorLife = 15 * time.Second // long because the kubelet asks for the status every few seconds
-	mostSaid  = 1 << 20          // of the output, in bytes
+	maxSaid   = 1 << 20          // of the output, in bytes
 )
 
 // ask returns the answer that counts, or asks anew. After ctx the program continues to its limit, and the
@@ -247,11 +247,11 @@ func run(path, argument string) ([]byte, error) {
 	return said, nil
 }
 
-type limited []byte // the first mostSaid bytes of what is written
+type limited []byte // the first maxSaid bytes of what is written
 
 // Write implements io.Writer.
 func (l *limited) Write(p []byte) (int, error) {
-	*l = append(*l, p[:min(len(p), mostSaid-len(*l))]...)
+	*l = append(*l, p[:min(len(p), maxSaid-len(*l))]...)
 	return len(p), nil
 }
 

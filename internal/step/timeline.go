@@ -16,7 +16,7 @@ type Row struct {
 	Step  string        `json:"step"`
 	Start time.Time     `json:"start"`
 	Took  time.Duration `json:"took,omitempty"`
-	Error string        `json:"error,omitempty"` // no longer than mostError
+	Error string        `json:"error,omitempty"` // no longer than maxError
 	// Parent is what a plugin ran for: a step, "cni add".
 	Parent string  `json:"parent,omitempty"`
 	Note   string  `json:"note,omitempty"`   // what came of it: "exit code 137, OOMKilled"
@@ -40,9 +40,9 @@ type Plugin struct {
 
 // A timeline is bounded: an object that is stopped in vain for days keeps its first rows and its last ones.
 const (
-	mostRows   = 48
-	mostError  = 512 // bytes
-	mostStderr = 256
+	maxRows   = 48
+	maxError  = 512 // bytes
+	maxStderr = 256
 )
 
 // Timeline collects the rows of one object. It may be used concurrently.
@@ -74,7 +74,7 @@ func (t *Timeline) end(row *Row, err error) {
 	row.Took, row.underWay = time.Since(row.Start), false
 	if err != nil {
 		row.Error = err.Error()
-		row.Error = row.Error[:min(len(row.Error), mostError)]
+		row.Error = row.Error[:min(len(row.Error), maxError)]
 	}
 }
 
@@ -85,8 +85,8 @@ func (t *Timeline) add(row *Row) {
 		at--
 	}
 	t.rows = slices.Insert(t.rows, at, row)
-	if len(t.rows) > mostRows {
-		t.rows = slices.Delete(t.rows, mostRows/2, mostRows/2+1)
+	if len(t.rows) > maxRows {
+		t.rows = slices.Delete(t.rows, maxRows/2, maxRows/2+1)
 	}
 }
 
@@ -141,12 +141,12 @@ func Record(ctx context.Context, row Row) bool {
 
 // Add adds a row of something that has ended.
 func (t *Timeline) Add(row Row) {
-	row.Error = row.Error[:min(len(row.Error), mostError)]
+	row.Error = row.Error[:min(len(row.Error), maxError)]
 	if p := row.Plugin; p != nil {
 		bounded := *p
-		bounded.Message = p.Message[:min(len(p.Message), mostError)]
-		bounded.Details = p.Details[:min(len(p.Details), mostError)]
-		bounded.Stderr = p.Stderr[max(0, len(p.Stderr)-mostStderr):]
+		bounded.Message = p.Message[:min(len(p.Message), maxError)]
+		bounded.Details = p.Details[:min(len(p.Details), maxError)]
+		bounded.Stderr = p.Stderr[max(0, len(p.Stderr)-maxStderr):]
 		row.Plugin = &bounded
 	}
 	t.mu.Lock()

@@ -244,16 +244,16 @@ func (c *container) user() {
 	}
 }
 
-// mostListed bounds all pods, and all containers, in a list without labels and annotations. The kubelet
+// maxListed bounds all pods, and all containers, in a list without labels and annotations. The kubelet
 // reads at most 16 MiB, and takes the node for dead otherwise. Statistics of pods name containers, too: each
 // kind gets less than half.
-const mostListed = 7 << 20
+const maxListed = 7 << 20
 
 // Listed refuses a pod or container with which the list of its kind would exceed one message.
 func Listed(kind string, count, used, more int) error {
-	if used+more <= mostListed {
+	if used+more <= maxListed {
 		return nil
 	}
 	return fmt.Errorf("config.metadata, config.image: this %s takes %d bytes in the list of all, the %d that are there take %d, and more than %d together do not fit into one message: remove some, or give it shorter names: %w",
-		kind, more, count, used, mostListed, errdefs.ErrResourceExhausted)
+		kind, more, count, used, maxListed, errdefs.ErrResourceExhausted)
 }

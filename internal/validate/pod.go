@@ -267,11 +267,11 @@ func (c *pod) userNamespace() {
 	}
 }
 
-const mostMappings = 120 // less than the kernel's 340: a label of 4096 bytes holds those of a root
+const maxMappings = 120 // less than the kernel's 340: a label of 4096 bytes holds those of a root
 
 func (c *pod) mappings(field string, mappings []*runtimeapi.IDMapping) {
-	if len(mappings) == 0 || len(mappings) > mostMappings {
-		c.bad(field, "has %d mappings, 1 to %d are possible", len(mappings), mostMappings)
+	if len(mappings) == 0 || len(mappings) > maxMappings {
+		c.bad(field, "has %d mappings, 1 to %d are possible", len(mappings), maxMappings)
 		return
 	}
 	c.idRanges(field, mappings)

@@ -115,7 +115,7 @@ func TestPodRefuses(t *testing.T) {
 
 		"linux.security_context.namespace_options.network": {9, 1}, "linux.security_context.namespace_options.pid": {-1, 2, 3},
 		"linux.security_context.namespace_options.ipc": {4, 1}, "linux.security_context.namespace_options.target_id": {"abc"},
-		"linux.security_context.namespace_options.userns_options.uids": {nil, ids(0, 1000, 10, 9, 5000, 10), ids(0, math.MaxUint32-5, 10), manyMappings(mostMappings + 1)},
+		"linux.security_context.namespace_options.userns_options.uids": {nil, ids(0, 1000, 10, 9, 5000, 10), ids(0, math.MaxUint32-5, 10), manyMappings(maxMappings + 1)},
 		"linux.security_context.namespace_options.userns_options.gids": {nil, ids(0, 1000, 10, 100, 991, 10), ids(1, 1000, 10)},
 		"linux.security_context.run_as_user":                           {-1, math.MaxUint32}, "linux.security_context.run_as_group": {1 << 33},
 		"linux.security_context.supplemental_groups[1]": {-5}, "linux.security_context.supplemental_groups_policy": {2},
@@ -137,8 +137,8 @@ func TestPodRefuses(t *testing.T) {
 		{"config.labels", func(c *config) { c.Labels["a"] = "\xff" }},
 		{"config.labels", func(c *config) { c.Labels["\xff"] = "a" }},
 		{"config.annotations", func(c *config) { c.Annotations["a"] = "\xff" }},
-		{"config.labels", func(c *config) { c.Labels["a"] = strings.Repeat("x", mostText) }},
-		{"config.annotations", func(c *config) { c.Annotations["a"] = strings.Repeat("x", mostText) }},
+		{"config.labels", func(c *config) { c.Labels["a"] = strings.Repeat("x", maxText) }},
+		{"config.annotations", func(c *config) { c.Annotations["a"] = strings.Repeat("x", maxText) }},
 		{"config.linux.overhead.cpu_shares", func(c *config) { c.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: -5} }},
 		{"config.linux.resources.memory_limit_in_bytes", func(c *config) {
 			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: -5}

@@ -42,9 +42,9 @@ func (p *problems) err() error {
 
 const (
 	longestName = 253 // the limit of Kubernetes for any name
-	// mostText bounds all labels, and all annotations, of a pod or container, since every list holds them.
+	// maxText bounds all labels, and all annotations, of a pod or container, since every list holds them.
 	// It is twice the API server's limit (TotalAnnotationSizeLimitB): the kubelet adds its own.
-	mostText = 512 << 10
+	maxText = 512 << 10
 
 	// The highest id means "no change" (setresuid(2)); readers of /etc/passwd take half of the ids.
 	lastID, lastPosixID = math.MaxUint32 - 1, math.MaxInt32
@@ -100,8 +100,8 @@ func (p *problems) pairs(field string, f protoreflect.FieldDescriptor, pairs pro
 		}
 		return true
 	})
-	if size > mostText {
-		p.bad(field, "keys and values have %d bytes together, more than %d", size, mostText)
+	if size > maxText {
+		p.bad(field, "keys and values have %d bytes together, more than %d", size, maxText)
 	}
 }
 

@@ -57,7 +57,7 @@ func (r *Report) takeError(text []byte) {
 	switch err := json.Unmarshal(text, &answer); {
 	case len(text) == 0:
 	case err != nil:
-		r.Message = shown(fmt.Sprintf("an answer that is no CNI error: %q", text[:min(len(text), mostShown)]))
+		r.Message = shown(fmt.Sprintf("an answer that is no CNI error: %q", text[:min(len(text), maxShown)]))
 	default:
 		r.Code, r.Message, r.Details = answer.Code, shown(answer.Msg), shown(answer.Details)
 	}
@@ -116,12 +116,12 @@ func (run *Run) Verdict() error {
 	return nil
 }
 
-// mostShown limits a plugin's words in an error: the kubelet makes an event of at most 1 KiB of it.
-const mostShown = 700
+// maxShown limits a plugin's words in an error: the kubelet makes an event of at most 1 KiB of it.
+const maxShown = 700
 
 func shown(text string) string {
-	if text = redact.Printable(text); len(text) <= mostShown {
+	if text = redact.Printable(text); len(text) <= maxShown {
 		return text
 	}
-	return fmt.Sprintf("%s... (%d bytes)", strings.ToValidUTF8(text[:mostShown], ""), len(text))
+	return fmt.Sprintf("%s... (%d bytes)", strings.ToValidUTF8(text[:maxShown], ""), len(text))
 }

@@ -35,9 +35,9 @@ import (
 )
 
 const (
-	// mostAnswer limits stdout: then we close the pipe. mostStderr is how much of the end of stderr we keep.
-	mostAnswer = 4 << 20
-	mostStderr = 4 << 10
+	// maxAnswer limits stdout: then we close the pipe. maxStderr is how much of the end of stderr we keep.
+	maxAnswer = 4 << 20
+	maxStderr = 4 << 10
 	// leftDelay is how long we read a plugin's pipes that its children still hold.
 	leftDelay = time.Second
 )
@@ -189,7 +189,7 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 	read := make(chan struct{})
 	go func() { // ends with the pipe, or at the deadline
 		defer close(read)
-		if n, _ := io.Copy(&answer, io.LimitReader(from, mostAnswer+1)); n > mostAnswer {
+		if n, _ := io.Copy(&answer, io.LimitReader(from, maxAnswer+1)); n > maxAnswer {
 			_ = from.Close() // the plugin ends when it prints more
 		}
 	}()
@@ -197,8 +197,8 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 	_ = from.SetReadDeadline(time.Now().Add(leftDelay))
 	<-read
 	answer.Write(rest(from))
-	if answer.Len() > mostAnswer {
-		return nil, fmt.Errorf("the answer has more than %d MiB, which no CNI result has", mostAnswer>>20)
+	if answer.Len() > maxAnswer {
+		return nil, fmt.Errorf("the answer has more than %d MiB, which no CNI result has", maxAnswer>>20)
 	}
 	if errors.Is(err, exec.ErrWaitDelay) {
 		err = nil
@@ -247,7 +247,7 @@ func (t *tail) Write(text []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.text = append(t.text, text...)
-	t.text = append(t.text[:0], t.text[max(0, len(t.text)-mostStderr):]...)
+	t.text = append(t.text[:0], t.text[max(0, len(t.text)-maxStderr):]...)
 	return len(text), nil
 }
 

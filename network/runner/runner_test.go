@@ -213,12 +213,12 @@ func TestPluginThatWritesTooMuch(t *testing.T) {
 	eachVersion(t, scripts, func(t *testing.T, s scene) {
 		run := s.begin(t, "ADD", 2)
 		out, err := s.call(t, run, "endless", "")
-		harness.Want(t, err != nil && len(out) <= mostAnswer, "%d bytes, %v", len(out), err)
+		harness.Want(t, err != nil && len(out) <= maxAnswer, "%d bytes, %v", len(out), err)
 		out, err = s.call(t, run, "chatty", "")
 		harness.Want(t, err == nil && out == "{}\n", "%q, %v", out, err)
 		all := run.Reports()
 		harness.Want(t, len(all) == 2 && strings.Contains(all[0].Text(), "more than 4 MiB") && strings.HasSuffix(all[1].Stderr, "last words\n") &&
-			len(all[1].Stderr) <= 3*mostStderr, "%q, %.100q", all[0].Text(), all[1].Stderr)
+			len(all[1].Stderr) <= 3*maxStderr, "%q, %.100q", all[0].Text(), all[1].Stderr)
 		harness.Want(t, !run.Running(), "the run is not over")
 	})
 }

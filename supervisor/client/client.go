@@ -26,8 +26,8 @@ import (
 const (
 	startLimit  = 10 * time.Second       // for a supervisor to start, and to end an exec whose client is gone
 	execSlack   = 5 * time.Second        // for a supervisor to end what a time-out ends
-	firstBack   = 100 * time.Millisecond // between two starts of a supervisor that does not start; it doubles
-	longestBack = 5 * time.Second
+	minBack     = 100 * time.Millisecond // between two starts of a supervisor that does not start; it doubles
+	maxBack     = 5 * time.Second
 	endingLimit = 2 * time.Second // for one that has the lock and is about to end
 	greetLimit  = time.Second     // for a connection that is refused to be closed
 	lastWords   = time.Second     // to read what a supervisor has said that has ended

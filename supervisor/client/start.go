@@ -140,7 +140,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			g.client, g.followed, g.pause = supervisor, false, 0
 			return supervisor, nil
 		}
-		g.pause = min(max(2*g.pause, firstBack), longestBack)
+		g.pause = min(max(2*g.pause, minBack), maxBack)
 		g.failed, g.notBefore = err, time.Now().Add(g.pause)
 		s.options.Logger.Error("a supervisor does not start: it is tried again", "dir", g.dir, "after", g.pause, "err", err)
 		return nil, err

@@ -58,7 +58,7 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 	}
 	state, err := lib.State()
 	if err != nil {
-		return answer, fmt.Errorf("cgroups of container %s: %w", c.ID, err)
+		return answer, fmt.Errorf("find the cgroups of container %s: %w", c.ID, err)
 	}
 	answer.Cgroups = state.CgroupPaths
 	return answer, nil
@@ -93,7 +93,7 @@ func giveStreams(lib *libcontainer.Container, process *libcontainer.Process, std
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("owner of the streams: %w", err)
+		return fmt.Errorf("change the owner of the streams: %w", err)
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (c *libContainer) delete() error {
 func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 	affinity, err := configs.ConvertCPUAffinity(p.ExecCPUAffinity)
 	if err != nil {
-		return nil, fmt.Errorf("cpu affinity: %w", err)
+		return nil, fmt.Errorf("parse the CPU affinity: %w", err)
 	}
 	process := &libcontainer.Process{
 		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID),

@@ -77,7 +77,7 @@ func writeJSON(path string, value any) error {
 func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 	own, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
-		return nil, fmt.Errorf("cgroups of container %s: %w", c.ID, err)
+		return nil, fmt.Errorf("find the cgroups of container %s: %w", c.ID, err)
 	}
 	found, name := make(map[string]string), ""
 	if config := c.CgroupConfig(); config != nil && config.Systemd {
@@ -95,7 +95,7 @@ func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 				continue // the hybrid hierarchy has no controllers, and named ones are not mounted
 			}
 			if err != nil {
-				return nil, fmt.Errorf("cgroups of container %s: %w", c.ID, err)
+				return nil, fmt.Errorf("find the cgroups of container %s: %w", c.ID, err)
 			}
 		}
 		found[controller] = filepath.Join(mount, path)

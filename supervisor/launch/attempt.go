@@ -180,7 +180,7 @@ func (a *attempt) step() (done bool, err error) {
 func (a *attempt) openHelper(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return fmt.Errorf("the helper: %w", os.NewSyscallError("pidfd_open", err))
+		return fmt.Errorf("open the helper: %w", os.NewSyscallError("pidfd_open", err))
 	}
 	helper := os.NewFile(uintptr(fd), "pidfd")
 	if err := a.isChild(pid); err != nil {
@@ -197,7 +197,7 @@ func (a *attempt) isChild(pid int) error {
 		return errKilled
 	}
 	if err == nil && stat.Parent != a.parent {
-		err = fmt.Errorf("process %d was named, which is none of this launch: %w", pid, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("process %d, which the program launch has named, is not its child: %w", pid, errdefs.ErrFailedPrecondition)
 	}
 	return err
 }
@@ -211,7 +211,7 @@ func (a *attempt) own(pid int) error {
 	a.made = &Launched{Child: child}
 	a.waiting = fmt.Sprintf("process %d to execute its program", pid)
 	if a.made.Process, err = process.Find(pid); err != nil {
-		return fmt.Errorf("the launched process: %w", err)
+		return fmt.Errorf("open the launched process: %w", err)
 	}
 	if child.HasExited() {
 		return errKilled

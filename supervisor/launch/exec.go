@@ -59,7 +59,7 @@ func (l *Launcher) Exec(ctx context.Context, e Exec) (*Launched, error) {
 		for _, stream := range e.Streams {
 			// So that the user can open it again, by its name in /proc/self/fd.
 			if err := stream.Chown(int(e.Process.User.UID), -1); err != nil {
-				return fmt.Errorf("owner of the streams: %w", err)
+				return fmt.Errorf("change the owner of the streams: %w", err)
 			}
 		}
 		if err := a.fillExec(e); err != nil {

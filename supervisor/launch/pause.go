@@ -65,7 +65,7 @@ func (l *Launcher) Pause(ctx context.Context, p Pause) (*Launched, error) {
 func (a *attempt) pause(ctx context.Context, p Pause) error {
 	m, r, err := pauseCgroups(p)
 	if err != nil {
-		return fmt.Errorf("the cgroups of a pause: %w", err)
+		return fmt.Errorf("choose the cgroups of a pause: %w", err)
 	}
 	var enter map[string]string
 	if !p.Cgroup.Systemd {

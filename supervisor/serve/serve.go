@@ -148,7 +148,7 @@ func (s Serve) enter(log *slog.Logger) error {
 		log.Info("oom_score_adj stays as it is", "wanted", ownOOMScore, "error", err)
 	}
 	if _, err := unix.Setsid(); err != nil && !errors.Is(err, unix.EPERM) { // EPERM: leads its session already
-		return fmt.Errorf("setsid: %w", err)
+		return fmt.Errorf("lead a session: %w", err)
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
 	}
 	var request api.StreamRequest
 	if err := json.Unmarshal(buffer[:n], &request); err != nil {
-		return nil, fmt.Errorf("stream request: %w", err)
+		return nil, fmt.Errorf("decode the request for a stream: %w", err)
 	}
 	c, err := s.find(request.Container)
 	if err != nil {
@@ -123,7 +123,7 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 // splice(2), through pipes that it keeps open for later inputs.
 func feed(stdin *os.File, conn *net.UnixConn, over func()) (move func(), err error) {
 	if stdin == nil {
-		return nil, fmt.Errorf("stdin: %w", errdefs.ErrNotFound)
+		return nil, fmt.Errorf("attach to stdin: %w", errdefs.ErrNotFound)
 	}
 	return func() {
 		_, _ = io.Copy(struct{ io.Writer }{stdin}, conn)

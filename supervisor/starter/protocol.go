@@ -143,7 +143,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	unix.CloseOnExec(Socket)
 	supervisor, err := socket.Conn(os.NewFile(Socket, "socket"))
 	if err != nil {
-		return fmt.Errorf("the socket of a starter: %w", err)
+		return fmt.Errorf("open the socket of a starter: %w", err)
 	}
 	var request Request
 	files, err := receive(supervisor, &request)
@@ -151,7 +151,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 		return nil // it is not needed
 	}
 	if err != nil {
-		return fmt.Errorf("read what to start: %w", err)
+		return fmt.Errorf("read the request of a starter: %w", err)
 	}
 	if err := failpoint.Hit("starter/asked"); err != nil {
 		return err

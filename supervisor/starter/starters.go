@@ -45,7 +45,7 @@ type Starters struct {
 func New(parent *process.Parent, log *slog.Logger) (*Starters, error) {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
-		return nil, fmt.Errorf("the program of starters: %w", err)
+		return nil, fmt.Errorf("open the program of starters: %w", err)
 	}
 	return &Starters{parent: parent, log: log, program: self}, nil
 }
@@ -112,7 +112,7 @@ type starter struct {
 func (s *Starters) start() (*starter, error) {
 	conn, theirs, err := socket.Pair()
 	if err != nil {
-		return nil, fmt.Errorf("the socket of a starter: %w", err)
+		return nil, fmt.Errorf("make the socket of a starter: %w", err)
 	}
 	defer theirs.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -171,7 +171,7 @@ func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, t
 // ask sends the request and waits for the answer.
 func (p *starter) ask(request Request, files []*os.File) (answer Answer, err error) {
 	if err := send(p.conn, request, files); err != nil {
-		return answer, fmt.Errorf("%s of container %s: tell the starter: %w", request.Verb, request.ID, err)
+		return answer, fmt.Errorf("%s of container %s: send the request to the starter: %w", request.Verb, request.ID, err)
 	}
 	unasked, err := receive(p.conn, &answer)
 	closeAll(unasked)

@@ -136,7 +136,7 @@ func openPipe(dir, selinux string) (r, w *os.File, err error) {
 
 func makeFifo(path, selinux string) error {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
-		return fmt.Errorf("fifo %s: %w", path, err)
+		return fmt.Errorf("make fifo %s: %w", path, err)
 	}
 	if err := label.SetFileLabel(path, selinux); err != nil {
 		return errors.Join(fmt.Errorf("label fifo %s: %w", path, err), os.Remove(path))

@@ -113,7 +113,7 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 	}
 	if o.Stdin {
 		if ends[0], s.stdin, err = openPipe(o.Dir, o.SELinux); err != nil {
-			return fmt.Errorf("stdin: %w", err)
+			return fmt.Errorf("open a pipe for stdin: %w", err)
 		}
 	}
 	return nil

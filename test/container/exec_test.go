@@ -58,9 +58,9 @@ func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
 // held: those execs, which say so
 func TestExecBesideTheEnd(t *testing.T) {
 	p := newPod(t)
-	const rounds, mostRounds, clients = 10, 200, 4
+	const rounds, maxRounds, clients = 10, 200, 4
 	refused, done := 0, 0
-	for ; done < rounds || refused == 0 && done < mostRounds; done++ {
+	for ; done < rounds || refused == 0 && done < maxRounds; done++ {
 		id := p.run("app", "sleep 0.3")
 		errs := make(chan error)
 		for range clients {
