@@ -1,13 +1,9 @@
 // Package stats measures pods and containers: cpu, memory, swap, processes and pressure by cgroups, network
-// by netlink, and writable layers by the image store. A missing controller leaves its part of the answer
-// empty.
+// by netlink, and writable layers by the image store. A missing controller leaves its part of the answer empty.
 //
-// A Meter keeps the last cpu sample of each cgroup and the last measurement of each layer; Meter.mu guards
-// the two
-// maps, and is not held while anything is read. The walk of a layer may take long, on a dead disk forever:
-// it has
-// its own goroutine, and a call waits up to layerWait for all layers, or aloneWait for a single container or
-// pod.
+// A Meter keeps the last cpu sample of each cgroup and the last measurement of each layer; Meter.mu guards the two
+// maps, and is not held while anything is read. The walk of a layer may take long, on a dead disk forever: it has its
+// own goroutine, and a call waits up to layerWait for all layers, or aloneWait for a single container or pod.
 package stats
 
 import (

@@ -119,14 +119,24 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 	}, nil
 }
 
-// feed returns what moves a client's input until either side ends. It hides that stdin is a file: os would
-// splice(2), through pipes that it keeps open for later inputs.
+// feed returns what moves a client's input until either side ends. One that has left is given up while the process
+// takes nothing, perhaps forever. Clients of one container set each other's deadline, and only look more often.
 func feed(stdin *os.File, conn *net.UnixConn, over func()) (move func(), err error) {
 	if stdin == nil {
 		return nil, fmt.Errorf("attach to stdin: %w", errdefs.ErrNotFound)
 	}
 	return func() {
-		_, _ = io.Copy(struct{ io.Writer }{stdin}, conn)
-		over()
+		defer over()
+		for chunk, n := make([]byte, 32<<10), 0; err == nil; {
+			n, err = conn.Read(chunk)
+			for rest := chunk[:n]; len(rest) > 0; {
+				_ = stdin.SetWriteDeadline(time.Now().Add(time.Second))
+				taken, failed := stdin.Write(rest)
+				if failed != nil && (!errors.Is(failed, os.ErrDeadlineExceeded) || stdio.Polled(conn, 0)) {
+					return
+				}
+				rest = rest[taken:]
+			}
+		}
 	}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -189,7 +190,7 @@ func readChunk(source *os.File) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = raw.Read(readable); err != nil {
+	if err = raw.Read(func(fd uintptr) bool { return happened(fd, unix.POLLIN) }); err != nil {
 		return nil, err
 	}
 	chunk := make([]byte, min(max(waiting(source), 1), pumpBuffer))
@@ -203,16 +204,22 @@ func (p *Pump) Finish() { _ = p.source.SetReadDeadline(time.Now().Add(5 * time.M
 
 // unread reports whether bytes wait, or the end. Of a terminal's last bytes TIOCINQ may not know yet: poll(2)
 // has the kernel hand them over first.
-func (p *Pump) unread() (is bool) {
-	if raw, err := p.source.SyscallConn(); err == nil { // else it is closed
-		_ = raw.Control(func(fd uintptr) { is = readable(fd) })
+func (p *Pump) unread() bool { return Polled(p.source, unix.POLLIN) }
+
+// Polled reports whether one of the events of poll(2) has happened to a file, or its other end is gone.
+func Polled(file syscall.Conn, events int16) (is bool) {
+	if raw, err := file.SyscallConn(); err == nil { // else it is closed
+		_ = raw.Control(func(fd uintptr) { is = happened(fd, events) })
 	}
 	return is
 }
 
-func readable(fd uintptr) bool {
-	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+func happened(fd uintptr, events int16) bool {
+	poll := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	n, err := unix.Poll(poll, 0)
+	for err == unix.EINTR {
+		n, err = unix.Poll(poll, 0)
+	}
 	return n > 0 || err != nil
 }
 

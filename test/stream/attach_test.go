@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -104,17 +105,19 @@ func TestAttachTerminal(t *testing.T) {
 }
 
 // Several clients see the same; one that does not read holds up neither them nor the container, and what no
-// one sees is in the log.
+// one sees is in the log. Nothing is left of clients whose input the container never reads.
 //
 // cri: AttachRequest.stderr AttachRequest.stdout
 func TestAttachMany(t *testing.T) {
-	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", nil)
+	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
+	held := func() int { return len(harness.Glob(t, "/proc", strconv.Itoa(p.Supervisors()[0]), "fd", "*")) }
+	before := held()
 	eventually(t, "it has written before a client is attached", func() bool { return strings.Count(p.logged(), "\n") > 20 })
 	ctx, leave := context.WithCancel(context.Background())
 	var sessions sync.WaitGroup
 	attach := func(c client, to io.Writer) {
 		sessions.Go(func() {
-			_ = c(t, p.attachURL(&runtimeapi.AttachRequest{Stdout: true, Stderr: true})).StreamWithContext(ctx, streams{Stdout: to, Stderr: io.Discard})
+			_ = c(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(ctx, streams{Stdin: strings.NewReader(strings.Repeat("x", 300<<10)), Stdout: to, Stderr: io.Discard})
 		})
 	}
 	stop := make(chan struct{})
@@ -131,6 +134,7 @@ func TestAttachMany(t *testing.T) {
 	leave()
 	close(stop)
 	sessions.Wait()
+	eventually(t, "the supervisor holds no more than before", func() bool { return held() <= before })
 	p.contiguous("the log", p.logged())
 }
 
