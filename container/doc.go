@@ -2,9 +2,8 @@
 //
 // # The life of a container
 //
-// CreateContainer goes through these steps in this order (create.go; Steps lists them as data).
-// Failpoints and metrics name them "container/" and the name; errors and the timeline use
-// the name alone:
+// CreateContainer goes through these steps in this order (create.go; Steps lists them as data). Failpoints and
+// metrics name them "container/" and the name; errors and the timeline use the name alone:
 //
 //	 1 check     the request; nothing has a side effect before it is complete
 //	 2 reserve   the name; a pod has one container per name and attempt
@@ -20,10 +19,9 @@
 //	12 nri created  with NRI: its plugins are notified
 //	13 recheck   the pod was not stopped at the same time, and the caller still waits
 //
-// StartContainer has the steps nri start, start and nri started; UpdateContainerResources
-// nri update and nri updated. StopContainer has the step kill, after the grace; nri stop comes
-// after every end, asked for or not. RemoveContainer kills, and goes through: nri remove,
-// delete, remove rootfs, remove record. The nri steps exist only with NRI.
+// StartContainer has the steps nri start, start and nri started; UpdateContainerResources nri update and nri updated.
+// StopContainer has the step kill, after the grace; nri stop comes after every end, asked for or not. RemoveContainer
+// kills, and goes through: nri remove, delete, remove rootfs, remove record. The nri steps exist only with NRI.
 //
 // destroy (destroy.go) is the only undo. A failed create, RemoveContainer, the removal of the
 // pod, and recovery after a crash (restore.go) call it.
@@ -44,10 +42,9 @@
 //
 // # Locks
 //
-// Every operation that makes, starts, updates or destroys a container holds the container's
-// lock; Create takes it before the container is visible. A second lock is held only while the
-// facts are written, so a supervisor's report waits for no operation; nothing is written after
-// the facts are removed. Events but that of the removal are emitted under it, before those who wait for the end wake
-// up, so they are in order. Stop holds neither lock while it waits for the end, so a later
-// Stop with a shorter grace counts. Package object has the rest.
+// Every operation that makes, starts, updates or destroys a container holds the container's lock; Create takes it
+// before the container is visible. A second lock is held only while the facts are written, so a supervisor's report
+// waits for no operation; nothing is written after the facts are removed. Events but that of the removal are emitted
+// under it, before those who wait for the end wake up, so they are in order. Stop holds neither lock while it waits
+// for the end, so a later Stop with a shorter grace counts. Package object has the rest.
 package container

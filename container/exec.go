@@ -132,11 +132,11 @@ func (c *Container) User() *runtimeapi.ContainerUser {
 // StopSignalName returns the CRI's name of the signal that Stop sends.
 func (c *Container) StopSignalName() runtimeapi.Signal { return signalEnum(c.StopSignal) }
 
-// Process is an exec, or with an empty exec a container, whose streams a client wants.
+// Process is an exec, or with an empty Exec a container, whose streams a client wants.
 type Process struct {
+	Exec       string // its id
 	supervisor *client.Client
 	container  string
-	exec       string
 	Outputs    []string // named as in supervisor/api; a terminal has one
 	Stdin      bool
 }
@@ -153,11 +153,11 @@ func (s *Store) Exec(ctx context.Context, containerID string, command []string, 
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{supervisor: supervisor, container: c.ID, exec: object.NewID(), Outputs: outputs(tty), Stdin: stdin}
+	p := &Process{supervisor: supervisor, container: c.ID, Exec: object.NewID(), Outputs: outputs(tty), Stdin: stdin}
 	// The caller may go away: a started process must be known, so that it can be ended.
 	start, cancel := s.outlive(ctx)
 	defer cancel()
-	if err := supervisor.ExecStart(start, p.container, p.exec, spec, stdin); err != nil {
+	if err := supervisor.ExecStart(start, p.container, p.Exec, spec, stdin); err != nil {
 		return nil, fmt.Errorf("exec %s in container %s: %w", CommandText(command), c.ID, err)
 	}
 	return p, nil
@@ -193,20 +193,20 @@ func outputs(tty bool) []string {
 
 // Stream opens a stream by its name (client.Client.Stream).
 func (p *Process) Stream(ctx context.Context, name string) (*net.UnixConn, error) {
-	return p.supervisor.Stream(ctx, p.container, p.exec, name)
+	return p.supervisor.Stream(ctx, p.container, p.Exec, name)
 }
 
 // Resize sets the terminal's size in characters.
 func (p *Process) Resize(ctx context.Context, width, height uint32) error {
-	return p.supervisor.Resize(ctx, p.container, p.exec, width, height)
+	return p.supervisor.Resize(ctx, p.container, p.Exec, width, height)
 }
 
 // Wait returns the exit code of an exec, after its outputs, or ends what it started when ctx ends.
 func (p *Process) Wait(ctx context.Context) (int32, error) {
-	return p.supervisor.ExecWait(ctx, p.container, p.exec)
+	return p.supervisor.ExecWait(ctx, p.container, p.Exec)
 }
 
 // End ends an exec whose client is gone, with all that it started.
 func (p *Process) End(ctx context.Context) {
-	p.supervisor.ExecEnd(ctx, p.container, p.exec)
+	p.supervisor.ExecEnd(ctx, p.container, p.Exec)
 }

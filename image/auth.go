@@ -99,7 +99,7 @@ func (c *credentials) login(ctx context.Context, host string) (user, secret stri
 
 // token is the registry token for host. Without one in sight it asks no helper.
 func (c *credentials) token(ctx context.Context, host string) (string, error) {
-	if configured, _ := c.config.lookup(host); c.request.RegistryToken == "" && configured.RegistryToken == "" {
+	if configured, _ := byHost(c.config.Auths, host); c.request.RegistryToken == "" && configured.RegistryToken == "" {
 		return "", nil
 	}
 	shown, err := c.forHost(ctx, host)
@@ -198,8 +198,6 @@ func readDockerConfig(path string) (config dockerConfig, err error) {
 	return config, nil
 }
 
-func (c dockerConfig) lookup(host string) (Auth, bool) { return byHost(c.Auths, host) }
-
 func byHost[T any](all map[string]T, host string) (found T, known bool) {
 	for server, one := range all {
 		if sameHost(hostOf(server), host) {
@@ -221,7 +219,7 @@ func (c dockerConfig) ask(ctx context.Context, host string) (Auth, bool, error) 
 			return auth, true, err
 		}
 	}
-	auth, known := c.lookup(host)
+	auth, known := byHost(c.Auths, host)
 	return auth, known, nil
 }
 

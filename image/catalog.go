@@ -40,10 +40,7 @@ type Image struct {
 // User returns the user's number as uid, or its name. Without a user it is uid 0.
 func (i Image) User() (uid *int64, name string) {
 	user, _, _ := strings.Cut(i.UserText, ":")
-	if user == "" {
-		user = "0"
-	}
-	if n, err := strconv.ParseInt(user, 10, 64); err == nil {
+	if n, err := strconv.ParseInt(cmp.Or(user, "0"), 10, 64); err == nil {
 		return &n, ""
 	}
 	return nil, user

@@ -154,10 +154,9 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 // Unmount detaches all mounts at target and removes the directory. It is no error if
 // nothing is mounted, or target is not there.
 //
-// The end of an overlay writes all of the file system below it to the disk (sync_fs of
-// fs/overlayfs/super.c). Unmount does not wait for that: it keeps a detached copy of the
-// mount (open_tree(2)), the last reference, to be closed after it returns. The files below
-// may be removed meanwhile.
+// The end of an overlay writes all of the file system below it to the disk (sync_fs of fs/overlayfs/super.c). Unmount
+// does not wait for that: it keeps a detached copy of the mount (open_tree(2)), the last reference, to be closed
+// after it returns. The files below may be removed meanwhile.
 func (s *Store) Unmount(target string) error {
 	last, err := unix.OpenTree(unix.AT_FDCWD, target, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil { // else the last reference is the mount itself

@@ -47,9 +47,8 @@ type Progress struct {
 	Total  int64 // bytes
 }
 
-// Pull makes the image that reference names complete and durable on this node. Pulls at
-// the same time fetch each blob and unpack each layer once. progress may be nil; calls of
-// it do not overlap, and end before Pull returns.
+// Pull makes the image that reference names complete and durable on this node. Pulls at the same time fetch each blob
+// and unpack each layer once. progress may be nil; calls of it do not overlap, and end before Pull returns.
 //
 // Errors are ErrInvalidArgument for the reference or credentials, ErrNotFound,
 // ErrUnauthenticated, ErrPermissionDenied and ErrResourceExhausted for the registry's

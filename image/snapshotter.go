@@ -28,9 +28,8 @@ import (
 // the metadata database: that would delete directories in each collection, also in that
 // of Open, which serving waits for, and with a descriptor for each level.
 //
-// If the database cannot write a snapshot's record, as on a full disk, the library gives
-// the number that names the snapshot's directory again and then removes the directory;
-// making keeps others from making theirs meanwhile.
+// If the database cannot write a snapshot's record, as on a full disk, the library gives the number that names the
+// snapshot's directory again and then removes the directory; making keeps others from making theirs meanwhile.
 type snapshotter struct {
 	snapshots.Snapshotter
 	meta   overlay.MetaStore

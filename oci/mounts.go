@@ -66,10 +66,7 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 	case m.GetReadonly() || m.GetImage() != nil:
 		bound.Options = append(bound.Options, "ro")
 	}
-	recursive := ""
-	if c.Machine.RecursiveReadOnly && !c.Defaults.OwnSandbox {
-		recursive = "r"
-	}
+	recursive := map[bool]string{true: "r"}[c.Machine.RecursiveReadOnly && !c.Defaults.OwnSandbox]
 	for _, option := range m.GetMountOptions() {
 		bound.Options = append(bound.Options, recursive+option)
 	}

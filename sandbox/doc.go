@@ -2,9 +2,8 @@
 //
 // # The life of a sandbox
 //
-// RunPodSandbox goes through these steps in this order (run.go; Steps lists them as data).
-// Failpoints and metrics name them "pod/" and the name; errors and the timeline use the name
-// alone:
+// RunPodSandbox goes through these steps in this order (run.go; Steps lists them as data). Failpoints and metrics
+// name them "pod/" and the name; errors and the timeline use the name alone:
 //
 //	 1 check       the request; nothing has a side effect before it is complete
 //	 2 reserve     the name; a second request for it waits and gets the same id
@@ -25,18 +24,15 @@
 //	stop containers, nri stop, end pause, cni del, remove netns, remove userns,
 //	unmount files, record stopped
 //
-// None of the others begins if "stop containers" fails. Each of them runs even if another
-// one failed, but "remove netns" only after a DEL that succeeded, and "record stopped" only
-// when all have succeeded.
+// None of the others begins if "stop containers" fails. Each of them runs even if another one failed, but "remove
+// netns" only after a DEL that succeeded, and "record stopped" only when all have succeeded.
 //
-// RemovePodSandbox stops, and then goes through: remove containers, end pause to
-// unmount files once more, nri remove, remove files, remove record.
-// An error of an NRI plugin is logged, and does not keep a pod from stopping.
+// RemovePodSandbox stops, and then goes through: remove containers, end pause to unmount files once more, nri remove,
+// remove files, remove record. An error of an NRI plugin is logged, and does not keep a pod from stopping.
 //
-// destroy (destroy.go) is the only undo: it tries every part, joins the errors, and leaves
-// the record until all parts are gone, so that it can be called again. A failed Run, Remove,
-// and recovery after a crash (restore.go) call it; its first part, teardown, is also that of Stop. Package sweep
-// removes what has no record.
+// destroy (destroy.go) is the only undo: it tries every part, joins the errors, and leaves the record until all parts
+// are gone, so that it can be called again. A failed Run, Remove, and recovery after a crash (restore.go) call it;
+// its first part, teardown, is also that of Stop. Package sweep removes what has no record.
 //
 // # States
 //

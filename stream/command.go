@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -66,7 +67,8 @@ type clientStreams struct {
 	stdin                  *inlet
 	size                   *sizes
 	stdout, stderr, status io.WriteCloser
-	json                   bool // status is a status in JSON, not a text
+	json                   bool        // status is a status in JSON, not a text
+	late                   atomic.Bool // an attached client was
 }
 
 func (s *session) runCommand(r request) {
@@ -242,7 +244,9 @@ func (s *session) command(r request, streams *clientStreams) error {
 	}
 	defer disconnect()
 	if r.kind == kindAttach {
-		delivered.Wait()
+		if delivered.Wait(); streams.late.Load() {
+			return fmt.Errorf("attach to container %s: the client has taken nothing for %v while the container wrote more, which does not wait longer", r.target, stallTime)
+		}
 		return s.ctx.Err()
 	}
 	code, err := process.Wait(s.ctx)
@@ -290,9 +294,23 @@ func (s *session) connect(process *container.Process, streams *clientStreams, de
 		if name == api.Stderr {
 			to = streams.stderr
 		}
+		if to != nil && process.Exec == "" {
+			to = prompt{to, func() { streams.late.Store(true); disconnect() }}
+		}
 		delivered.Go(func() { deliver(to, conns[name]) })
 	}
 	return disconnect, nil
+}
+
+// prompt is an output of a container that an attached client has to take within stallTime.
+type prompt struct {
+	io.WriteCloser
+	late func()
+}
+
+func (p prompt) Write(b []byte) (int, error) {
+	defer time.AfterFunc(stallTime, p.late).Stop()
+	return p.WriteCloser.Write(b)
 }
 
 // deliver copies an output to the client; nil drops it.

@@ -8,11 +8,10 @@
 //	                       \ one minute, no client
 //	                        '-------> (nothing)
 //
-// The CRI call checks the request and answers with a URL that holds a token (server.go): random,
-// good for one use and one minute, and never logged. The HTTP request becomes a session
-// (session.go). The session's context ends with the client's connection, the idle time-out, or the
-// daemon, and closes the connection. All that a session does ends with it: a client that vanishes
-// leaves no process, goroutine or descriptor.
+// The CRI call checks the request and answers with a URL that holds a token (server.go): random, good for one use and
+// one minute, and never logged. The HTTP request becomes a session (session.go). The session's context ends with the
+// client's connection, the idle time-out, or the daemon, and closes the connection. All that a session does ends with
+// it: a client that vanishes leaves no process, goroutine or descriptor.
 //
 // # Protocols
 //

@@ -1,9 +1,8 @@
-// Package config is the daemon's configuration: defaults, a TOML file, its drop-ins by name, then flags;
-// later values win. The fields' tags are the only description of keys: the printed defaults,
-// docs/configuration.md, the manual page and the checks come from them. Besides toml and comment there are:
-// need, what a text is (one of several words, or a kind that checkText knows; a question mark allows an empty
-// one), zero, what an allowed zero means, least and most of a number, and reload, on what takes effect
-// without a restart. The package owns nothing and keeps no state.
+// Package config is the daemon's configuration: defaults, a TOML file, its drop-ins by name, then flags; later values
+// win. The fields' tags are the only description of keys: the printed defaults, docs/configuration.md, the manual
+// page and the checks come from them. Besides toml and comment there are: need, what a text is (one of several words,
+// or a kind that checkText knows; a question mark allows an empty one), zero, what an allowed zero means, least and
+// most of a number, and reload, on what takes effect without a restart. The package owns nothing and keeps no state.
 package config
 
 import (

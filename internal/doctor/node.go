@@ -58,10 +58,7 @@ func (c *checker) kernel() {
 	if c.failed("cgroups", err) {
 		return
 	}
-	version := "v1"
-	if m.CgroupV2 {
-		version = "v2"
-	}
+	version := map[bool]string{true: "v2", false: "v1"}[m.CgroupV2]
 	c.add("cgroups", Good, fmt.Sprintf("%s, %d hierarchies", version, len(hierarchies)), "")
 	for _, controller := range []string{"cpu", "memory", "pids", "cpuset"} {
 		if !slices.Contains(m.Controllers, controller) {

@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Parent is the only place where a supervisor waits for children: for starters, launched processes, and
-// as their sub-reaper for containers and the processes in them. No other part, os/exec included, may
-// wait for a child.
+// Parent is the only place where a supervisor waits for children: for starters, launched processes, and as their
+// sub-reaper for containers and the processes in them. No other part, os/exec included, may wait for a child.
 //
 // A child has an owner before it can be reaped: [Parent.Start] holds the lock while it forks, and a
 // process that our child made is owned ([Parent.Own]) while that child lives. A child without an owner

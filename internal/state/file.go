@@ -1,5 +1,4 @@
-// Package state keeps records on disk: one small JSON file for each object, in one directory
-// for each kind of object.
+// Package state keeps records on disk: one small JSON file for each object, in one directory for each kind of object.
 //
 // A write renames a temporary file over the old one, so readers, and a daemon after a crash,
 // find the old record or the new one. A durable write survives a power cut once it returns.

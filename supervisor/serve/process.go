@@ -176,12 +176,9 @@ func readBarrier(fifo *os.File) error {
 
 // listenToInit keeps what init writes to standard error before the program runs: why it cannot run.
 func (c *container) listenToInit() {
-	stream := api.Stderr
-	if c.record.Terminal {
-		stream = api.Stdout
-	}
+	stream := map[bool]string{true: api.Stdout, false: api.Stderr}[c.record.Terminal]
 	if said := c.streams().Output(stream); said != nil {
-		words := said.Attach()
+		words := said.Attach(false)
 		c.mu.Lock()
 		c.initSays, c.initWords = said, words
 		c.mu.Unlock()

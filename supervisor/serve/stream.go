@@ -103,7 +103,7 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 	if fan == nil {
 		return nil, fmt.Errorf("attach to container %s: stream %s: %w", c.record.ID, stream, errdefs.ErrNotFound)
 	}
-	output := fan.Attach()
+	output := fan.Attach(true)
 	return func() {
 		go func() {
 			// The client sends nothing: the end of this read is the client's.
@@ -112,8 +112,7 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 		}()
 		for chunk := range output {
 			if _, err := conn.Write(chunk); err != nil {
-				fan.Detach(output)
-				return
+				fan.Detach(output) // which ends it
 			}
 		}
 	}, nil

@@ -2,11 +2,10 @@
 // libcontainer or by a program with runc's command line, answers, and ends. A container, a hook or a runtime
 // can only hold up this operation.
 //
-// One starter waits ready ([Starters]). Its only descriptors are a socket, /dev/null and those of its
-// request. It is the sub-reaper of what it starts: the supervisor owns a process ([process.Parent.Own])
-// while the starter still lives, and inherits it when the starter ends. A starter that is ended early is
-// ended with all that it has started. The supervisor runs [Starters.Run]; package engine, in the starter,
-// runs [Serve].
+// One starter waits ready ([Starters]). Its only descriptors are a socket, /dev/null and those of its request. It is
+// the sub-reaper of what it starts: the supervisor owns a process ([process.Parent.Own]) while the starter still
+// lives, and inherits it when the starter ends. A starter that is ended early is ended with all that it has started.
+// The supervisor runs [Starters.Run]; package engine, in the starter, runs [Serve].
 //
 // Locks: Starters.mu is held for moments, the longest a fork.
 package starter

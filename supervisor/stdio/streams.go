@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -215,6 +216,7 @@ func IsShortage(err error) bool {
 // Drain ends the streams after the process has ended, with all that it wrote.
 func (s *Streams) Drain() {
 	for _, out := range s.outputs {
+		out.clients.hurry.Store(true)
 		out.pump.Finish()
 	}
 	for _, out := range s.outputs {
@@ -267,14 +269,13 @@ func HasFifos(dir, id string) bool {
 }
 
 // RemoveFifos removes what Open has made in dir, or openPipe.
-func RemoveFifos(dir, id string) error {
-	var errs []error
+func RemoveFifos(dir, id string) (errs error) {
 	for _, name := range []string{api.Stdout, api.Stderr, api.Stdout + spoolSuffix, api.Stderr + spoolSuffix} {
 		if err := os.Remove(fifoPath(dir, id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
+			errs = errors.Join(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 func closeAll(files ...*os.File) {
@@ -283,16 +284,33 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// Fanout copies a container's output to attached clients, for which the container never waits.
+// Fanout copies a container's output to attached clients.
 type Fanout struct {
 	mu      sync.Mutex
-	clients map[chan []byte]bool
+	clients map[chan []byte]bool // whether the container waits for it
 	ended   bool
+	hurry   atomic.Bool // the container has ended, and what it has written fits
 }
 
 func (f *Fanout) emit(p []byte) {
+	for began := time.Now(); !f.send(p, began); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// send does nothing while a client is far behind, which is dropped when the container has waited for it since then for
+// too long. The daemon gives it up before.
+func (f *Fanout) send(p []byte, since time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for client, waits := range f.clients {
+		if waits && len(client) >= cap(client)/2 && !f.hurry.Load() {
+			if time.Since(since) < 10*time.Second {
+				return false
+			}
+			f.drop(client)
+		}
+	}
 	for client := range f.clients {
 		select {
 		case client <- bytes.Clone(p):
@@ -300,14 +318,15 @@ func (f *Fanout) emit(p []byte) {
 			f.drop(client)
 		}
 	}
+	return true
 }
 
 // Attach returns the output from now on; closed at its end, or when the client is too slow.
-func (f *Fanout) Attach() chan []byte {
-	client := make(chan []byte, 32) // it is dropped when it is so many chunks behind
+func (f *Fanout) Attach(waits bool) chan []byte {
+	client := make(chan []byte, 64)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.clients[client] = true
+	f.clients[client] = waits
 	if f.ended {
 		f.drop(client)
 	}
@@ -332,7 +351,7 @@ func (f *Fanout) end() {
 
 // drop needs mu.
 func (f *Fanout) drop(client chan []byte) {
-	if f.clients[client] {
+	if _, is := f.clients[client]; is {
 		delete(f.clients, client)
 		close(client)
 	}

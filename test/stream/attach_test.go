@@ -104,37 +104,39 @@ func TestAttachTerminal(t *testing.T) {
 	p.wantTerminal(spdyClient, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Tty: true}), remotecommand.TerminalSize{Width: 77, Height: 33})
 }
 
-// Several clients see the same; one that does not read holds up neither them nor the container, and what no
-// one sees is in the log. Nothing is left of clients whose input the container never reads.
+// Several clients see all that a container writes as fast as it can; one that does not read holds up neither them
+// nor the container for long, and is told. Nothing is left of clients whose input the container never reads.
 //
 // cri: AttachRequest.stderr AttachRequest.stdout
 func TestAttachMany(t *testing.T) {
-	p := newPod(t, "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.02; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
+	p := newPod(t, `i=0; while true; do i=$((i+1)); echo line $i "$0"; [ $((i % 2000)) != 0 ] || sleep 0.5; done`,
+		func(c *runtimeapi.ContainerConfig) {
+			c.Stdin, c.Command = true, append(c.Command, strings.Repeat("x", 2000))
+		})
 	held := func() int { return len(harness.Glob(t, "/proc", strconv.Itoa(p.Supervisors()[0]), "fd", "*")) }
 	before := held()
 	eventually(t, "it has written before a client is attached", func() bool { return strings.Count(p.logged(), "\n") > 20 })
 	ctx, leave := context.WithCancel(context.Background())
-	var sessions sync.WaitGroup
-	attach := func(c client, to io.Writer) {
-		sessions.Go(func() {
-			_ = c(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(ctx, streams{Stdin: strings.NewReader(strings.Repeat("x", 300<<10)), Stdout: to, Stderr: io.Discard})
-		})
+	attach := func(ctx context.Context, c client, to io.Writer) error {
+		return c(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(ctx, streams{Stdin: strings.NewReader(strings.Repeat("x", 300<<10)), Stdout: to, Stderr: io.Discard})
 	}
-	stop := make(chan struct{})
+	stop, late := make(chan struct{}), make(chan error, 1)
 	outs := make([]safe, 6)
+	var sessions sync.WaitGroup
 	for i := range outs {
-		attach([]client{spdyClient, v5Client, v4Client}[i%3], &outs[i])
+		sessions.Go(func() { _ = attach(ctx, []client{spdyClient, v5Client, v4Client}[i%3], &outs[i]) })
 	}
-	attach(spdyClient, &stalled{stop})
+	go func() { late <- attach(limited(t), spdyClient, &stalled{stop}) }()
 	for i := range outs {
-		eventually(t, "each sees lines", func() bool { return strings.Count(outs[i].String(), "\n") > 20 })
+		eventually(t, "each sees lines", func() bool { return strings.Count(outs[i].String(), "\n") > 5000 })
 		text := outs[i].String()
 		p.contiguous(fmt.Sprintf("client %d", i), text[:strings.LastIndex(text, "\n")])
 	}
 	leave()
-	close(stop)
 	sessions.Wait()
 	eventually(t, "the supervisor holds no more than before", func() bool { return held() <= before })
+	close(stop)
+	harness.WantError(t, <-late, "taken nothing for 5s")
 	p.contiguous("the log", p.logged())
 }
 
