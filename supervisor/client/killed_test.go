@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -68,7 +67,7 @@ func TestKilledShimLosesNoByte(t *testing.T) {
 // restart starts a successor once the one that was killed is gone.
 func (p *pod) restart() {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		successor, err := client.Start(p.t.Context(), client.StartOptions{Binary: shimBinary, Dir: p.dir})
+		successor, err := start(p.t.Context(), p.dir)
 		if err == nil {
 			_ = p.Close()
 			p.Client = successor

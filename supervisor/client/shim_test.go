@@ -87,7 +87,7 @@ func startPod(t testing.TB) *pod {
 	t.Helper()
 	p := &pod{t: t, dir: t.TempDir(), held: make(map[string]*client.Held)}
 	var err error
-	if p.Client, err = client.Start(t.Context(), client.StartOptions{Binary: shimBinary, Dir: p.dir}); err != nil {
+	if p.Client, err = start(t.Context(), p.dir); err != nil {
 		log, _ := os.ReadFile(filepath.Join(p.dir, "shim.log"))
 		t.Fatalf("%v\n%s", err, log)
 	}
@@ -95,7 +95,15 @@ func startPod(t testing.TB) *pod {
 	return p
 }
 
-// end removes all containers and the shim, and checks that it is gone.
+// start starts a supervisor and connects to it.
+func start(ctx context.Context, dir string) (*client.Client, error) {
+	if err := client.Start(ctx, client.StartOptions{Binary: shimBinary, Dir: dir}); err != nil {
+		return nil, err
+	}
+	return client.Connect(ctx, dir, nil)
+}
+
+// end removes all containers and the supervisor, and checks that it is gone.
 func (p *pod) end() {
 	ctx := harness.Limited(p.t, time.Minute)
 	list, err := p.List(ctx)

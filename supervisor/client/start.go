@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,35 +22,33 @@ import (
 
 // StartOptions says how to start a supervisor.
 type StartOptions struct {
-	Binary        string        // path of minicri-shim
-	Build         string        // what names it: Program.Build
-	Version       string        // of this daemon
-	ForOthers     string        // where a supervisor finds the program for its starters: Program.ForOthers
-	Dir           string        // the directory of the supervisor, made if absent
-	SystemdCgroup bool          // cgroupsPath of its containers is slice:prefix:name
-	answer        *atomic.Int64 // how long an answer may take before the supervisor is killed; nil: no limit
+	Binary        string // path of minicri-shim
+	Build         string // what names it: Program.Build
+	Version       string // of this daemon
+	ForOthers     string // where a supervisor finds the program for its starters: Program.ForOthers
+	Dir           string // the directory of the supervisor, made if absent
+	SystemdCgroup bool   // cgroupsPath of its containers is slice:prefix:name
 }
 
 const longestSocket = 107 // sockaddr_un (unix(7)) holds so many characters and a NUL
 
-// Start starts a supervisor in a session of its own, which outlives the daemon, and connects to it. It logs
+// Start starts a supervisor in a session of its own, which outlives the daemon, and returns when it serves. It logs
 // to the file Log of Dir. Start fails while another process has Dir locked.
-func Start(ctx context.Context, options StartOptions) (*Client, error) {
+func Start(ctx context.Context, options StartOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	if socket := filepath.Join(options.Dir, api.StreamSocket); len(socket) > longestSocket {
-		return nil, fmt.Errorf("start the supervisor: %s is longer than the %d characters that a unix socket can have, choose a shorter directory: %w", socket, longestSocket, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("start the supervisor: %s is longer than the %d characters that a unix socket can have, choose a shorter directory: %w", socket, longestSocket, errdefs.ErrInvalidArgument)
 	}
 	if err := os.MkdirAll(options.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("start the supervisor: %w", err)
+		return fmt.Errorf("start the supervisor: %w", err)
 	}
 	if err := spawn(ctx, options); err != nil {
-		return nil, fmt.Errorf("start the supervisor of %s (its log is shim.log there): %w", options.Dir, err)
+		return fmt.Errorf("start the supervisor of %s (its log is %s there): %w", options.Dir, Log, err)
 	}
-	return Connect(ctx, options.Dir, options.answer)
+	return nil
 }
 
-// spawn returns when the supervisor serves.
 func spawn(ctx context.Context, options StartOptions) error {
 	log, err := os.OpenFile(filepath.Join(options.Dir, Log), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -128,16 +125,14 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 		}
 		if err == nil {
 			options := s.options.Start
-			options.Dir, options.answer = g.dir, &s.answer
-			supervisor, err = Start(ctx, options)
+			options.Dir = g.dir
+			err = Start(ctx, options)
 		}
 		if err == nil {
-			if err = supervisor.greet(ctx, s.options); err != nil {
-				err = errors.Join(err, supervisor.Close())
-			}
+			supervisor, err = g.connect(ctx, s)
 		}
 		if err == nil {
-			g.client, g.followed, g.pause = supervisor, false, 0
+			g.pause = 0
 			return supervisor, nil
 		}
 		g.pause = min(max(2*g.pause, minBack), maxBack)
