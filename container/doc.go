@@ -44,7 +44,7 @@
 //
 // Every operation that makes, starts, updates or destroys a container holds the container's lock; Create takes it
 // before the container is visible. A second lock is held only while the facts are written, so a supervisor's report
-// waits for no operation; nothing is written after the facts are removed. Events but that of the removal are emitted
+// waits for no operation; nothing is written after the facts are removed. All events but that of the removal are emitted
 // under it, before those who wait for the end wake up, so they are in order. Stop holds neither lock while it waits
 // for the end, so a later Stop with a shorter grace counts. Package object has the rest.
 package container

@@ -145,7 +145,7 @@ func (s *Store) sweep() {
 	s.removeOrphans(ctx)
 	keys, err := s.SnapshotsWithoutContainer(ctx)
 	if err != nil {
-		s.options.Logger.Error("sweep", "err", err)
+		s.options.Logger.Error("not all snapshots were searched for orphans: the next start does it again", "err", err)
 	}
 	for _, key := range keys {
 		s.noteRemoved("snapshot", key, s.options.Images.RemoveSnapshot(ctx, key))

@@ -65,7 +65,7 @@ func (m *masquerade) refresh() {
 	err := m.put()
 	if failed := err != nil; failed != m.failed {
 		m.failed = failed
-		m.logger.Warn("the rule that masquerades the default network's pods was looked at", "table", m.table, "in_force", !failed, "err", err)
+		m.logger.Warn("whether a rule masquerades the default network's pods has changed", "table", m.table, "in_force", !failed, "err", err)
 	}
 }
 

@@ -159,7 +159,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 func (s *Store) pauseRuns(record Record) bool {
 	pids, err := s.options.Hierarchies.Processes(cgroup.Path(record.CgroupsPath))
 	if err != nil {
-		s.options.Logger.Error("look for pause", "sandbox", record.ID, "err", err)
+		s.options.Logger.Error("whether pause runs cannot be known: the sandbox is not touched", "sandbox", record.ID, "err", err)
 		return true // touch nothing
 	}
 	return slices.ContainsFunc(pids, func(pid int) bool {

@@ -121,7 +121,7 @@ func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullIma
 	return &runtimeapi.PullImageResponse{ImageRef: pulled.ID}, err
 }
 
-// RemoveImage removes an image with all of its names. It refuses a pinned one, and ignores a missing one.
+// RemoveImage removes an image with all of its names, pinned or not. A missing one is no error.
 func (s *ImageServer) RemoveImage(ctx context.Context, request *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	wanted, err := s.imageName(request.GetImage())
 	if err != nil {

@@ -140,6 +140,7 @@ func writeYAML(output io.Writer, value any) error {
 
 const (
 	askLimit    = 30 * time.Second // for what a command asks of the daemon, which runs programs to find its status
+	runLimit    = 10 * time.Second // for a program that minicri debug bundle runs
 	watchPeriod = 2 * time.Second  // between two tables of minicri pods --watch
 )
 

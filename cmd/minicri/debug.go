@@ -132,7 +132,7 @@ func (b *bundle) machine(ctx context.Context) {
 		"journal": "journalctl -u minicri -n 5000 --no-pager", "links": "ip -d address", "routes": "ip route show table all", "kernel": "dmesg",
 	} {
 		b.add("machine-"+name+".txt", func() (any, error) {
-			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+			ctx, cancel := context.WithTimeout(ctx, runLimit)
 			defer cancel()
 			words := strings.Fields(command)
 			return exec.CommandContext(ctx, words[0], words[1:]...).Output()

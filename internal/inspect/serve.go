@@ -49,7 +49,7 @@ const lastRequests = 2 * time.Second
 //	/metrics               the metrics of Prometheus
 //	/debug/pprof/          profiles, as net/http/pprof has them
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
-	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	server := &http.Server{Handler: s.routes(), ReadHeaderTimeout: headerLimit, BaseContext: func(net.Listener) context.Context { return ctx }}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
@@ -117,8 +117,13 @@ func NewClient(socket string) Client {
 // NewClientBy asks whom dial connects to.
 func NewClientBy(name string, dial func(context.Context) (net.Conn, error)) Client {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
-	return Client{name, &http.Client{Transport: transport}, 15 * time.Second}
+	return Client{name, &http.Client{Transport: transport}, answerLimit}
 }
+
+const (
+	headerLimit = 10 * time.Second // for the headers of a request
+	answerLimit = 15 * time.Second // for the daemon to say anything
+)
 
 // ErrNoAnswer is the error of a daemon that is stopped or wedged.
 var ErrNoAnswer = errors.New("the daemon does not answer")

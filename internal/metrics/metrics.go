@@ -179,6 +179,8 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
+const headerLimit = 10 * time.Second // for the headers of a scrape
+
 // Serve answers /metrics and /metrics/cadvisor on a TCP address, by TLS unless that is nil.
 func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config, logger *slog.Logger) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
@@ -191,7 +193,7 @@ func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config,
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: headerLimit}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	logger.Info("serving metrics", "address", listener.Addr())

@@ -25,19 +25,19 @@ import (
 // What the daemon waits for at most, beside process.KillLimit.
 const (
 	startLimit  = 10 * time.Second       // for a supervisor to start, and to end an exec whose client is gone
-	execSlack   = 5 * time.Second        // for a supervisor to end what a time-out ends
+	execSlack   = 5 * time.Second        // for a supervisor to end an exec after its time-out
 	minBack     = 100 * time.Millisecond // between two starts of a supervisor that does not start; it doubles
 	maxBack     = 5 * time.Second
-	endingLimit = 2 * time.Second // for one that has the lock and is about to end
-	greetLimit  = time.Second     // for a connection that is refused to be closed
-	lastWords   = time.Second     // to read what a supervisor has said that has ended
+	endingLimit = 2 * time.Second // for a supervisor that holds the lock and does not answer to end by itself
+	greetLimit  = time.Second     // for the answer to greet
+	lastWords   = time.Second     // to read the last answers of a supervisor that has ended
 	logPeriod   = 2 * time.Second // between two looks at the supervisors' logs
-	// RetryPause is between two tries to reach a supervisor that ends, or starts in the place of another.
+	// RetryPause is the pause between two tries to reach a supervisor while another takes its place.
 	RetryPause = 20 * time.Millisecond
 )
 
-// Client talks to one supervisor. It has the calls of shim.proto, which methods of the same names answer there
-// (service.go of package serve); their errors are errdefs kinds.
+// Client talks to one supervisor. Its methods are the calls of shim.proto; methods of the same names answer them
+// (service.go of package serve). Their errors are errdefs kinds.
 type Client struct {
 	dir        string
 	conn       *ttrpc.Client
@@ -68,7 +68,7 @@ func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 	c.rpc = api.NewShimClient(c.conn)
 	c.life, c.over = context.WithCancel(context.Background())
 	context.AfterFunc(c.life, func() { _ = c.conn.Close() })
-	go func() { // a child of the supervisor may have a copy of the socket, which keeps the connection
+	go func() { // the connection may outlive the supervisor: a child may have a copy of its socket
 		if supervisor.Wait() == nil { // not closed
 			time.AfterFunc(lastWords, c.over)
 		}
@@ -105,7 +105,7 @@ func (c *Client) watch(limit *atomic.Int64) {
 		case <-time.After(within / 2):
 		}
 		ctx, cancel := context.WithTimeout(c.life, within)
-		// Over a connection of its own: ttrpc waits without a limit where one is full of calls that nobody reads.
+		// It asks over a connection of its own: on one full of calls that nobody reads, ttrpc waits without a limit.
 		call, done, err := c.open(ctx)
 		for errors.Is(err, unix.EAGAIN) && ctx.Err() == nil { // its queue is full (connect(2))
 			time.Sleep(10 * time.Millisecond)

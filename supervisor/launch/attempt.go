@@ -22,7 +22,7 @@ import (
 // The first process's descriptors after its streams; more follow.
 const (
 	socketFD  = 3 // gets the list, and answers
-	lifeFD    = 4 // ends when the supervisor has ended
+	lifeFD    = 4 // a pipe that is closed when the supervisor ends
 	programFD = 5
 )
 
@@ -41,7 +41,7 @@ type attempt struct {
 	waiting string     // for what, in errors
 }
 
-// newAttempt opens what each first process gets. The caller calls end; then a nil stream is at its end.
+// newAttempt opens what each first process gets. A nil stream is an empty one. The caller calls end.
 func (l *Launcher) newAttempt(streams [3]*os.File) (_ *attempt, err error) {
 	a := &attempt{launcher: l, waiting: "its first process"}
 	defer func() {
@@ -103,8 +103,8 @@ func (a *attempt) fork() (*process.Child, error) {
 	return first, nil
 }
 
-// run sends the list, and returns when the process is at the exec barrier or has executed its program: it says so by
-// the end of its socket, which closes before the one and with the other (see closed).
+// run sends the list, and returns when the process is at the exec barrier or has executed its program. Its socket
+// tells: a pause closes it before the barrier, the kernel closes that of an exec with execve(2). See closed.
 func (a *attempt) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { _ = a.ours.SetDeadline(time.Unix(1, 0)) })()
 	_, err := a.WriteTo(a.ours)
@@ -176,7 +176,7 @@ func (a *attempt) step() (done bool, err error) {
 	return false, err
 }
 
-// openHelper opens the helper and lets it go on. Its pid is not reused while its parent lives.
+// openHelper opens the helper and lets it go on. The helper's pid is not reused while its parent lives.
 func (a *attempt) openHelper(pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {

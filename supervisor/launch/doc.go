@@ -1,14 +1,19 @@
 // Package launch starts processes in containers without libcontainer: pauses, up to the exec barrier, and
 // execs. What it cannot start (CanPause, CanExec) libcontainer does, in a starter; there is no fallback.
 //
-// The supervisor makes a list of system calls, and forks a program of 1.4 KiB without a libc (launch.c),
-// which makes them, into its own namespaces and cgroup, where no container can stop it. This first process
-// does what needs the node, sets its labels, and forks a helper into the container's cgroup (version 2) or
-// enters that itself (version 1); with systemd's driver a pause has no helper, and systemd moves the first process. There all namespaces are joined and the node's descriptors closed, and only
-// then is the process forked that a container sees. This waits until the supervisor owns it
-// (process.Parent), makes the remaining calls and executes its program. A pause is forked with its own
-// namespaces and a copy of the mounts that all pauses share. The parents live until then, so that the pid is
-// not reused, and are killed.
+// The supervisor makes a list of system calls and forks a program of 1.4 KiB without a libc (launch.c), which
+// makes them. There are up to three processes:
+//
+//   - The first process starts in the namespaces and the cgroup of the supervisor, where no container can stop it.
+//     It does what needs the node, and sets the labels.
+//   - The helper is its child, cloned into the container's cgroup (version 2). With version 1 the first process
+//     enters the cgroup itself; a pause of systemd's driver is moved by systemd. Neither has a helper.
+//   - The launched process is cloned by the last of them, after that has joined all namespaces and, for an exec,
+//     closed the node's descriptors: a container sees no other process of a launch. It waits until the supervisor
+//     owns it (process.Parent), makes the remaining calls and executes its program. A pause is cloned into
+//     namespaces of its own, with a copy of the mounts that all pauses share.
+//
+// The parents live until then, so that no pid is reused, and are killed.
 //
 // A launch ends with its context, whatever a container does to the process (SIGSTOP, a frozen cgroup, a
 // mount that hangs); the error says what was waited for.

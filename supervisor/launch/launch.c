@@ -1,9 +1,10 @@
 //go:build ignore
 
 /*
- * launch makes the system calls of a list, up to execve(2), and ends at the first failure of a call that may not fail. It reads the
- * list (calls.go) from descriptor 3 and maps it at the address for which its pointers are made. It has no
- * libc, one thread and a few pages, so that it starts at once and the kernel copies next to nothing.
+ * launch makes the system calls of a list, up to execve(2), and ends at the first failure of a call that may
+ * not fail. It reads the list (calls.go) from descriptor 3 and maps it at the address for which its pointers
+ * are made. It has no libc, one thread and a few pages, so that it starts at once and the kernel copies next
+ * to nothing.
  */
 #if defined(__x86_64__)
 enum { READ = 0, WRITE = 1, CLOSE = 3, MMAP = 9, PRCTL = 157, EXIT_GROUP = 231 };

@@ -24,34 +24,34 @@ import (
 type container struct {
 	sup        *Supervisor
 	stdinOnce  bool
-	created    chan struct{} // closed when it is made, or its creation has failed
+	created    chan struct{} // closed when the creation is over, also one that failed
 	adopted    bool
 	exited     chan struct{}   // closed when exit is set and on disk
-	running    context.Context // ends with init, because of errInitEnded
+	running    context.Context // ends when init does; the cause is errInitEnded
 	ended      context.CancelCauseFunc
-	life       context.Context // of what is under way for it: ends when it is killed
+	life       context.Context // bounds all operations on the container; ends when it is killed
 	abandon    context.CancelFunc
-	startEvent sync.Once // before the exit's, however quick
+	startEvent sync.Once // published before that of the exit, however quick the program is
 	drained    sync.Once
-	reported   chan syscall.WaitStatus // of an adopted init, by its parent
+	reported   chan syscall.WaitStatus // how an adopted init ended, by its parent
 
-	init *proc // set before it is made; of one that has ended there is nothing
+	init *proc // never nil; empty before init is made, and if it had ended when it was adopted
 
 	op *semaphore.Weighted // one change at a time; may be held for long
 
 	mu        sync.Mutex     // guards what follows
-	io        *stdio.Streams // nil before they are open, and if it had ended when it was adopted
+	io        *stdio.Streams // nil before they are open, and if the log had all when it was adopted
 	record    record
-	killed    bool // we sent SIGKILL: not the kernel for lack of memory
-	oomKills  int  // how many of its processes the kernel has killed
+	killed    bool // we sent SIGKILL, not the kernel for lack of memory
+	oomKills  int  // how many of its processes the kernel has killed for lack of memory
 	oomBefore int  // Supervisor.unclaimedOOMKills when it was made, or adopted
-	neverRan  bool // init has ended and never executed the program
+	neverRan  bool // init ended and never executed the program
 	initSays  *stdio.Fanout
-	initWords chan []byte // what init says behind the barrier; nil before
+	initWords chan []byte // what init says after the barrier is opened; nil before
 	exit      *api.ExitRecord
-	left      *api.ExitRecord // how an adopted one had ended whose output was not all in the log
+	left      *api.ExitRecord // the exit that a predecessor wrote, if the log did not have all output yet
 	execs     map[string]*exec
-	slots     map[int]bool // of cgroups of execs, those in use
+	slots     map[int]bool // the numbers of execs' cgroups that are in use
 }
 
 // record is the content of DIR/records/ID.json, by which a successor adopts the container. It is written
@@ -92,7 +92,7 @@ func (s *Supervisor) newContainer(r record) *container {
 	return c
 }
 
-// errKilled ends what is under way for a container that is killed.
+// errKilled is why operations on a killed container end.
 var errKilled = fmt.Errorf("it was ended with its container: %w", errdefs.ErrFailedPrecondition)
 
 // bound returns an operation's context. It ends with ctx, with the container, and at the limit.
@@ -191,7 +191,7 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest, spec 
 	return nil
 }
 
-// errLeft is of a failed creation of which something is left: its record stays, for Delete and a successor.
+// errLeft says that a failed creation could not be undone: its record stays, for Delete and for a successor.
 var errLeft = errors.New("not all of it is removed")
 
 func (c *container) streamOptions() stdio.Options {

@@ -22,8 +22,8 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// maxStartError keeps List, which has it of all containers, below what ttrpc sends. A process that may trace init can
-// write there, too, and no text: one such string would fail the answers about all pods.
+// maxStartError bounds StartError, which List has of all containers, so that ttrpc can send the list. It also has to be
+// UTF-8: a process that may trace init can write any bytes there, and ttrpc would fail the answers about all pods.
 const maxStartError = 1 << 10
 
 // finish kills what else runs in the container, and writes and reports the exit, however long streams take.

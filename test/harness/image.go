@@ -84,11 +84,6 @@ func (l *Layer) Link(name, target string) {
 	l.add(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, "")
 }
 
-// Device adds a character device that everybody may use.
-func (l *Layer) Device(name string, major, minor int64) {
-	l.add(&tar.Header{Typeflag: tar.TypeChar, Name: name, Mode: 0o666, Devmajor: major, Devminor: minor}, "")
-}
-
 func (l *Layer) add(header *tar.Header, content string) {
 	l.node.must("adding "+header.Name, l.tar.WriteHeader(header))
 	_, err := l.tar.Write([]byte(content))

@@ -51,7 +51,7 @@ func measure(ctx context.Context, socket, name, runtime, gates string) map[strin
 	contender.Check(cluster(up...))
 	defer contender.Finally(func() error { return cluster("down") })
 	b := &bench{cluster: name, results: make(map[string]float64)}
-	defer b.connect(ctx, socket)()
+	defer b.connect(socket)()
 	for _, measure := range []func(context.Context){b.single, b.twenty, b.sixty, b.idle, b.job} {
 		measure(ctx)
 		time.Sleep(2 * time.Second) // what the last one left to do

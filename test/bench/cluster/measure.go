@@ -64,7 +64,7 @@ func (b *bench) kubectl(input []byte, arguments ...string) {
 }
 
 // connect makes the namespace. A pod needs its service account, which comes some moments later.
-func (b *bench) connect(ctx context.Context, socket string) (end func()) {
+func (b *bench) connect(socket string) (end func()) {
 	b.kubectl(nil, "create", "namespace", namespace)
 	b.kubectl(nil, "wait", "--for=create", "serviceaccount/default", "--timeout=1m")
 	proxy := b.command("proxy", "--unix-socket", socket)
