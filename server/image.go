@@ -14,6 +14,7 @@ import (
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/stats"
 )
 
 // ImageServer implements runtime.v1.ImageService.
@@ -141,8 +142,8 @@ func (s *ImageServer) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfo
 		return nil, err
 	}
 	return &runtimeapi.ImageFsInfoResponse{
-		ImageFilesystems:     []*runtimeapi.FilesystemUsage{criUsage(images)},
-		ContainerFilesystems: []*runtimeapi.FilesystemUsage{criUsage(containers)},
+		ImageFilesystems:     []*runtimeapi.FilesystemUsage{stats.Filesystem(images)},
+		ContainerFilesystems: []*runtimeapi.FilesystemUsage{stats.Filesystem(containers)},
 	}, nil
 }
 
@@ -173,11 +174,4 @@ func criImage(i image.Image) *runtimeapi.Image {
 		out.Uid = &runtimeapi.Int64Value{Value: *uid}
 	}
 	return out
-}
-
-func criUsage(u image.Usage) *runtimeapi.FilesystemUsage {
-	return &runtimeapi.FilesystemUsage{
-		Timestamp: u.Time.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: u.Mountpoint},
-		UsedBytes: &runtimeapi.UInt64Value{Value: u.Bytes}, InodesUsed: &runtimeapi.UInt64Value{Value: u.Inodes},
-	}
 }

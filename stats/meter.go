@@ -274,6 +274,11 @@ func (m *Meter) writableLayer(id string) *runtimeapi.FilesystemUsage {
 	if used.Time.IsZero() {
 		return nil
 	}
+	return Filesystem(used)
+}
+
+// Filesystem shows a measurement as the CRI does.
+func Filesystem(used image.Usage) *runtimeapi.FilesystemUsage {
 	return &runtimeapi.FilesystemUsage{
 		Timestamp: used.Time.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: used.Mountpoint},
 		UsedBytes: value(used.Bytes), InodesUsed: value(used.Inodes),

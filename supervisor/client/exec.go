@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"path/filepath"
@@ -25,12 +24,12 @@ type Result struct {
 	Stdout, Stderr []byte
 	Code           int32 // 128 + signal if killed by one
 	TimedOut       bool  // its whole process tree was ended
-	Truncated      bool  // there was more output than asked for
 }
 
-// ExecSync runs a process to its end or time-out (none if 0), and captures limit bytes of both outputs
-// together. It does not wait for background children. A cancelled ctx ends the process and all it started.
-func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit uint64) (*Result, error) {
+// ExecSync runs a process to its end or time-out (none if 0), and captures limit bytes of both outputs together, or
+// less while others have captured much. It does not wait for background children. A cancelled ctx ends the process
+// and all it started.
+func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit int64) (*Result, error) {
 	began, exec := time.Now(), rand.Text()
 	start, bounded := ctx, ctx
 	if timeout > 0 && timeout < math.MaxInt64-execSlack {
@@ -51,7 +50,8 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 		})
 		defer late.Stop()
 	}
-	output, code := &capture{room: limit}, int32(0)
+	output, code := &capture{}, int32(0)
+	output.room.Store(limit)
 	err := output.open(bounded, c, id, exec)
 	if err == nil {
 		code, err = c.execWait(bounded, id, exec)
@@ -68,18 +68,22 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 	}
 	defer context.AfterFunc(bounded, output.close)()
 	output.work.Wait()
+	defer output.close()
 	result := output.Result
 	result.Code, result.TimedOut = code, timedOut.Load()
 	return &result, nil
 }
 
-// capture reads the outputs of an exec. It drops what is over the limit, so that the process does not wait.
+// captured are the bytes that all captures hold. Beyond 64 MiB each may have 64 KiB: containers choose what their
+// probes write, and the kubelet takes 10 KiB of it.
+var captured atomic.Int64
+
+// capture reads the outputs of an exec. It drops what is over the limits, so that the process does not wait.
 type capture struct {
 	Result
-	conns []*net.UnixConn
-	work  sync.WaitGroup
-	mu    sync.Mutex // guards Result and room, until work is done
-	room  uint64
+	conns      []*net.UnixConn
+	work       sync.WaitGroup
+	room, held atomic.Int64 // bytes; no room is left after what was dropped
 }
 
 func (k *capture) open(ctx context.Context, c *Client, id, exec string) error {
@@ -90,8 +94,19 @@ func (k *capture) open(ctx context.Context, c *Client, id, exec string) error {
 		}
 		k.conns = append(k.conns, conn)
 		k.work.Go(func() { // ends with the stream, or at close
-			k.read(conn, into)
-			_ = conn.Close()
+			defer conn.Close()
+			for buffer := make([]byte, 32<<10); err == nil; {
+				var n int
+				n, err = conn.Read(buffer)
+				if k.room.Add(-int64(n)) < 0 {
+					continue
+				}
+				if all, own := captured.Add(int64(n)), k.held.Add(int64(n)); all <= 64<<20 || own <= 64<<10 {
+					*into = append(*into, buffer[:n]...)
+				} else {
+					k.room.Store(-1)
+				}
+			}
 		})
 	}
 	return nil
@@ -101,20 +116,8 @@ func (k *capture) close() {
 	for _, conn := range k.conns {
 		_ = conn.Close()
 	}
-}
-
-func (k *capture) read(from io.Reader, into *[]byte) {
-	for buffer := make([]byte, 32<<10); ; {
-		n, err := from.Read(buffer)
-		k.mu.Lock()
-		kept := min(uint64(n), k.room)
-		k.room, k.Truncated = k.room-kept, k.Truncated || kept < uint64(n)
-		*into = append(*into, buffer[:kept]...)
-		k.mu.Unlock()
-		if err != nil {
-			return
-		}
-	}
+	k.work.Wait()
+	captured.Add(-k.held.Swap(0))
 }
 
 // ExecStart starts a process, by a new id. Open its streams, and ExecWait within 30 s, or it is ended.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +36,16 @@ func TestExecSync(t *testing.T) {
 	both := slices.Concat(answer.Stdout, answer.Stderr)
 	expect(t, len(both) <= 16<<20 && len(both) >= 15<<20 && answer.ExitCode == 0, "%d bytes, exit code %d", len(both), answer.ExitCode)
 	same(t, "bytes of it", bytes.Count(both, []byte{0}), len(both))
+	var many sync.WaitGroup // of commands that write so much; those of others are as they are
+	for i := range 20 {
+		many.Go(func() {
+			answer, err := p.tryExec(id, 0, "sh", "-c", []string{"head -c 16000000 /dev/zero", "usleep 500000; head -c 10000 /dev/zero"}[i/16])
+			expect(t, err == nil && len(answer.Stdout) >= 10000, "%d bytes, %v", len(answer.GetStdout()), err)
+		})
+	}
+	many.Wait()
+	peak := harness.ProcKiB(t, p.PID(), "VmHWM") >> 10
+	expect(t, peak <= 350, "the daemon took %d MiB", peak)
 }
 
 // cri: ContainerStatus.state
