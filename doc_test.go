@@ -98,8 +98,8 @@ var layers = [][]string{
 	{"namespace", "network/runner"},
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
-	{"internal/trace"},
-	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/containerd", "internal/errtext", "internal/handler", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"internal/containerd", "internal/trace"},
+	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/errtext", "internal/handler", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/step/failpoint", "internal/tree"},
 }
 
@@ -109,12 +109,11 @@ func layerOf(name string) int {
 
 // besides are edges inside a layer, each with its reason.
 var besides = map[string]string{
-	"container -> sandbox":                   "a container lives in a pod, and needs its namespaces and files",
-	"container -> image":                     "a container's rootfs is made of an image",
-	"internal/containerd -> internal/config": "what it writes is checked as a daemon would",
-	"stats -> image":                         "the numbers of the image file system",
-	"stream -> container":                    "exec and attach go to a container",
-	"stream -> sandbox":                      "port-forward goes to a pod",
+	"container -> sandbox": "a container lives in a pod, and needs its namespaces and files",
+	"container -> image":   "a container's rootfs is made of an image",
+	"stats -> image":       "the numbers of the image file system",
+	"stream -> container":  "exec and attach go to a container",
+	"stream -> sandbox":    "port-forward goes to a pod",
 }
 
 func TestImportsPointDown(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/redact"
 )
 
 type conversion struct {
@@ -67,13 +68,13 @@ func flatten(values map[string]any, prefix string, table map[string]any) {
 func (c *conversion) key(name string, value any, known map[string]rule) {
 	r, is := known[name]
 	switch {
-	case strings.HasPrefix(name, "cri.registry.configs."): // a secret
-		c.note("%s: credentials belong into a docker config.json that the key images.docker_config names, certificates into hosts.toml", name)
 	case strings.HasPrefix(name, "cri.registry.mirrors."):
-		c.note("%s = %v: write a HOST/hosts.toml in /etc/minicri/certs.d", name, value)
+		c.note("%s = %s: write a HOST/hosts.toml in /etc/minicri/certs.d", name, redact.Text(fmt.Sprint(value)))
+	case !is && strings.HasPrefix(name, "cri.registry."): // configs, auths and headers have secrets
+		c.note("%s: credentials belong into a docker config.json that the key images.docker_config names, certificates and headers into hosts.toml", name)
 	case !is && !empty(value) && (strings.HasPrefix(name, "cri.") || !strings.Contains(name, ".")):
 		c.note("%s = %v: minicri has no such key", name, value)
-	case !is || reflect.DeepEqual(value, r.usual) || empty(value) && r.to == "":
+	case !is || reflect.DeepEqual(value, r.usual) || value == "" || empty(value) && r.to == "":
 	case r.to != "":
 		if r.as != nil {
 			value = r.as(value)

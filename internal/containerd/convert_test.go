@@ -43,6 +43,9 @@ privileged_without_host_devices = true
 BinaryName = '/usr/bin/nvidia-container-runtime'
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.kata]
 runtime_type = 'io.containerd.kata.v2'
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dir = ''
+bin_dirs = ['/opt/cni/bin']
 [plugins.'io.containerd.nri.v1.nri']
 disable = false
 `, func(c *config.Config) bool {
@@ -59,8 +62,14 @@ discard_unpacked_layers = true
 bin_dir = '/usr/libexec/cni'
 [plugins.'io.containerd.grpc.v1.cri'.registry.mirrors.'docker.io']
 endpoint = ['https://mirror.example']
+[plugins.'io.containerd.grpc.v1.cri'.registry.mirrors.'m.example']
+endpoint = ['https://user:hunter2@m.example']
 [plugins.'io.containerd.grpc.v1.cri'.registry.configs.'registry.example'.auth]
 password = 'hunter2'
+[plugins.'io.containerd.grpc.v1.cri'.registry.auths.'https://registry.example']
+auth = 'hunter2'
+[plugins.'io.containerd.grpc.v1.cri'.registry.headers]
+X-Meta = ['hunter2']
 `, func(c *config.Config) bool {
 			return c.CNIBin == "/usr/libexec/cni" && !c.Images.KeepLayers && time.Duration(c.Streaming.Idle) == time.Hour
 		}, []string{"mirror.example", "images.docker_config"}},
@@ -90,7 +99,8 @@ password = 'hunter2'
 		for _, note := range test.notes {
 			harness.Want(t, strings.Contains(string(text), note), "%s: nothing says %q:\n%s", name, note, text)
 		}
-		harness.Want(t, !strings.Contains(string(text), "hunter2"), "%s: the password is in it", name)
+		harness.Want(t, !strings.Contains(string(text), "hunter2"), "%s: the password is in it:\n%s", name, text)
+		harness.Want(t, !strings.Contains(string(text), "cni_bin_dir = :"), "%s: a key without a value is refused:\n%s", name, text)
 	}
 }
 
