@@ -13,6 +13,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/state"
@@ -66,8 +67,8 @@ func Survey(directory string, binDirs []string) (*Configuration, []error) {
 func missing(c *Configuration, directories []string, withIPAM bool) (problems []error) {
 	find := func(name, what string) {
 		path, err := invoke.FindInPath(name, directories)
-		if err == nil && unix.Access(path, unix.X_OK) != nil {
-			err = fmt.Errorf("plugin %s cannot be executed", path)
+		if info, _ := os.Stat(path); err == nil && (info == nil || info.Size() == 0 || unix.Access(path, unix.X_OK) != nil) {
+			err = fmt.Errorf("plugin %s cannot be executed, or is empty", path)
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("network %q: %s%w: install the plugin or set cni_bin_dir", c.Name, what, err))
@@ -152,6 +153,9 @@ func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configurati
 	}
 	if err := utils.ValidateNetworkName(list.Name); err != nil { // before CNI 1.1 no STATUS says so
 		return nil, err
+	}
+	if _, _, _, err := version.ParseVersion(list.CNIVersion); err != nil {
+		return nil, fmt.Errorf("cniVersion: %w", err)
 	}
 	raw := make(map[string]json.RawMessage)
 	if err := json.Unmarshal(list.Bytes, &raw); err != nil {

@@ -23,7 +23,7 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 		"", goodList[:40], "\x00\x01", "[]", "null", `{"cniVersion": "1.1.0", "plugins": [{"type": "bridge"}]}`,
 		`{"cniVersion": "1.1.0", "name": "x", "plugins": []}`, `{"cniVersion": "1.1.0", "name": "x", "plugins": "bridge"}`,
 		`{"cniVersion": "1.1.0", "name": "x", "plugins": [{"bridge": "b"}]}`,
-		`{"cniVersion": "1.0.0", "name": "a/b", "plugins": [{"type": "bridge"}]}`,
+		`{"cniVersion": "1.0.0", "name": "a/b", "plugins": [{"type": "bridge"}]}`, `{"cniVersion": "one", "name": "x", "plugins": [{"type": "bridge"}]}`,
 	} {
 		t.Run(content, func(t *testing.T) {
 			directory := t.TempDir()
@@ -96,8 +96,9 @@ func TestMissingPlugins(t *testing.T) {
 	harness.WantError(t, err, `network "x"`, "teleport", "warp", "ipam: ", "beam", realPlugins, "cni_bin_dir")
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "beam"), "no program")
-	err = errors.Join(missing(list("beam", "bridge"), []string{dir, realPlugins}, true)...)
-	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "cannot be executed")
+	must(t, os.WriteFile(filepath.Join(dir, "warp"), nil, 0o755)) // as a power cut leaves it
+	err = errors.Join(missing(list("beam", "bridge", "warp"), []string{dir, realPlugins}, true)...)
+	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "cannot be executed", filepath.Join(dir, "warp"), "empty")
 	errs := missing(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false)
 	harness.Want(t, len(errs) == 0, "%v", errs)
 }
