@@ -53,7 +53,8 @@ func hangs(t *testing.T, id string) bool {
 
 // A plugin that hangs is ended at its limit with all that it started, however little that listens to signals.
 func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
-	n := newScripted(t, func(o *Options) { o.Limits.DetachTries = 100 })
+	n := newNode(t, func(o *Options) { o.Limits.DetachTries = 100 })
+	n.configure(t, "10.conflist", "net", map[string]any{"type": "scripted", "dir": t.TempDir()}, n.script())
 	n.journalled(t, "web", nil)
 	for _, verb := range []string{"ADD", "DEL"} {
 		n.tell(t, verb+".hang")
@@ -72,6 +73,7 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 				select {
 				case err := <-done:
 					harness.WantError(t, err, "CNI "+verb, "not done after "+limit.String(), "killed")
+					harness.Want(t, strings.Count(err.Error(), "did not answer") == 1 && strings.Contains(err.Error(), "1 of the 2 plugins did not run") == (verb == "DEL"), "%v", err)
 					over = true
 				case <-time.After(10 * time.Millisecond):
 					hung = hung || hangs(t, "web")

@@ -144,6 +144,9 @@ func (run *Run) FindInPath(plugin string, directories []string) (string, error) 
 // ExecPlugin runs a plugin and returns what it printed. Only the last plugin of the chain reports failed
 // DELs: libcni ends the chain at an error, and forgets what ADD made if there is none.
 func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, environment []string) ([]byte, error) {
+	if run.alive.Err() != nil {
+		return nil, errors.New("the run is over") // the rest of the chain does not begin
+	}
 	report := &Report{Plugin: step.Plugin{Name: filepath.Base(path), Verb: run.Verb, Killed: true}, Start: time.Now()}
 	run.mu.Lock()
 	run.reports, run.stderr = append(run.reports, report), &tail{}

@@ -179,7 +179,7 @@ func TestStderrOfAKilledPlugin(t *testing.T) {
 		harness.Want(t, report.Killed && len(report.Stderr) <= 5000 && strings.HasPrefix(report.Stderr, "xxx") &&
 			strings.Contains(text, "waits for ??the agent") && utf8.ValidString(text) && len(text) <= 500, "report %+v, text %q", report, text)
 		_, err := s.call(t, run, "hang", "")
-		harness.WantError(t, err, "did not answer")
+		harness.WantError(t, err, "the run is over")
 	})
 }
 
