@@ -160,10 +160,13 @@ func CachePath(network, id string) string {
 	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
 }
 
-// KnowAttached says that the ADD of id succeeded, whatever has become of libcni's cache.
+// KnowAttached says that the ADD of id succeeded, whatever has become of libcni's cache, or of the entry: while
+// there is a cache, DEL has not succeeded.
 func (n *CNI) KnowAttached(id string) {
 	if a := n.find(id); a != nil {
 		n.change(a, func(r *Attachment) { r.NeverAttached = false })
+	} else if _, err := cachedAttachment(id); err == nil {
+		n.openUnreadable(state.Bad{ID: id, Path: n.journal.Path(id), Reason: fs.ErrNotExist})
 	}
 }
 
@@ -211,7 +214,7 @@ func (n *CNI) Pending() []Attachment {
 // cached of ADD. If there is nothing, ADD has not succeeded, and the entry stays for a person.
 func (n *CNI) openUnreadable(bad state.Bad) {
 	logger := n.options.Logger.With("sandbox", bad.ID, "file", bad.Path)
-	logger.Error("attachment quarantined: it cannot be used", "err", bad.Reason)
+	logger.Error("the entry of an attachment cannot be used", "err", bad.Reason)
 	record, err := cachedAttachment(bad.ID)
 	if err != nil {
 		n.unread = append(n.unread, bad.ID)
@@ -222,6 +225,8 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 	logger.Warn("CNI DEL will run with the configuration that can still be found", "source", record.Source)
 	a := newAttachment(record)
 	a.begun, a.attached = true, true
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	n.attachments[bad.ID] = a
 	if _, err := os.Lstat(n.journal.Path(bad.ID)); err == nil {
 		return // it is where it was, and may be readable the next time

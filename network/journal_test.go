@@ -10,25 +10,31 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// An entry that cannot be read stops no other, and its DEL is run with what libcni remembers of its ADD.
+// An entry that cannot be read, or that is gone, stops no other, and its DEL is run with what libcni remembers of its ADD.
 func TestUnreadableAttachment(t *testing.T) {
 	n := newScripted(t, nil)
-	for _, id := range []string{"web", "spoilt"} {
+	for _, id := range []string{"web", "spoilt", "lost"} {
 		n.attached(t, id)
 	}
-	added := n.calls(t, "ADD")[1]
+	added := n.calls(t, "ADD")
 	put(t, n.journal.Path("spoilt"), `{"version": 1, "rec`)
+	must(t, os.Remove(n.journal.Path("lost")))
 	n.configure(t, "10.conflist", "another", map[string]any{"type": "bridge"})
 	for range 2 { // it is in the journal from then on
 		n.reopen(t)
-		harness.Need(t, n.find("web") != nil && n.find("spoilt") != nil, "an attachment is lost")
+		n.KnowAttached("lost")
+		harness.Need(t, n.find("web") != nil && n.find("spoilt") != nil && n.find("lost") != nil, "an attachment is lost")
 	}
 	harness.Want(t, strings.Contains(n.log.String(), "libcni's cache"), "nothing in the log")
 	_, err := os.Stat(filepath.Join(n.journalDir(), "quarantine", "spoilt.json"))
 	harness.Check(t, err)
-	n.detach(t, "spoilt")
-	if calls := n.calls(t, "DEL"); len(calls) != 1 || sorted(calls[0]) != sorted(strings.Replace(added, "ADD", "DEL", 1)) {
-		t.Errorf("DEL ran as %q after %q", calls, added)
+	for i, id := range []string{"spoilt", "lost"} {
+		n.detach(t, id)
+		if calls := n.calls(t, "DEL"); len(calls) != i+1 || sorted(calls[i]) != sorted(strings.Replace(added[i+1], "ADD", "DEL", 1)) {
+			t.Errorf("DEL ran as %q after %q", calls, added)
+		}
+		n.KnowAttached(id)
+		harness.Want(t, n.find(id) == nil, "an attachment is known after its DEL")
 	}
 	n.detach(t, "web")
 }

@@ -132,7 +132,7 @@ func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
 
 			n.checkWitness(t)
 			same(t, "status of the pod", n.status(t, id), was)
-			harness.Want(t, strings.Contains(n.Log(), `attachment quarantined`), "the attachment is not in the log")
+			harness.Want(t, strings.Contains(n.Log(), `the entry of an attachment cannot be used`), "the attachment is not in the log")
 			_, err := os.Stat(filepath.Join(n.Addresses, was.Network.Ip))
 			harness.Want(t, err == nil, "the address of a pod that is Ready was freed: %v", err)
 			// Someone brings the file back.
