@@ -62,7 +62,7 @@ func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 		return steps.Err()
 	}
 	if err := s.teardown(steps, sb, keepNamespace); err != nil {
-		return err
+		return errors.Join(err, s.writeFacts(sb)) // a later daemon is to know that pause has not ended by itself
 	}
 	// Written even after the limit, so that nothing is repeated.
 	return s.begin(context.WithoutCancel(ctx), sb).Do(stepRecordStopped, func(context.Context) error {

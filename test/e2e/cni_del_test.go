@@ -47,6 +47,8 @@ func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
 	}
 	n.Crash()
 	harness.Want(t, !ready(t, n, id), "ready after a restart")
+	timeline, err := n.RunCommand("timeline", id)
+	harness.Want(t, err == nil && strings.Contains(timeline, "failed at cni del") && !strings.Contains(timeline, "by itself"), "Stop has ended pause: %v\n%s", err, timeline)
 	harness.WantError(t, stop(t, n, id)) // after a restart
 	rows := len(verbose(t, n, id).Timeline)
 	r.order("one", "DEL", "")
