@@ -182,8 +182,13 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 		return fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", err)
 	}
 	wait.Go(func() {
-		if err := d.node.metrics.Serve(ctx, d.config.Metrics, secure, d.logger); err != nil {
-			d.logger.Error("metrics are not served", "address", d.config.Metrics, "err", err)
+		for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, time.Minute) {
+			if err := d.node.metrics.Serve(ctx, d.config.Metrics, secure, d.logger); err != nil {
+				d.logger.Error("metrics are not served, which is tried again", "address", d.config.Metrics, "err", err)
+			}
+			pausing, end := context.WithTimeout(ctx, pause)
+			<-pausing.Done()
+			end()
 		}
 	})
 	return nil

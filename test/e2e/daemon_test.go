@@ -278,6 +278,12 @@ func TestMetricsAddress(t *testing.T) {
 		shows("/metrics", text)
 	}
 	shows("/metrics/cadvisor", `pod="shown"`)
+	n.Kill()
+	taken := n.Listen("127.0.0.1:9440")
+	n.Start()
+	eventually(t, "the log says that the address is taken", func() bool { return strings.Contains(n.Log(), "metrics are not served") })
+	check(t, taken.Close())
+	shows("/metrics", "\nminicri_images ")
 	rewrite(t, n, "log_format = 'text'", "log_format = 'loud'")
 	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
 	shows("/metrics", "\nminicri_config_last_reload_successful 0\n")
