@@ -177,19 +177,6 @@ func (n *CNI) attachedTo(network string) (ids []string) {
 	return ids
 }
 
-// ParseSubnets parses subnets that are separated by commas.
-func ParseSubnets(subnets string) ([]netip.Prefix, error) {
-	var prefixes []netip.Prefix
-	for _, subnet := range strings.Split(subnets, ",") {
-		prefix, err := netip.ParsePrefix(strings.TrimSpace(subnet))
-		if err != nil {
-			return nil, fmt.Errorf("subnet %q: %w", subnet, err)
-		}
-		prefixes = append(prefixes, prefix.Masked())
-	}
-	return prefixes, nil
-}
-
 func (n *CNI) podCIDRFile() string { return filepath.Join(n.options.Root, "pod-cidr.json") }
 
 // PodCIDR returns the pod CIDR that UpdateRuntimeConfig brought last, "" if none.

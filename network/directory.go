@@ -16,6 +16,8 @@ import (
 	"time"
 
 	gocni "github.com/containerd/go-cni"
+
+	"github.com/minicri/minicri/internal/config"
 )
 
 // ErrNoConfiguration means that the configuration directory has no valid file.
@@ -138,7 +140,7 @@ func (n *CNI) standIn(next *snapshot) {
 		return
 	}
 	written := cmp.Or(network.Subnet, n.PodCIDR())
-	subnets, err := ParseSubnets(written)
+	subnets, err := config.ParseSubnets(written)
 	if written == "" {
 		err = errors.New("the default network has no subnet: set default_network.subnet, or let the kubelet send the pod CIDR")
 	}

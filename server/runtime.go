@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/step"
@@ -218,7 +219,7 @@ func (r *Runtime) UpdateRuntimeConfig(_ context.Context, request *runtimeapi.Upd
 	if cidr == "" {
 		return &runtimeapi.UpdateRuntimeConfigResponse{}, nil
 	}
-	if _, err := network.ParseSubnets(cidr); err != nil {
+	if _, err := config.ParseSubnets(cidr); err != nil {
 		return nil, fmt.Errorf("runtime_config.network_config.pod_cidr: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	return &runtimeapi.UpdateRuntimeConfigResponse{}, r.Networks.SetPodCIDR(cidr)

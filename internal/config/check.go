@@ -26,11 +26,15 @@ func (c *Config) problems() []error {
 	var p problems
 	eachField(reflect.ValueOf(c).Elem(), "", p.checkField)
 	p.checkPaths(c)
-	p.checkCgroup(c)
+	if parent := c.CgroupParent; parent != "" && !filepath.IsAbs(parent) && (c.CgroupDriver == "cgroupfs" || !strings.HasSuffix(parent, ".slice")) {
+		p.add("cgroup_parent", "%q is not an absolute path, nor a slice for the driver systemd", parent)
+	}
 	if _, err := c.Level(); err != nil {
 		p.add("log_level", "%v: write debug, info, warn or error", err)
 	}
-	p.checkSubnets(c.DefaultNetwork.Subnet)
+	if _, err := ParseSubnets(c.DefaultNetwork.Subnet); c.DefaultNetwork.Subnet != "" && err != nil {
+		p.add("default_network.subnet", "%v", err)
+	}
 	p.checkStreaming(c)
 	p.checkLimits(&c.Limits)
 	p.checkRuntimes(c)
@@ -171,40 +175,22 @@ func (p *problems) checkPaths(c *Config) {
 	}
 }
 
-func (p *problems) checkCgroup(c *Config) {
-	parent := c.CgroupParent
-	slice, path := strings.HasSuffix(parent, ".slice"), filepath.IsAbs(parent)
-	switch {
-	case parent == "":
-	case c.CgroupDriver == "systemd" && !slice:
-		p.add("cgroup_parent", "%q is not a slice, but cgroup_driver is systemd", parent)
-	case c.CgroupDriver == "cgroupfs" && !path:
-		p.add("cgroup_parent", "%q is not an absolute path, but cgroup_driver is cgroupfs", parent)
-	case !slice && !path:
-		p.add("cgroup_parent", "%q is neither an absolute path nor a slice", parent)
-	}
-}
-
-func (p *problems) checkSubnets(subnets string) {
-	const key = "default_network.subnet"
-	if subnets == "" {
-		return
-	}
-	families := map[bool]int{}
+// ParseSubnets parses the subnets of a network, separated by commas: one of each address family.
+func ParseSubnets(subnets string) (prefixes []netip.Prefix, err error) {
 	for subnet := range strings.SplitSeq(subnets, ",") {
 		prefix, err := netip.ParsePrefix(strings.TrimSpace(subnet))
 		if err != nil {
-			p.add(key, "%v: write it as in '10.88.0.0/16' or '10.88.0.0/16,fd00::/64'", err)
-			return
+			return nil, fmt.Errorf("%w: write it as in '10.88.0.0/16' or '10.88.0.0/16,fd00::/64'", err)
 		}
 		if prefix.Addr().BitLen()-prefix.Bits() < 2 {
-			p.add(key, "%q has no address for a pod beside the bridge's: it needs at least /%d", subnet, prefix.Addr().BitLen()-2)
+			return nil, fmt.Errorf("%q has no address for a pod beside the bridge's: it needs at least /%d", subnet, prefix.Addr().BitLen()-2)
 		}
-		families[prefix.Addr().Is4()]++
+		if slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr().Is4() == prefix.Addr().Is4() }) {
+			return nil, fmt.Errorf("%q has two subnets of one address family", subnets)
+		}
+		prefixes = append(prefixes, prefix.Masked())
 	}
-	if families[true] > 1 || families[false] > 1 {
-		p.add(key, "%q has two subnets of one address family", subnets)
-	}
+	return prefixes, nil
 }
 
 func (p *problems) checkStreaming(c *Config) {

@@ -133,7 +133,7 @@ func TestCheck(t *testing.T) {
 		"socket: \"a.sock\"":                      func(c *Config) { c.Socket = "a.sock" },
 		"socket: \"/aaa":                          func(c *Config) { c.Socket = "/" + strings.Repeat("a", 107) },
 		"cgroup_driver: \"v2\"":                   func(c *Config) { c.CgroupDriver = "v2" },
-		"cgroup_parent: \"/kubepods\"":            func(c *Config) { c.CgroupDriver, c.CgroupParent = "systemd", "/kubepods" },
+		"cgroup_parent: \"pods.slice\"":           func(c *Config) { c.CgroupDriver, c.CgroupParent = "cgroupfs", "pods.slice" },
 		"log_level:":                              func(c *Config) { c.LogLevel = "loud" },
 		"limits.run: 0s":                          func(c *Config) { c.Limits.Run = 0 },
 		"limits.detach_tries: 0":                  func(c *Config) { c.Limits.DetachTries = 0 },

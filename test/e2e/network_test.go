@@ -184,7 +184,8 @@ func TestDefaultNetworkWaitsForThePodCIDR(t *testing.T) {
 		n.Crash()
 	}
 	updatePodCIDR(t, n, "10.66.0.0", codes.InvalidArgument)
-	updatePodCIDR(t, n, "", codes.OK) // as the kubelet sends at its start: takes nothing away
+	updatePodCIDR(t, n, "10.66.0.0/31", codes.InvalidArgument) // no pod would have an address
+	updatePodCIDR(t, n, "", codes.OK)                          // as the kubelet sends at its start: takes nothing away
 	becomesReady(t, n, true)
 	// It is kept for good; the check for leaks must not find it.
 	check(t, os.Remove(filepath.Join(n.Root, "pod-cidr.json")))
