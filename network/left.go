@@ -75,21 +75,21 @@ type StuckRun struct {
 	Network   string    `json:"network"`
 	Since     time.Time `json:"since"`
 	Processes []int     `json:"processes"`
+	group     cgroup.Group
 }
 
 // Stuck returns the runs that could not be ended. Each keeps only its attachment's lock.
 func (n *CNI) Stuck() []StuckRun {
-	stuck, groups := []StuckRun{}, []cgroup.Group{}
+	stuck := []StuckRun{}
 	n.mu.Lock()
 	for l := range n.lingering {
 		if !l.stuck.IsZero() {
-			stuck = append(stuck, StuckRun{l.run.Verb, l.run.ID, l.run.Network, l.stuck, nil})
-			groups = append(groups, l.run.Group)
+			stuck = append(stuck, StuckRun{l.run.Verb, l.run.ID, l.run.Network, l.stuck, nil, l.run.Group})
 		}
 	}
 	n.mu.Unlock()
-	for i, group := range groups {
-		stuck[i].Processes, _ = group.Processes()
+	for i := range stuck {
+		stuck[i].Processes, _ = stuck[i].group.Processes()
 	}
 	slices.SortFunc(stuck, func(a, b StuckRun) int { return strings.Compare(a.ID+a.Verb, b.ID+b.Verb) })
 	return stuck

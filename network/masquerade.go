@@ -104,8 +104,7 @@ func (m *masquerade) script(subnets []netip.Prefix) string {
 		return fmt.Sprintf("add table inet %[1]s\ndelete table inet %[1]s\n", m.table)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "add table inet %[1]s\nadd chain inet %[1]s postrouting { type nat hook postrouting priority srcnat; }\n", m.table)
-	fmt.Fprintf(&b, "flush chain inet %s postrouting\n", m.table)
+	fmt.Fprintf(&b, "add table inet %[1]s\nadd chain inet %[1]s postrouting { type nat hook postrouting priority srcnat; }\nflush chain inet %[1]s postrouting\n", m.table)
 	for _, subnet := range subnets {
 		family, groups := "ip6", "ff00::/8"
 		if subnet.Addr().Is4() {
@@ -179,9 +178,6 @@ func (n *CNI) masqueraded() []netip.Prefix {
 
 // masqueradedBy returns the subnets that a configuration has masqueraded by the table.
 func masqueradedBy(config []byte) []netip.Prefix {
-	if !bytes.Contains(config, []byte(masqueradeKey)) {
-		return nil
-	}
 	var list struct {
 		Subnets []netip.Prefix `json:"minicri.masquerade"`
 	}
