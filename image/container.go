@@ -133,7 +133,6 @@ func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 	if err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove snapshot %s: %w", key, err)
 	}
-	s.usage.Delete(key)
 	s.collectSoon()
 	return nil
 }
@@ -210,34 +209,9 @@ func (s *Store) ImageUsage(ctx context.Context) (Usage, error) {
 	return total, nil
 }
 
-// ContainerUsage measures the writable layers of all containers.
-func (s *Store) ContainerUsage(ctx context.Context) (Usage, error) {
-	keys, err := s.Snapshots(ctx)
-	if err != nil {
-		return Usage{}, err
-	}
-	total := Usage{Mountpoint: s.dir, Time: time.Now()}
-	for _, key := range keys {
-		usage, err := s.SnapshotUsage(ctx, key)
-		if err != nil {
-			s.log.Debug("snapshot not measured", "snapshot", key, "error", err)
-			continue
-		}
-		total.add(int64(usage.Bytes), int64(usage.Inodes))
-		if usage.Time.Before(total.Time) {
-			total.Time = usage.Time
-		}
-	}
-	return total, nil
-}
-
 // SnapshotUsage walks the writable layer of a container and the volumes that its image
-// declares, which nothing else counts. A measurement is good for UsageAge.
+// declares, which nothing else counts. A container chooses how long that takes.
 func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
-	last, _ := s.usage.Load(key)
-	if usage, ok := last.(Usage); ok && time.Since(usage.Time) < UsageAge {
-		return usage, nil
-	}
 	usage := Usage{Mountpoint: s.dir, Time: time.Now()}
 	snapshot, err := s.snapshots.Stat(s.scope(ctx), key)
 	if err != nil {
@@ -253,7 +227,6 @@ func (s *Store) SnapshotUsage(ctx context.Context, key string) (Usage, error) {
 			return Usage{}, fmt.Errorf("measure volumes of %s: %w", key, err)
 		}
 	}
-	s.usage.Store(key, usage)
 	return usage, nil
 }
 
@@ -267,6 +240,3 @@ func (u *Usage) add(bytes, inodes int64) {
 	u.Bytes += uint64(max(bytes, 0))
 	u.Inodes += uint64(max(inodes, 0))
 }
-
-// UsageAge is how long a measurement of what is on the disk counts: the kubelet's period of housekeeping.
-const UsageAge = 10 * time.Second

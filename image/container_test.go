@@ -57,9 +57,6 @@ func checkUsage(t *testing.T, s *Store, target string) {
 	own, err := s.SnapshotUsage(t.Context(), "c1")
 	harness.Want(t, err == nil && own.Bytes >= 1<<20 && own.Bytes <= 2<<20 && own.Inodes >= 11 && own.Inodes <= 14 && !own.Time.IsZero(),
 		"container: %+v, %v", own, err)
-	all, err := s.ContainerUsage(t.Context())
-	harness.Want(t, err == nil && all.Bytes == own.Bytes && all.Inodes == own.Inodes && all.Mountpoint == s.Dir(),
-		"containers: %+v, %v", all, err)
 	images, err := s.ImageUsage(t.Context())
 	harness.Want(t, err == nil && images.Bytes != 0 && images.Bytes < 1<<20 && images.Inodes != 0, "images: %+v, %v", images, err)
 }

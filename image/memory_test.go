@@ -82,12 +82,9 @@ func TestVolumesAreMeasuredWithTheLayer(t *testing.T) {
 	must(t, s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}))
 	before, err := s.SnapshotUsage(t.Context(), "c1")
 	must(t, err)
-	s.usage.Delete("c1")
 	mkdir(t, filepath.Join(volumes, "c1", "0"))
 	writeFile(t, filepath.Join(volumes, "c1", "0", "data"), strings.Repeat("x", 1<<20))
 	after, err := s.SnapshotUsage(t.Context(), "c1")
 	harness.Want(t, err == nil && after.Bytes >= before.Bytes+1<<20 && after.Inodes > before.Inodes,
 		"before %+v, after %+v: %v", before, after, err)
-	all, err := s.ContainerUsage(t.Context())
-	harness.Want(t, err == nil && all.Bytes >= after.Bytes, "all containers: %+v, %v", all, err)
 }

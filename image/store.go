@@ -99,7 +99,6 @@ type Store struct {
 	changing sync.Mutex              // held while records change and are read anew
 	list     atomic.Pointer[[]Image] // the complete images, sorted by id
 	locks    locks
-	usage    sync.Map // the last measurement of each container's layer, by key
 	room     *room
 	zstd     *semaphore.Weighted // places for decoders, of all pulls and imports together
 

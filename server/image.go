@@ -23,11 +23,12 @@ type ImageServer struct {
 	images   *image.Store
 	handlers func() []string
 	pods     *sandbox.Store // keeps the pulls of images in the timelines of pods
+	meter    *stats.Meter   // of the writable layers
 }
 
 // NewImageServer serves the images of a store to all runtime handlers. pods may be nil.
-func NewImageServer(images *image.Store, handlers func() []string, pods *sandbox.Store) *ImageServer {
-	return &ImageServer{images: images, handlers: handlers, pods: pods}
+func NewImageServer(images *image.Store, handlers func() []string, pods *sandbox.Store, meter *stats.Meter) *ImageServer {
+	return &ImageServer{images: images, handlers: handlers, pods: pods, meter: meter}
 }
 
 // ListImages lists all images, or the one that the filter names.
@@ -131,16 +132,18 @@ func (s *ImageServer) RemoveImage(ctx context.Context, request *runtimeapi.Remov
 	return &runtimeapi.RemoveImageResponse{}, s.images.Remove(ctx, wanted)
 }
 
-// ImageFsInfo measures images and the writable layers of containers, which share a filesystem.
+// ImageFsInfo measures images, and adds up the writable layers of containers, which share a filesystem.
 func (s *ImageServer) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	images, err := s.images.ImageUsage(ctx)
 	if err != nil {
 		return nil, err
 	}
-	containers, err := s.images.ContainerUsage(ctx)
+	layers, err := s.images.Snapshots(ctx)
 	if err != nil {
 		return nil, err
 	}
+	containers := s.meter.Layers(ctx, layers)
+	containers.Mountpoint = images.Mountpoint
 	return &runtimeapi.ImageFsInfoResponse{
 		ImageFilesystems:     []*runtimeapi.FilesystemUsage{stats.Filesystem(images)},
 		ContainerFilesystems: []*runtimeapi.FilesystemUsage{stats.Filesystem(containers)},

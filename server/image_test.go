@@ -19,6 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/stats"
 	"github.com/minicri/minicri/test/harness"
 	hostile "github.com/minicri/minicri/test/hostile/registry"
 )
@@ -45,9 +46,11 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 		registry.Close()
 		must(t, store.Close())
 	})
+	meter, err := stats.Open(t.Context(), store, config.Logger)
+	must(t, err)
 	calls := calls{logger: config.Logger, work: &work{}, images: store}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil, meter))
 	return &imageNode{runtimeapi.NewImageServiceClient(serveOnSocket(t, server)), content, host}
 }
 

@@ -75,7 +75,7 @@ func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger
 	}
 	server := grpc.NewServer(options...)
 	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers.Names, runtime.Sandboxes))
+	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers.Names, runtime.Sandboxes, runtime.Stats))
 	return server
 }
 

@@ -3,7 +3,8 @@
 //
 // A Meter keeps the last cpu sample of each cgroup and the last measurement of each layer; Meter.mu guards the two
 // maps, and is not held while anything is read. The walk of a layer may take long, on a dead disk forever: it has its
-// own goroutine, and a call waits up to layerWait for all layers, or aloneWait for a single container or pod.
+// own goroutine, and a call waits up to layerWait for all layers, or aloneWait for a single container or pod, and for
+// the sum of all layers.
 package stats
 
 import (
@@ -48,7 +49,7 @@ type Layers interface {
 const (
 	layerWait    = 50 * time.Millisecond // of a list, which then has older measurements
 	aloneWait    = time.Second           // of a single container or pod, for its first measurement
-	layerAge     = image.UsageAge        // of a good measurement
+	layerAge     = 10 * time.Second      // of a good measurement: the kubelet's period of housekeeping
 	linksLimit   = time.Second           // for the kernel to list a pod's interfaces
 	layersAtOnce = 4
 	// shortestWindow of a rate: two callers that ask in turn get no rate of the milliseconds between them.
@@ -267,6 +268,23 @@ func (m *Meter) layer(id string) image.Usage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.layers[id]
+}
+
+// Layers adds up the last measurements of layers. It waits for a layer that was not measured yet, but not for long.
+func (m *Meter) Layers(ctx context.Context, ids []string) image.Usage {
+	var of []Container
+	for _, id := range ids {
+		of = append(of, Container{ID: id})
+	}
+	m.refresh(ctx, m.waitFor(of...), of...)
+	sum := image.Usage{Time: time.Now()}
+	for _, id := range ids {
+		if used := m.layer(id); !used.Time.IsZero() {
+			sum.Bytes, sum.Inodes = sum.Bytes+used.Bytes, sum.Inodes+used.Inodes
+			sum.Time = time.Unix(0, min(sum.Time.UnixNano(), used.Time.UnixNano()))
+		}
+	}
+	return sum
 }
 
 func (m *Meter) writableLayer(id string) *runtimeapi.FilesystemUsage {

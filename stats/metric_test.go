@@ -159,6 +159,9 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 		harness.Need(t, len(list) == 2 && list[0].GetWritableLayer() == nil && list[0].GetCpu() != nil, "the list is %v", list)
 		measured = list[1].GetWritableLayer() != nil
 	}
+	began := time.Now()
+	sum := m.Layers(t.Context(), []string{"beside", "hung"})
+	harness.Want(t, sum.Inodes == 1 && time.Since(began) < 30*time.Second, "the sum of the layers is %+v after %v", sum, time.Since(began))
 	harness.Want(t, measured && fastest <= most,
 		"the fastest list took %v beside a layer that hangs; the other layer is measured: %v", fastest, measured)
 	<-source.entered
