@@ -101,7 +101,7 @@ func making(rows []step.Row) (began time.Time, took time.Duration) {
 		return began, rows[0].Took
 	}
 	for _, row := range rows {
-		if row.Kind == "image" || row.Kind == "plugin" {
+		if row.Kind == "image" || row.Kind == "plugin" || rows[0].Step == "cni del" || rows[0].Step == "stop containers" { // a reboot has taken how it was made
 			continue
 		}
 		took = max(took, end(row).Sub(began))

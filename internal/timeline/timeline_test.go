@@ -74,6 +74,9 @@ func TestDELLeftToTheJournal(t *testing.T) {
 	p.Finish()
 	got := p.Problems()[0]
 	harness.Want(t, len(got.NotUndone) == 1 && len(got.Undone) == 1 && got.Undone[0] == "remove netns", "%+v", got)
+	p.Rows, p.State = p.Rows[1:], NotReady // after a reboot, which took the rows of its making
+	p.Finish()
+	harness.Want(t, !strings.Contains(text(t, p, Style{}), "made in") && p.Took == 0, "it took %v", p.Took)
 }
 
 // Hours of running are no part of the scale of what was done before and after.
@@ -87,8 +90,7 @@ func TestEpisodes(t *testing.T) {
 	harness.Need(t, len(episodes) == 2 && len(episodes[0].roots) == 2 && len(episodes[1].roots) == 2 &&
 		episodes[1].roots[0].name(whole) == "app: ended", "%d episodes: %s", len(episodes), text(t, p, Style{}))
 	got := text(t, p, Style{})
-	harness.Want(t, strings.Contains(got, "59m59s later") || strings.Contains(got, "later"), "%v", got)
-	harness.Want(t, len(p.Problems()) == 0, "problems: %v", p.Problems())
+	harness.Want(t, strings.Contains(got, "later") && len(p.Problems()) == 0, "problems: %v\n%s", p.Problems(), got)
 }
 
 func TestMatches(t *testing.T) {
@@ -101,9 +103,8 @@ func TestMatches(t *testing.T) {
 func TestListSaysWhyInOneLine(t *testing.T) {
 	var b bytes.Buffer
 	harness.Check(t, List(&b, []Pod{failedPod()}, noon.Add(time.Hour), Style{}))
-	if got := b.String(); !strings.Contains(got, "60m  ") || !strings.Contains(got, "the pod, cni add: CNI ADD: no address") || strings.Count(got, "\n") != 3 {
-		t.Error(got)
-	}
+	got := b.String()
+	harness.Want(t, strings.Contains(got, "60m  ") && strings.Contains(got, "the pod, cni add: CNI ADD: no address") && strings.Count(got, "\n") == 3, "%s", got)
 }
 
 // Names that differ at their ends are told apart in every line, which is as wide as the terminal.
