@@ -160,8 +160,7 @@ func CachePath(network, id string) string {
 	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
 }
 
-// KnowAttached says that the ADD of id succeeded, whatever has become of libcni's cache, or of the entry: while
-// there is a cache, DEL has not succeeded.
+// KnowAttached says that the ADD of id succeeded. An entry that is gone is made of libcni's cache, which DEL removes.
 func (n *CNI) KnowAttached(id string) {
 	if a := n.find(id); a != nil {
 		n.change(a, func(r *Attachment) { r.NeverAttached = false })

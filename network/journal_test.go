@@ -30,9 +30,8 @@ func TestUnreadableAttachment(t *testing.T) {
 	harness.Check(t, err)
 	for i, id := range []string{"spoilt", "lost"} {
 		n.detach(t, id)
-		if calls := n.calls(t, "DEL"); len(calls) != i+1 || sorted(calls[i]) != sorted(strings.Replace(added[i+1], "ADD", "DEL", 1)) {
-			t.Errorf("DEL ran as %q after %q", calls, added)
-		}
+		calls := n.calls(t, "DEL")
+		harness.Want(t, len(calls) == i+1 && sorted(calls[i]) == sorted(strings.Replace(added[i+1], "ADD", "DEL", 1)), "DEL ran as %q after %q", calls, added)
 		n.KnowAttached(id)
 		harness.Want(t, n.find(id) == nil, "an attachment is known after its DEL")
 	}

@@ -99,8 +99,7 @@ X-Meta = ['hunter2']
 		for _, note := range test.notes {
 			harness.Want(t, strings.Contains(string(text), note), "%s: nothing says %q:\n%s", name, note, text)
 		}
-		harness.Want(t, !strings.Contains(string(text), "hunter2"), "%s: the password is in it:\n%s", name, text)
-		harness.Want(t, !strings.Contains(string(text), "cni_bin_dir = :"), "%s: a key without a value is refused:\n%s", name, text)
+		harness.Want(t, !regexp.MustCompile("hunter2|cni_bin_dir = :").Match(text), "%s: a password, or a key without a value, is in it:\n%s", name, text)
 	}
 }
 
