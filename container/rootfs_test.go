@@ -14,8 +14,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// A file of an image is found as a process in it would find it, and what is no
-// file is refused without being opened.
+// A file of an image is found as a process in it would find it, and what is no file is refused without being opened.
 func TestReadInRootfs(t *testing.T) {
 	const text = "root:x:0:0::/:/bin/sh\n"
 	for _, test := range []struct {

@@ -114,9 +114,8 @@ func TestComparisonsThatAreCut(t *testing.T) {
 	checkLeft(t, reopened(t, s), leftovers{})
 }
 
-// TestPullAfterAKillBetweenASnapshotAndItsRecord leaves the directory that a
-// daemon leaves which is killed after the rename that makes snapshot N and before
-// the record of N is on the disk: the next snapshot has the same number.
+// TestPullAfterAKillBetweenASnapshotAndItsRecord leaves the directory that a daemon leaves which is killed after the
+// rename that makes snapshot N and before the record of N is on the disk: the next snapshot has the same number.
 func TestPullAfterAKillBetweenASnapshotAndItsRecord(t *testing.T) {
 	registry := newTestRegistry(t)
 	reference := registry.push(t, "half:1", smallImage(t))

@@ -18,8 +18,7 @@ import (
 // held: less than 20 MiB of memory, and the daemon starts within a second
 // field: containerd and minicri's first version kept 16 MB of configuration as 500 MB each
 //
-// The cost is that of each image, so a quarter of the hundred has to do with a
-// quarter of the memory.
+// The cost is that of each image, so a quarter of the hundred has to do with a quarter of the memory.
 func TestLargestConfigurationsCostLittle(t *testing.T) {
 	const images, limit = 25, 5 << 20
 	s, registry := openStoreAt(t, inMemory(t)), newTestRegistry(t)

@@ -38,9 +38,8 @@ func TestPulledImageSurvivesAPowerCut(t *testing.T) {
 	checkFile(t, filepath.Join(target, "many", "399"), strings.Repeat("x", 100))
 }
 
-// TestFullDiskIsReportedAndRecoveredFrom pulls what fits by all that is known before
-// its download, and then does not: another process fills the disk meanwhile, or it
-// is larger unpacked. After that it pulls what the disk does hold.
+// TestFullDiskIsReportedAndRecoveredFrom pulls what fits by all that is known before its download, and then does not:
+// another process fills the disk meanwhile, or it is larger unpacked. After that it pulls what the disk does hold.
 func TestFullDiskIsReportedAndRecoveredFrom(t *testing.T) {
 	registry := newTestRegistry(t)
 	layer := layerOf(t, noise("a", 12<<20, 1))

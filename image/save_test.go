@@ -37,8 +37,7 @@ func TestSavedImageIsImported(t *testing.T) {
 	harness.Same(t, "mounts", entries(t, filepath.Join(s.dir, "mounts")), 0)
 }
 
-// TestKeptLayersAreSaved: the archive has the registry's bytes, unless a layer was
-// unpacked before layers were kept.
+// TestKeptLayersAreSaved: the archive has the registry's bytes, unless a layer was unpacked before layers were kept.
 func TestKeptLayersAreSaved(t *testing.T) {
 	keep := func(c *Config) { c.KeepLayers = true }
 	s, other, registry := openStore(t, keep), openStore(t, keep), newTestRegistry(t)

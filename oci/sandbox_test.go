@@ -28,9 +28,8 @@ func TestForSandbox(t *testing.T) {
 	}
 }
 
-// FuzzPasswd: the files of an image name no user or group whose number is not
-// one, and a number in the image's configuration stays that number. They give
-// nobody more groups than a process can have.
+// FuzzPasswd: the files of an image name no user or group whose number is not one, and a number in the image's
+// configuration stays that number. They give nobody more groups than a process can have.
 func FuzzPasswd(f *testing.F) {
 	f.Add("web:www", []byte("root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/:/bin/sh\n"), []byte("www:x:5:web\nextra:x:6:web\n"))
 	f.Add("1000", []byte("1000:x:0:0::/:\n"), []byte(""))

@@ -137,8 +137,7 @@ func TestVersion(t *testing.T) {
 		version.GetRuntimeApiVersion() == "v1", "version %v", version)
 }
 
-// A stream has all of a list in its order, in pieces that are cut by size; what is larger
-// than a piece is sent alone.
+// A stream has all of a list in its order, in pieces that are cut by size; what is larger than a piece is sent alone.
 func TestSendPieces(t *testing.T) {
 	for _, test := range []struct{ count, annotation, messages int }{{0, 0, 0}, {1, 0, 1}, {250, 0, 1}, {100, 256 << 10, 34}, {3, 2 * pieceBytes, 3}} {
 		var list, sent []*runtimeapi.PodSandbox

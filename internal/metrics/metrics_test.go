@@ -45,8 +45,7 @@ func TestScrapeOfPods(t *testing.T) {
 	}
 }
 
-// A file system that counts no inodes, as procfs and btrfs, has no number of free ones:
-// 0 would be an alert for ever.
+// A file system that counts no inodes, as procfs and btrfs, has no number of free ones: 0 would be an alert for ever.
 func TestInodesThatAreNotCounted(t *testing.T) {
 	for root, want := range map[string]bool{"/proc": false, t.TempDir(): true} {
 		seen := map[string]bool{}

@@ -62,8 +62,7 @@ func TestLifeOfAnIDIsReplaced(t *testing.T) {
 	harness.Want(t, len(list) == 1 && list[0].End.Equal(first.End), "got %+v", list)
 }
 
-// The last 1000 are kept, and those that failed longer than those that did not.
-// They take at most 8 MiB of the disk.
+// The last 1000 are kept, and those that failed longer than those that did not. They take at most 8 MiB of the disk.
 func TestLivesAreBounded(t *testing.T) {
 	directory := t.TempDir()
 	lives := open(t, directory)

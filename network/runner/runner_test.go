@@ -294,8 +294,7 @@ func TestPluginThatIsBeingWritten(t *testing.T) {
 	})
 }
 
-// In a chain of DELs each plugin gets its own, whatever the others say; libcni
-// hears of a failure from the last one.
+// In a chain of DELs each plugin gets its own, whatever the others say; libcni hears of a failure from the last one.
 func TestChainOfDELs(t *testing.T) {
 	scripts := map[string]string{"good": "exit 0", "bad": `echo '{"code": 9, "msg": "not found"}'; exit 1`}
 	eachVersion(t, scripts, func(t *testing.T, s scene) {

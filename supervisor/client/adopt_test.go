@@ -106,8 +106,7 @@ func TestCreateThatWasCutOff(t *testing.T) {
 	})
 }
 
-// The start of a container is on disk before its program runs: where it cannot be
-// written, the program does not run.
+// The start of a container is on disk before its program runs: where it cannot be written, the program does not run.
 func TestStartIsOnDiskBeforeTheProgramRuns(t *testing.T) {
 	p := startPod(t)
 	p.create("c", "echo ran; sleep 1000")

@@ -150,8 +150,8 @@ const pumpBuffer = 64 << 10 // what a pipe holds
 // Pump moves one output stream of a process to its sinks. It owns the source.
 type Pump struct {
 	source *os.File
-	read   func(source *os.File) ([]byte, error) // waits for bytes
-	emit   func([]byte)                          // must not keep the slice
+	read   func(source *os.File) ([]byte, error) // waits for bytes, and keeps none of them
+	emit   func([]byte)                          // may keep the slice, and must not change it
 	done   chan struct{}
 }
 

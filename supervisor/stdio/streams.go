@@ -1,7 +1,6 @@
 package stdio
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -292,6 +291,7 @@ type Fanout struct {
 	hurry   atomic.Bool // the container has ended, and what it has written fits
 }
 
+// emit hands p itself to all clients.
 func (f *Fanout) emit(p []byte) {
 	for began := time.Now(); !f.send(p, began); {
 		time.Sleep(time.Millisecond)
@@ -313,7 +313,7 @@ func (f *Fanout) send(p []byte, since time.Time) bool {
 	}
 	for client := range f.clients {
 		select {
-		case client <- bytes.Clone(p):
+		case client <- p:
 		default:
 			f.drop(client)
 		}

@@ -126,7 +126,7 @@ func TestAttachMany(t *testing.T) {
 	for i := range outs {
 		sessions.Go(func() { _ = attach(ctx, []client{spdyClient, v5Client, v4Client}[i%3], &outs[i]) })
 	}
-	go func() { late <- attach(limited(t), spdyClient, &stalled{stop}) }()
+	go func() { late <- attach(harness.Limited(t, 10*patience), spdyClient, &stalled{stop}) }()
 	for i := range outs {
 		eventually(t, "each sees lines", func() bool { return strings.Count(outs[i].String(), "\n") > 5000 })
 		text := outs[i].String()
