@@ -96,9 +96,7 @@ func TestProperty11_ChainThatFailsInTheMiddle(t *testing.T) {
 	harness.Same(t, "calls", sequence(r.calls("")), "ADD one, ADD two, DEL three, DEL two, DEL one")
 	for _, call := range r.calls("DEL") {
 		first := r.calls("ADD")[0]
-		if call.Container != first.Container || call.Netns != first.Netns || !slices.Equal(sortedArgs(call.Args), sortedArgs(first.Args)) {
-			t.Errorf("DEL was called with %+v, ADD with %+v", call, first)
-		}
+		harness.Want(t, call.Container == first.Container && call.Netns == first.Netns && slices.Equal(sortedArgs(call.Args), sortedArgs(first.Args)), "DEL was called with %+v, ADD with %+v", call, first)
 	}
 	wantAddresses(t, n, 0)
 	wantPods(t, n)
@@ -170,9 +168,7 @@ func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart
 	harness.Same(t, "calls", sequence(del), "DEL two, DEL one")
 	for i, call := range del {
 		first := add[len(add)-1-i]
-		if !slices.Equal(sortedArgs(call.Args), sortedArgs(first.Args)) || call.Netns != first.Netns || call.Interface != first.Interface {
-			t.Errorf("DEL was called with %+v, ADD with %+v", call, first)
-		}
+		harness.Want(t, slices.Equal(sortedArgs(call.Args), sortedArgs(first.Args)) && call.Netns == first.Netns && call.Interface == first.Interface, "DEL was called with %+v, ADD with %+v", call, first)
 		given, was := decoded(t, call.Config), decoded(t, first.Config)
 		delete(given, "prevResult") // which the chain adds
 		delete(was, "prevResult")

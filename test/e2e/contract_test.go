@@ -106,9 +106,7 @@ func TestStatsFilters(t *testing.T) {
 
 func (c *counted) wantAttributes(t *testing.T, a *runtimeapi.ContainerAttributes) {
 	t.Helper()
-	if a.GetId() != c.container || a.GetMetadata().GetName() != "app" || a.GetLabels()["tier"] != "front" || a.GetAnnotations()["container"] != "note" {
-		t.Errorf("the attributes are %v", a)
-	}
+	harness.Want(t, a.GetId() == c.container && a.GetMetadata().GetName() == "app" && a.GetLabels()["tier"] == "front" && a.GetAnnotations()["container"] == "note", "the attributes are %v", a)
 }
 
 // Every metric that is described is of its kind, has its labels and a time; pods and containers have theirs,

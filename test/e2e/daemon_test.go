@@ -172,9 +172,7 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 			shown := statusInfo(t, n)["quarantinedRecords"]
 			output, err := n.RunCommand("check")
 			for _, pod := range all {
-				if err == nil || !strings.Contains(output, pod.file) || pod.was.Metadata.Name == "record" && !strings.Contains(shown, pod.file) {
-					t.Errorf("nothing is said of %s: %v\n%s\n%s", pod.file, err, output, shown)
-				}
+				harness.Want(t, err != nil && strings.Contains(output, pod.file) && (pod.was.Metadata.Name != "record" || strings.Contains(shown, pod.file)), "nothing is said of %s: %v\n%s\n%s", pod.file, err, output, shown)
 				harness.Want(t, alive(pod.pid), "the pod whose %s cannot be read was ended", pod.was.Metadata.Name)
 			}
 			n.Kill()
@@ -184,9 +182,8 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 			}
 			n.Start()
 			for _, pod := range all {
-				if now := podStatus(t, n, pod.id); !proto.Equal(now, pod.was) || pausePID(t, n, pod.id) != pod.pid {
-					t.Errorf("%s is back, and its pod is not what it was:\nwas %v\nis  %v", pod.file, pod.was, now)
-				}
+				now := podStatus(t, n, pod.id)
+				harness.Want(t, proto.Equal(now, pod.was) && pausePID(t, n, pod.id) == pod.pid, "%s is back, and its pod is not what it was:\nwas %v\nis  %v", pod.file, pod.was, now)
 			}
 		})
 	}

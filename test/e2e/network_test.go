@@ -125,9 +125,8 @@ func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
 	wantRefused(t, n, n.PodConfig("needs-cni"))
 	id := n.RunPod(n.PodConfig("host", harness.HostNetwork()))
 	status, info := podStatus(t, n, id), verbose(t, n, id)
-	if status.Network.GetIp() != "" || len(status.Network.GetAdditionalIps()) != 0 || status.Linux.Namespaces.Options.Network != modeNode || info.NetNamespace != "" {
-		t.Errorf("got %v, network namespace %q", status, info.NetNamespace)
-	}
+	harness.Want(t, status.Network.GetIp() == "" && len(status.Network.GetAdditionalIps()) == 0 && status.Linux.Namespaces.Options.Network == modeNode && info.NetNamespace == "",
+		"got %v, network namespace %q", status, info.NetNamespace)
 	check(t, remove(t, n, id))
 }
 

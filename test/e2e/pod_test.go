@@ -42,9 +42,7 @@ func TestLifeOfAPod(t *testing.T) {
 	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: start})
 	at, status := answer.Timestamp, answer.Status
 	harness.Want(t, at >= before && at <= time.Now().UnixNano() && len(answer.ContainersStatuses) == 0, "asked at %d, got %v", before, answer)
-	if status.Id != id || status.State != runtimeapi.PodSandboxState_SANDBOX_READY || status.CreatedAt <= 0 || status.RuntimeHandler != "runc" || status.Metadata.Attempt != 3 {
-		t.Errorf("got %v", status)
-	}
+	harness.Want(t, status.Id == id && status.State == runtimeapi.PodSandboxState_SANDBOX_READY && status.CreatedAt > 0 && status.RuntimeHandler == "runc" && status.Metadata.Attempt == 3, "got %v", status)
 	want := &runtimeapi.PodSandbox{
 		Id: id, Metadata: config.Metadata, Labels: config.Labels, Annotations: config.Annotations,
 		State: status.State, CreatedAt: status.CreatedAt, RuntimeHandler: "runc",
@@ -57,9 +55,7 @@ func TestLifeOfAPod(t *testing.T) {
 	harness.Want(t, proto.Equal(pod, want) && proto.Equal(said, want), "want %v, listed as %v, status %v", want, pod, status)
 	harness.Same(t, "addresses of host-local", addresses(t, n), []string{status.Network.Ip})
 	info := verbose(t, n, id)
-	if info.PID <= 1 || info.NetNamespace == "" || info.NetNamespaceClosed || info.RuntimeSpec.OCIVersion == "" || len(info.CNIResult) < 10 || len(info.Timeline) < 8 {
-		t.Errorf("got %+v", info)
-	}
+	harness.Want(t, info.PID > 1 && info.NetNamespace != "" && !info.NetNamespaceClosed && info.RuntimeSpec.OCIVersion != "" && len(info.CNIResult) >= 10 && len(info.Timeline) >= 8, "got %+v", info)
 	var stored runtimeapi.PodSandboxConfig
 	err = protojson.Unmarshal(info.Config, &stored)
 	harness.Want(t, err == nil && proto.Equal(&stored, config), "the config is %v, %v", &stored, err)
