@@ -30,7 +30,7 @@ func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeo
 		return nil, err
 	}
 	const outputLimit = 16<<20 - 1<<10 // both outputs share one message, of which clients take 16 MiB
-	result, err := supervisor.ExecSync(ctx, c.ID, process, timeout, outputLimit)
+	result, err := supervisor.ExecSync(ctx, c.ID, process, timeout, outputLimit, &s.captured)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // Options say how containers are made.
@@ -61,6 +62,7 @@ type Store struct {
 	files           *state.Objects[Record, Facts]
 	hostPaths       singleflight.Group // the host paths that mounts wait for
 	stopping        sync.Map           // the sandboxes between StopPod and RemovePod
+	captured        client.Captured    // by ExecSync
 }
 
 // SetHandlerDefaults replaces Options.HandlerDefaults for what begins from now on.

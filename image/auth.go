@@ -1,7 +1,6 @@
 package image
 
 import (
-	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -233,7 +232,10 @@ const (
 // askHelper runs a credential helper; one that is not installed has no credentials.
 // https://docs.docker.com/reference/cli/docker/login/#credential-helper-protocol
 func askHelper(ctx context.Context, name, host string, limit time.Duration) (Auth, error) {
-	server := cmp.Or(map[string]string{"docker.io": "https://index.docker.io/v1/"}[host], host) // as docker login stores it
+	server := host
+	if host == "docker.io" {
+		server = "https://index.docker.io/v1/" // as docker login stores it
+	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var said process.Said

@@ -27,9 +27,9 @@ type Result struct {
 }
 
 // ExecSync runs a process to its end or time-out (none if 0), and captures limit bytes of both outputs together, or
-// less while others have captured much. It does not wait for background children. A cancelled ctx ends the process
+// less while all calls have captured much. It does not wait for background children. A cancelled ctx ends the process
 // and all it started.
-func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit int64) (*Result, error) {
+func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit int64, all *Captured) (*Result, error) {
 	began, exec := time.Now(), rand.Text()
 	start, bounded := ctx, ctx
 	if timeout > 0 && timeout < math.MaxInt64-execSlack {
@@ -50,7 +50,7 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 		})
 		defer late.Stop()
 	}
-	output, code := &capture{}, int32(0)
+	output, code := &capture{all: all}, int32(0)
 	output.room.Store(limit)
 	err := output.open(bounded, c, id, exec)
 	if err == nil {
@@ -74,13 +74,14 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 	return &result, nil
 }
 
-// captured are the bytes that all captures hold. Beyond 64 MiB each may have 64 KiB: containers choose what their
+// Captured counts the bytes that all captures hold. Beyond 64 MiB each may have 64 KiB: containers choose what their
 // probes write, and the kubelet takes 10 KiB of it.
-var captured atomic.Int64
+type Captured struct{ bytes atomic.Int64 }
 
 // capture reads the outputs of an exec. It drops what is over the limits, so that the process does not wait.
 type capture struct {
 	Result
+	all        *Captured
 	conns      []*net.UnixConn
 	work       sync.WaitGroup
 	room, held atomic.Int64 // bytes; no room is left after what was dropped
@@ -101,7 +102,7 @@ func (k *capture) open(ctx context.Context, c *Client, id, exec string) error {
 				if k.room.Add(-int64(n)) < 0 {
 					continue
 				}
-				if all, own := captured.Add(int64(n)), k.held.Add(int64(n)); all <= 64<<20 || own <= 64<<10 {
+				if all, own := k.all.bytes.Add(int64(n)), k.held.Add(int64(n)); all <= 64<<20 || own <= 64<<10 {
 					*into = append(*into, buffer[:n]...)
 				} else {
 					k.room.Store(-1)
@@ -117,7 +118,7 @@ func (k *capture) close() {
 		_ = conn.Close()
 	}
 	k.work.Wait()
-	captured.Add(-k.held.Swap(0))
+	k.all.bytes.Add(-k.held.Swap(0))
 }
 
 // ExecStart starts a process, by a new id. Open its streams, and ExecWait within 30 s, or it is ended.

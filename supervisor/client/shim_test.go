@@ -138,7 +138,7 @@ func (p *pod) succeed() {
 
 // wantExec runs a script in a container, and wants that it writes this.
 func (p *pod) wantExec(id, script, want string) {
-	r, err := p.ExecSync(p.t.Context(), id, sh(script), time.Minute, 100)
+	r, err := p.ExecSync(p.t.Context(), id, sh(script), time.Minute, 100, new(client.Captured))
 	harness.Want(p.t, err == nil && r.Code == 0 && string(r.Stdout) == want, "%q in %s: %+v, %v", script, id, r, err)
 }
 
