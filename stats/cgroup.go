@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/cgroups/fs"
 	"github.com/opencontainers/cgroups/fs2"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -237,47 +238,53 @@ func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
 	if len(links) == 0 {
 		return nil, nil
 	}
-	first := max(0, slices.IndexFunc(links, func(a *netlink.LinkAttrs) bool { return a.Name == "eth0" }))
 	usage := &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano()}
-	for i, a := range links {
-		one := &runtimeapi.NetworkInterfaceUsage{
+	for _, a := range links {
+		usage.Interfaces = append(usage.Interfaces, &runtimeapi.NetworkInterfaceUsage{
 			Name:    a.Name,
 			RxBytes: value(a.Statistics.RxBytes), RxErrors: value(a.Statistics.RxErrors),
 			TxBytes: value(a.Statistics.TxBytes), TxErrors: value(a.Statistics.TxErrors),
-		}
-		if i == first {
-			usage.DefaultInterface = one
-			continue
-		}
-		usage.Interfaces = append(usage.Interfaces, one)
+		})
 	}
+	usage.DefaultInterface, usage.Interfaces = usage.Interfaces[0], usage.Interfaces[1:]
 	return usage, nil
 }
 
-// listLinks returns the interfaces in a namespace that have counters, without loopback.
+// listLinks returns the interfaces in a namespace that have counters, without loopback: eth0 first, and maxLinks others,
+// as a container may make them without end, and an answer is about all pods.
 func listLinks(path string) (links []*netlink.LinkAttrs, err error) {
 	namespace, err := netns.GetFromPath(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = namespace.Close() }()
-	handle, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
+	socket, err := nl.GetNetlinkSocketAt(namespace, netns.None(), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, err
 	}
-	defer handle.Close()
-	if err := handle.SetSocketTimeout(linksLimit); err != nil {
-		return nil, err
-	}
-	all, err := handle.LinkList()
-	for try := 1; errors.Is(err, netlink.ErrDumpInterrupted) && try < 3; try++ { // an interface came or went
-		all, err = handle.LinkList()
-	}
-	for _, link := range all {
-		if a := link.Attrs(); a.Flags&net.FlagLoopback == 0 && a.Statistics != nil {
-			a.Name = strings.ToValidUTF8(a.Name, "\uFFFD") // a container may choose it, and an answer is about all pods
-			links = append(links, a)
-		}
+	defer socket.Close()
+	limit := unix.NsecToTimeval(int64(linksLimit))
+	_, _ = socket.SetSendTimeout(&limit), socket.SetReceiveTimeout(&limit) // never fail
+	err = netlink.ErrDumpInterrupted
+	for try := 0; errors.Is(err, netlink.ErrDumpInterrupted) && try < 3; try++ { // an interface came or went
+		links = nil
+		request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+		request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+		request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		err = request.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWLINK, func(message []byte) bool {
+			link, err := netlink.LinkDeserialize(nil, message)
+			if err != nil || link.Attrs().Flags&net.FlagLoopback != 0 || link.Attrs().Statistics == nil {
+				return true
+			}
+			a := link.Attrs()
+			a.Name = strings.ToValidUTF8(a.Name, "\uFFFD") // a container may choose it
+			if a.Name == "eth0" {
+				links = slices.Insert(links, 0, a)
+			} else if len(links) < maxLinks {
+				links = append(links, a)
+			}
+			return len(links) < maxLinks || links[0].Name != "eth0"
+		})
 	}
 	return links, err
 }

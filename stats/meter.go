@@ -47,13 +47,13 @@ type Layers interface {
 }
 
 const (
-	layerWait    = 50 * time.Millisecond // of a list, which then has older measurements
-	aloneWait    = time.Second           // of a single container or pod, for its first measurement
-	layerAge     = 10 * time.Second      // of a good measurement: the kubelet's period of housekeeping
-	linksLimit   = time.Second           // for the kernel to list a pod's interfaces
-	layersAtOnce = 4
-	// shortestWindow of a rate: two callers that ask in turn get no rate of the milliseconds between them.
-	shortestWindow = time.Second
+	layerWait      = 50 * time.Millisecond // of a list, which then has older measurements
+	aloneWait      = time.Second           // of a single container or pod, for its first measurement
+	layerAge       = 10 * time.Second      // of a good measurement: the kubelet's period of housekeeping
+	linksLimit     = time.Second           // for the kernel to list a pod's interfaces
+	maxLinks       = 100                   // of a pod, beside eth0
+	layersAtOnce   = 4
+	shortestWindow = time.Second // of a rate: two callers that ask in turn get none of the milliseconds between them
 	// Beyond maxKept samples or layers, those older than sampleAge are forgotten.
 	maxKept   = 4096
 	sampleAge = 5 * time.Minute

@@ -2,7 +2,6 @@ package process
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -49,14 +48,11 @@ func (p *Parent) Run(ctx context.Context) {
 	}
 }
 
-// reap waits for all children that have ended (wait(2)), for an owned one after its before.
+// reap waits for all children that have ended (wait(2)), for an owned one after its before. No signal interrupts that.
 func (p *Parent) reap() {
 	for {
 		var info unix.Siginfo
 		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
 		pid := int(sigchldPID(&info))
 		if err != nil || pid == 0 {
 			return
@@ -75,10 +71,7 @@ func (p *Parent) reapOne(pid int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var status syscall.WaitStatus
-	_, err := syscall.Wait4(pid, &status, 0, nil)
-	for errors.Is(err, syscall.EINTR) {
-		_, err = syscall.Wait4(pid, &status, 0, nil)
-	}
+	_, _ = syscall.Wait4(pid, &status, 0, nil) // it has ended, so this waits for nothing
 	if child := p.owned[pid]; child != nil {
 		delete(p.owned, pid)
 		child.status = status

@@ -351,8 +351,8 @@ func (p *pod) swap(path string, s *runtimeapi.ContainerStats) {
 // cri: NetworkInterfaceUsage.rx_bytes NetworkInterfaceUsage.rx_errors NetworkInterfaceUsage.tx_bytes NetworkInterfaceUsage.tx_errors
 // cri: NetworkUsage.default_interface NetworkUsage.interfaces NetworkUsage.timestamp ProcessUsage.process_count ProcessUsage.timestamp
 //
-// attack: containers: NET_ADMIN in a pod gives an interface a name that is no UTF-8
-// held: the statistics of all pods are listed, with U+FFFD in the name
+// attack: containers: NET_ADMIN in a pod gives an interface a name that is no UTF-8, and makes as many as it can
+// held: the statistics of all pods are listed, with U+FFFD in the name and with a hundred of the interfaces
 func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	n := newNode(t)
 	// A cgroup of its own, as the kubelet's pods have: in the node's there are the runs of CNI plugins, too.
@@ -365,6 +365,9 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	inside, err := netlink.NewHandleAt(namespace, unix.NETLINK_ROUTE)
 	check(t, err)
 	check(t, inside.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "second\xff"}}))
+	for i := range 200 {
+		check(t, inside.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("more", i)}}))
+	}
 	address := net.JoinHostPort(p.address(), "80")
 	eventually(t, "the pod answers", func() bool {
 		conn, err := p.Dial(address)
@@ -385,7 +388,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	after, afterSecond := counters("eth0"), counters("second*")
 	s := answer.GetStats().GetLinux()
 	network := s.GetNetwork()
-	if network.GetDefaultInterface().GetName() != "eth0" || len(network.GetInterfaces()) != 1 || network.GetInterfaces()[0].GetName() != "second\uFFFD" || network.GetTimestamp() == 0 {
+	if network.GetDefaultInterface().GetName() != "eth0" || len(network.GetInterfaces()) > 100 || network.GetInterfaces()[0].GetName() != "second\uFFFD" || network.GetTimestamp() == 0 {
 		t.Fatalf("the network is %v", network)
 	}
 	expect(t, before[0] != 0 && before[2] != 0, "eth0 has %v", before)
