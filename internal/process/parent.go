@@ -85,8 +85,7 @@ func sigchldPID(info *unix.Siginfo) int32 {
 		return 0
 	}
 	type sigchld struct {
-		_   [3]int32 // si_signo, si_errno, si_code
-		_   int32    // the union begins at a multiple of 8
+		_   [4]int32 // si_signo, si_errno, si_code; the union begins at a multiple of 8
 		pid int32
 	}
 	return (*sigchld)(unsafe.Pointer(info)).pid

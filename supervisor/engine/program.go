@@ -235,9 +235,6 @@ func (c *programContainer) run(given streams, passed []*os.File, verb string, ar
 	command.ExtraFiles = passed
 	command.Dir = "/"
 	command.Env = []string{"PATH=" + os.Getenv("PATH"), "XDG_RUNTIME_DIR=" + c.states()} // PATH has runtimes' helpers
-	if bus := os.Getenv("DBUS_SYSTEM_BUS_ADDRESS"); bus != "" {
-		command.Env = append(command.Env, "DBUS_SYSTEM_BUS_ADDRESS="+bus)
-	}
 	if err = command.Run(); err == nil {
 		return nil
 	}

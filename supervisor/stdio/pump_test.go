@@ -43,6 +43,20 @@ func TestPumpBesideAnotherReader(t *testing.T) {
 	}
 }
 
+// Clients share what they have not read yet, and nothing is kept for one that is too slow.
+func TestFanoutKeepsLittle(t *testing.T) {
+	f := &Fanout{clients: make(map[chan []byte]bool)}
+	slow := f.Attach(false)
+	for range cap(slow) {
+		f.emit([]byte("early"))
+	}
+	a, b := f.Attach(false), f.Attach(false)
+	f.emit([]byte("late"))
+	got := [2][]byte{<-a, <-b}
+	_, open := <-slow
+	harness.Want(t, !open && string(got[0]) == "late" && &got[0][0] == &got[1][0], "the slow one gets more: %t; the others %q", open, got)
+}
+
 // pumpOf is a pump of a fifo, and the end of the container.
 func pumpOf(t *testing.T) (container *os.File, p *Pump, got chan string) {
 	path := filepath.Join(t.TempDir(), "fifo")

@@ -283,7 +283,7 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// Fanout copies a container's output to attached clients.
+// Fanout sends a container's output to attached clients, which share what they have not read yet.
 type Fanout struct {
 	mu      sync.Mutex
 	clients map[chan []byte]bool // whether the container waits for it
@@ -309,6 +309,8 @@ func (f *Fanout) send(p []byte, since time.Time) bool {
 				return false
 			}
 			f.drop(client)
+			for range client { // it may never read the rest
+			}
 		}
 	}
 	for client := range f.clients {
@@ -316,6 +318,8 @@ func (f *Fanout) send(p []byte, since time.Time) bool {
 		case client <- p:
 		default:
 			f.drop(client)
+			for range client {
+			}
 		}
 	}
 	return true
