@@ -1,7 +1,6 @@
 package network
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -63,13 +62,13 @@ type node struct {
 	Options
 	// scripted is the folder of the plugin "scripted".
 	scripted string
-	log      *logText
+	log      *harness.Buffer
 }
 
 // newNode opens a network over an empty configuration directory. Periods are
 // those of the defaults, in tenths of the time; no limit is reached.
 func newNode(t *testing.T, change func(*Options)) *node {
-	n := &node{scripted: t.TempDir(), log: &logText{}}
+	n := &node{scripted: t.TempDir(), log: &harness.Buffer{}}
 	namespaces := newNamespaces(t, "net-")
 	n.Options = Options{
 		ConfDir: t.TempDir(), BinDirs: []string{absolute(t, realPlugins), absolute(t, testPlugins)},
@@ -257,24 +256,6 @@ func newNamespaces(t *testing.T, mark string) *namespace.Dir {
 		harness.Check(t, errors.Join(err, unix.Unmount(directory, unix.MNT_DETACH)))
 	})
 	return namespaces
-}
-
-// logText is a log that tests can read while it is written.
-type logText struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 func eventually(t *testing.T, limit time.Duration, what string, is func() bool) {

@@ -1,7 +1,6 @@
 package client_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -85,26 +83,7 @@ func awaitLost(t *testing.T, died *client.Client) {
 	})
 }
 
-// lines is a log that may be read while it is written.
-type lines struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-// Write is of io.Writer.
-func (l *lines) Write(line []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.Write(line)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buffer.String()
-}
-
-func newSet(t *testing.T, dir string, log *lines) *client.Set {
+func newSet(t *testing.T, dir string, log *harness.Buffer) *client.Set {
 	set, err := client.NewSet(client.SetOptions{
 		Dir: dir, Start: client.StartOptions{Binary: shimBinary, Build: "own"}, Answer: time.Minute, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
@@ -138,7 +117,7 @@ func TestSupervisorThatDoesNotStart(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, log := t.TempDir(), new(lines)
+			dir, log := t.TempDir(), new(harness.Buffer)
 			group := filepath.Join(dir, "own")
 			harness.Check(t, os.Mkdir(group, 0o700))
 			why, gone := inTheWay(t, group)
@@ -169,7 +148,7 @@ func endSupervisor(t *testing.T, set *client.Set, group string) {
 // A supervisor that has the lock and that no connection reaches, or whose queue of them is
 // full, is ended, and another one takes its place.
 func TestLockOfASupervisorThatHangs(t *testing.T) {
-	dir, log := t.TempDir(), new(lines)
+	dir, log := t.TempDir(), new(harness.Buffer)
 	first, err := newSet(t, dir, log).Ensure(t.Context(), "own")
 	harness.Check(t, err)
 	pid, err := api.LockHolder(filepath.Join(dir, "own"))
@@ -212,7 +191,7 @@ func TestLogIsPassedOn(t *testing.T) {
 		}
 		fmt.Fprintln(file, `time="2026-11-23T00:00:00Z" level=error msg="failed sending message on channel"`)
 		fmt.Fprintln(file, "panic: it fails")
-		var daemon lines
+		var daemon harness.Buffer
 		set := newSet(t, dir, &daemon)
 		const last = `level=ERROR msg=supervisor build=build said="panic: it fails"`
 		harness.Eventually(t, "all is passed on", time.Minute, func() bool { return strings.Contains(daemon.String(), last) })

@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -37,23 +36,7 @@ func (p *pod) goroutines() (count int) {
 	return 0
 }
 
-// safe is a buffer for a writer and a reader.
-type safe struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *safe) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *safe) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
+type safe = harness.Buffer
 
 // Two are attached; one leaves, the other one continues, and types.
 //
