@@ -238,7 +238,7 @@ func (s *Store) RemovePod(ctx context.Context, sandboxID string) error {
 }
 
 func (s *Store) each(sandboxID string, do func(*Container) error) error {
-	containers := s.OfPod(sandboxID)
+	containers := s.ofPod(sandboxID)
 	errs := make([]error, len(containers))
 	var wait sync.WaitGroup
 	for i, c := range containers {

@@ -251,8 +251,8 @@ func (s *Store) reconcileAll(ctx context.Context) {
 	}
 }
 
-// OfSnapshot returns the id of the container that a snapshot belongs to: its key begins with it.
-func OfSnapshot(key string) string { return key[:min(64, len(key))] }
+// ofSnapshot returns the id of the container that a snapshot belongs to: its key begins with it.
+func ofSnapshot(key string) string { return key[:min(64, len(key))] }
 
 // SnapshotsWithoutContainer returns keys of snapshots without a container. Records are written before
 // snapshots are made, so it lists the snapshots first.
@@ -260,7 +260,7 @@ func (s *Store) SnapshotsWithoutContainer(ctx context.Context) ([]string, error)
 	keys, err := s.options.Images.Snapshots(ctx)
 	orphans := []string{}
 	for _, key := range keys {
-		if !s.explains(OfSnapshot(key)) {
+		if !s.explains(ofSnapshot(key)) {
 			orphans = append(orphans, key)
 		}
 	}
@@ -269,7 +269,7 @@ func (s *Store) SnapshotsWithoutContainer(ctx context.Context) ([]string, error)
 
 // RemoveSnapshot removes a snapshot; ErrFailedPrecondition if a container has it.
 func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
-	if id := OfSnapshot(key); s.explains(id) {
+	if id := ofSnapshot(key); s.explains(id) {
 		return fmt.Errorf("snapshot %s belongs to container %s: remove that: %w", key, id, errdefs.ErrFailedPrecondition)
 	}
 	err := s.options.Images.RemoveSnapshot(ctx, key)

@@ -78,11 +78,11 @@ func (s *Store) defaultsOf(pod *sandbox.Sandbox) oci.Defaults {
 
 // ListPod returns the listed containers of one sandbox, the newest first.
 func (s *Store) ListPod(sandboxID string) []*Container {
-	return slices.DeleteFunc(s.OfPod(sandboxID), func(c *Container) bool { return !c.Listed() })
+	return slices.DeleteFunc(s.ofPod(sandboxID), func(c *Container) bool { return !c.Listed() })
 }
 
-// OfPod returns all containers of a sandbox, listed or not, the newest first.
-func (s *Store) OfPod(sandboxID string) []*Container {
+// ofPod returns all containers of a sandbox, listed or not, the newest first.
+func (s *Store) ofPod(sandboxID string) []*Container {
 	return s.All(func(c *Container) bool { return c.SandboxID == sandboxID })
 }
 

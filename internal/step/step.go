@@ -1,8 +1,8 @@
 // Package step runs the named steps of the lives of pods and containers, and keeps their timelines.
 //
-// A Step is data: its name, its operation, and when it is left out. Packages sandbox and container list theirs,
-// for the documentation's test, the crash matrix and the metrics. A Sequence is one way through some of them.
-// It does all that a step has:
+// A Step is data: its name, its operation, and when it is left out. Packages sandbox and container list theirs, by
+// which the crash matrices know where to fail and to kill. A Sequence is one way through some of them. It does all
+// that a step has:
 //
 //	the name          pod/record, container/rootfs: kind and step
 //	error prefix      "record: ...", under the id of the object

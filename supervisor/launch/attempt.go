@@ -204,6 +204,7 @@ func (a *attempt) isChild(pid int) error {
 
 // own makes the process a child that we own, and lets it go on.
 func (a *attempt) own(pid int) error {
+	// Start, not Own: its lock keeps the process from being reaped, and the pid from being reused, after isChild.
 	child, err := a.launcher.parent.Start(func() (int, error) { return pid, a.isChild(pid) })
 	if err != nil {
 		return err

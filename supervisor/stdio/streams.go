@@ -286,9 +286,9 @@ func closeAll(files ...*os.File) {
 // Fanout sends a container's output to attached clients, which share what they have not read yet.
 type Fanout struct {
 	mu      sync.Mutex
-	clients map[chan []byte]bool // whether the container waits for it
+	clients map[chan []byte]bool // whether the container waits for the client
 	ended   bool
-	hurry   atomic.Bool // the container has ended, and what it has written fits
+	hurry   atomic.Bool // the container has ended: nobody is waited for, as what it has written fits
 }
 
 // emit hands p itself to all clients.
@@ -298,14 +298,14 @@ func (f *Fanout) emit(p []byte) {
 	}
 }
 
-// send does nothing while a client is far behind, which is dropped when the container has waited for it since then for
-// too long. The daemon gives it up before.
+// send gives p to all clients. It returns false, and does nothing, while the container has to wait for one that is far
+// behind. A client is dropped if the container does not wait for it, or has waited for clientLimit.
 func (f *Fanout) send(p []byte, since time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for client, waits := range f.clients {
 		if waits && len(client) >= cap(client)/2 && !f.hurry.Load() {
-			if time.Since(since) < 10*time.Second {
+			if time.Since(since) < clientLimit {
 				return false
 			}
 			f.drop(client)
@@ -325,7 +325,11 @@ func (f *Fanout) send(p []byte, since time.Time) bool {
 	return true
 }
 
-// Attach returns the output from now on; closed at its end, or when the client is too slow.
+// clientLimit is how long a container waits for an attached client. The daemon gives that up before.
+const clientLimit = 10 * time.Second
+
+// Attach returns the output from now on, for a client that the container waits for or not. The channel is closed at the
+// end of the output, or when the client is dropped.
 func (f *Fanout) Attach(waits bool) chan []byte {
 	client := make(chan []byte, 64)
 	f.mu.Lock()
