@@ -24,8 +24,8 @@ type Options struct {
 	// ConfDir is the node's CNI configuration directory. Plugins are searched in BinDirs, in order.
 	ConfDir string
 	BinDirs []string
-	// Root is the durable directory of the journal and of the default network's pod CIDR.
-	Root string
+	// Root is the durable directory of the journal, whose entries name Version, and of the default network's pod CIDR.
+	Root, Version string
 	// CgroupParent has the runs' cgroups, "" is this process's cgroup. Their names begin with Mark.
 	CgroupParent, Mark string
 	Namespaces         *namespace.Dir

@@ -86,6 +86,7 @@ func (n *CNI) openJournal() error {
 	if err != nil {
 		return err
 	}
+	journal.WrittenBy(n.options.Version)
 	records, bad, err := journal.Load()
 	if err != nil {
 		return err

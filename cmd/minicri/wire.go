@@ -258,7 +258,7 @@ func (n *parts) openNetworks(ctx context.Context, c *config.Config) (*network.CN
 		parent = cgroupParent(c, false)
 	}
 	return network.Open(ctx, network.Options{
-		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, CgroupParent: parent, Mark: n.node.PluginMark(), Namespaces: n.netns,
+		ConfDir: c.CNIConf, BinDirs: c.BinDirs(), Root: c.Root, Version: version, CgroupParent: parent, Mark: n.node.PluginMark(), Namespaces: n.netns,
 		Default: network.DefaultNetwork(c.DefaultNetwork), Limits: networkLimits(c), Observe: n.metrics.ObservePlugin, Logger: n.logger,
 		Later: func(id string, row step.Row) {
 			if sb, is := n.runtime.Sandboxes.Get(id); is {

@@ -82,7 +82,7 @@ func writeTemporary(path string, data []byte, durable bool) (string, error) {
 func ClearTemporary(directory string) error {
 	entries, err := os.ReadDir(directory)
 	for _, entry := range entries {
-		if IsTemporary(entry.Name()) {
+		if isTemporary(entry.Name()) {
 			err = errors.Join(err, os.Remove(filepath.Join(directory, entry.Name())))
 		}
 	}
@@ -92,8 +92,8 @@ func ClearTemporary(directory string) error {
 	return nil
 }
 
-// IsTemporary reports whether a file name is that of a write under way, or interrupted.
-func IsTemporary(name string) bool { return strings.HasPrefix(name, temporaryPrefix) }
+// isTemporary reports whether a file name is that of a write under way, or interrupted.
+func isTemporary(name string) bool { return strings.HasPrefix(name, temporaryPrefix) }
 
 // RemoveAll is os.RemoveAll, but ignores a missing path on a read-only file system: unlink(2) says EROFS.
 func RemoveAll(path string) error {

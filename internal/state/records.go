@@ -42,7 +42,7 @@ func Open[T any](directory string, version int, durable bool) (*Records[T], erro
 	return &Records[T]{directory: directory, version: version, durable: durable}, nil
 }
 
-// WrittenBy sets the writer with its version, which a program that is too old for the schema names.
+// WrittenBy sets the version of the program that writes, which one that is too old for the schema names.
 func (r *Records[T]) WrittenBy(writer string) { r.writer = writer }
 
 // Path is the file of the record of id.
@@ -109,7 +109,7 @@ func IDs(directory string) ([]string, error) {
 	}
 	var ids []string
 	for _, entry := range entries {
-		if id, isRecord := strings.CutSuffix(entry.Name(), suffix); isRecord && !IsTemporary(id) {
+		if id, isRecord := strings.CutSuffix(entry.Name(), suffix); isRecord && !isTemporary(id) {
 			ids = append(ids, id)
 		}
 	}
@@ -226,7 +226,8 @@ func OpenObjects[R, F any](kind, records, facts, writer string, logger *slog.Log
 	if o.Facts, err = Open[F](facts, 1, false); err != nil {
 		return nil, err
 	}
-	o.Records.writer, o.Facts.writer = writer, writer
+	o.Records.WrittenBy(writer)
+	o.Facts.WrittenBy(writer)
 	return o, nil
 }
 
