@@ -37,9 +37,8 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 	stop()
 	must(t, n.Options.Namespaces.Remove("web"))
 	n.reopen(t)
-	if again := n.Pending(); len(again) != 1 || again[0].Tries < 3 || time.Since(again[0].FirstFailure) < time.Since(began) {
-		t.Errorf("after a restart %+v", again)
-	}
+	again := n.Pending()
+	harness.Want(t, len(again) == 1 && again[0].Tries >= 3 && time.Since(again[0].FirstFailure) >= time.Since(began), "after a restart %+v", again)
 	n.untell(t, "DEL.fail")
 	n.runs(t)
 	eventually(t, within, "the attachment is struck out", func() bool { return n.find("web") == nil })

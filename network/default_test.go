@@ -39,9 +39,8 @@ func TestAnotherSubnetMakesTheBridgeAnew(t *testing.T) {
 	_, err = n.Configuration()
 	must(t, err)
 	n.journalled(t, "db", nil)
-	if result := n.attach(t, "db"); len(result.Addresses) != 1 || !netip.MustParsePrefix("10.98.0.0/24").Contains(result.Addresses[0]) {
-		t.Errorf("addresses %v", result.Addresses)
-	}
+	given := n.attach(t, "db").Addresses
+	harness.Want(t, len(given) == 1 && netip.MustParsePrefix("10.98.0.0/24").Contains(given[0]), "addresses %v", given)
 	link, err := netlink.LinkByName("test-br7")
 	must(t, err)
 	must(t, netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 98, 0, 200), Mask: net.CIDRMask(24, 32)}}))

@@ -110,9 +110,8 @@ func TestCgroupsPath(t *testing.T) {
 		{"-.slice", true, "-.slice:m-1f:abc", "/m-1f-abc.scope"},
 	} {
 		path := CgroupsPath(test.parent, "m-1f-", "abc", test.systemd)
-		if dir := cgroup.Path(path); path != test.path || dir != test.dir {
-			t.Errorf("%q, systemd %v: %q and %q, want %q and %q", test.parent, test.systemd, path, dir, test.path, test.dir)
-		}
+		dir := cgroup.Path(path)
+		harness.Want(t, path == test.path && dir == test.dir, "%q, systemd %v: %q and %q, want %q and %q", test.parent, test.systemd, path, dir, test.path, test.dir)
 	}
 }
 

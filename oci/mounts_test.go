@@ -52,9 +52,7 @@ func TestPropagate(t *testing.T) {
 		spec := &specs.Spec{Linux: &specs.Linux{}}
 		option, err := propagate(source, test.mode, spec)
 		if test.says != "" {
-			if err == nil || !strings.Contains(err.Error(), test.says) {
-				t.Errorf("%s, %v: %v, want an error that says %q", test.source, test.mode, err, test.says)
-			}
+			harness.Want(t, err != nil && strings.Contains(err.Error(), test.says), "%s, %v: %v, want an error that says %q", test.source, test.mode, err, test.says)
 		} else if err != nil || option != test.option || spec.Linux.RootfsPropagation != test.root {
 			t.Errorf("%s, %v: option %q, root %q, %v", test.source, test.mode, option, spec.Linux.RootfsPropagation, err)
 		}

@@ -129,8 +129,7 @@ func TestContainerSeccompFromFile(t *testing.T) {
 		{Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: file}},
 		{SeccompProfilePath: "localhost/" + file},
 	} {
-		if got := seccompOf(t, security).Linux.Seccomp; got == nil || got.DefaultAction != specs.ActLog {
-			t.Errorf("%v gives %v", security, got)
-		}
+		got := seccompOf(t, security).Linux.Seccomp
+		harness.Want(t, got != nil && got.DefaultAction == specs.ActLog, "%v gives %v", security, got)
 	}
 }

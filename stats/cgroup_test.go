@@ -66,9 +66,8 @@ func TestNetworkThatIsGone(t *testing.T) {
 	plain := t.TempDir() + "/plain"
 	must(t, os.WriteFile(plain, nil, 0o600))
 	for _, path := range []string{plain, plain + "-missing"} {
-		if got, err := readNetwork(path); err == nil {
-			t.Errorf("%s is no namespace and has %v", path, got)
-		}
+		got, err := readNetwork(path)
+		harness.Want(t, err != nil, "%s is no namespace and has %v", path, got)
 		m := newMeter(t, directories(t.TempDir()))
 		cgroup := makeCgroup(t, m.hierarchies, filepath.Base(path))
 		pod, err := m.Pod(t.Context(), Pod{ID: "pod", Cgroups: []string{cgroup}, Netns: path})

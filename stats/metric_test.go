@@ -47,9 +47,7 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	for _, metric := range append(answer[0].GetMetrics(), answer[0].GetContainerMetrics()[0].GetMetrics()...) {
 		found[metric.GetName()] = metric
 	}
-	if processes := found["container_processes"].GetValue().GetValue(); processes != 2 {
-		t.Errorf("%d processes, want 2", processes)
-	}
+	harness.Same(t, "processes", found["container_processes"].GetValue().GetValue(), 2)
 	for _, d := range Descriptors() {
 		metric := found[d.GetName()]
 		delete(found, d.GetName())

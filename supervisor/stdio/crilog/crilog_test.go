@@ -44,9 +44,7 @@ func TestKubeletReadsWhatWasWritten(t *testing.T) {
 	stdout, stderr := kubeletReads(t, path)
 	want := text.String()
 	harness.Want(t, stdout == want, "stdout differs: %d bytes, want %d", len(stdout), len(want))
-	if stderr != "oops\n" { // with the newline that was written, and no other
-		t.Errorf("stderr %q", stderr)
-	}
+	harness.Same(t, "stderr", stderr, "oops\n") // with the newline that was written, and no other
 	for _, line := range readLines(t, path) {
 		fields := strings.SplitN(line, " ", 4)
 		harness.Want(t, len(fields) == 4 && len(fields[3]) <= MaxLine, "entry %.80q is not in the format or longer than %d", line, MaxLine)
