@@ -116,10 +116,11 @@ func preflight(c *config.Config, m machine.Machine) (problems []error) {
 	defaults, err := readDefaults(c, m)
 	_, handlersErr := handlerDefaults(c, defaults)
 	problems = append(problems, err, handlersErr)
-	for table, files := range map[string]stream.TLS{"streaming.": {Cert: c.Streaming.TLSCert, Key: c.Streaming.TLSKey}, "metrics_": {Cert: c.MetricsCert, Key: c.MetricsKey}} {
-		if err := files.Check(); err != nil {
-			problems = append(problems, fmt.Errorf("%[1]stls_cert, %[1]stls_key: %[2]w", table, err))
-		}
+	if err := (stream.TLS{Cert: c.Streaming.TLSCert, Key: c.Streaming.TLSKey}).Check(); err != nil {
+		problems = append(problems, fmt.Errorf("streaming.tls_cert, streaming.tls_key: %w", err))
+	}
+	if err := (stream.TLS{Cert: c.MetricsCert, Key: c.MetricsKey}).Check(); err != nil {
+		problems = append(problems, fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", err))
 	}
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })
 }

@@ -186,9 +186,10 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 			if err := d.node.metrics.Serve(ctx, d.config.Metrics, secure, d.logger); err != nil {
 				d.logger.Error("metrics are not served, which is tried again", "address", d.config.Metrics, "err", err)
 			}
-			pausing, end := context.WithTimeout(ctx, pause)
-			<-pausing.Done()
-			end()
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
 		}
 	})
 	return nil

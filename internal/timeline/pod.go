@@ -100,8 +100,11 @@ func making(rows []step.Row) (began time.Time, took time.Duration) {
 	if rows[0].Kind == "image" {
 		return began, rows[0].Took
 	}
+	if first := rows[0].Step; first == "cni del" || first == "stop containers" { // a reboot has taken how it was made
+		return began, 0
+	}
 	for _, row := range rows {
-		if row.Kind == "image" || row.Kind == "plugin" || rows[0].Step == "cni del" || rows[0].Step == "stop containers" { // a reboot has taken how it was made
+		if row.Kind == "image" || row.Kind == "plugin" {
 			continue
 		}
 		took = max(took, end(row).Sub(began))

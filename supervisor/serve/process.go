@@ -176,7 +176,10 @@ func readBarrier(fifo *os.File) error {
 
 // listenToInit keeps what init writes to standard error before the program runs: why it cannot run.
 func (c *container) listenToInit() {
-	stream := map[bool]string{true: api.Stdout, false: api.Stderr}[c.record.Terminal]
+	stream := api.Stderr
+	if c.record.Terminal {
+		stream = api.Stdout
+	}
 	if said := c.streams().Output(stream); said != nil {
 		words := said.Attach(false)
 		c.mu.Lock()

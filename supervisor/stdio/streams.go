@@ -294,7 +294,7 @@ type Fanout struct {
 // emit hands p itself to all clients.
 func (f *Fanout) emit(p []byte) {
 	for began := time.Now(); !f.send(p, began); {
-		time.Sleep(time.Millisecond)
+		time.Sleep(clientPause)
 	}
 }
 
@@ -325,8 +325,10 @@ func (f *Fanout) send(p []byte, since time.Time) bool {
 	return true
 }
 
-// clientLimit is how long a container waits for an attached client. The daemon gives that up before.
-const clientLimit = 10 * time.Second
+const (
+	clientLimit = 10 * time.Second     // of a container's wait for an attached client, which the daemon gives up before
+	clientPause = 5 * time.Millisecond // between two looks whether it has caught up
+)
 
 // Attach returns the output from now on, for a client that the container waits for or not. The channel is closed at the
 // end of the output, or when the client is dropped.
