@@ -136,7 +136,7 @@ func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(
 
 // await waits for do, the limit, the context or the daemon's end. killed is why it killed the plugins.
 func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Context, *runner.Run) error) (err, killed error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, run.Limit, fmt.Errorf("not done after %v, %w", run.Limit, errLate))
+	ctx, cancel := context.WithTimeoutCause(ctx, run.Time(), late(run))
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
@@ -165,6 +165,8 @@ func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Contex
 	}
 	return errLeft, nil
 }
+
+func late(run *runner.Run) error { return fmt.Errorf("not done after %v, %w", run.Limit, errLate) }
 
 func kill(run *runner.Run, done <-chan error) error {
 	err := run.Kill(process.KillLimit)
@@ -225,8 +227,8 @@ func failure(run *runner.Run, reports []runner.Report, err, killed error) error 
 func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *PluginError {
 	e := &PluginError{Network: run.Network, Plugin: r.Plugin, cause: cause}
 	e.Message = r.Text()
-	if r.Killed && killed != nil {
-		e.Message += ": " + killed.Error()
+	if r.Killed {
+		e.Message += ": " + cmp.Or(killed, late(run)).Error()
 		e.Advice = fmt.Sprintf("find out what it waits for, an agent or a lock; its limit is limits.cni_%s", strings.ToLower(run.Verb))
 	} else {
 		e.Advice = advice(e)

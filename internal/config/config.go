@@ -150,10 +150,10 @@ type Limits struct {
 	Create      Duration `toml:"create" comment:"CreateContainer or StartContainer, all steps together"`
 	Kill        Duration `toml:"kill" comment:"how long a process may take to end after SIGKILL"`
 	CNIAdd      Duration `toml:"cni_add" comment:"CNI ADD of one network, all its plugins; then their processes are killed"`
-	CNIDel      Duration `toml:"cni_del" comment:"the same for DEL"`
-	CNICheck    Duration `toml:"cni_check" comment:"the same for CHECK"`
-	CNIStatus   Duration `toml:"cni_status" comment:"the same for STATUS"`
-	CNIGC       Duration `toml:"cni_gc" comment:"the same for GC"`
+	CNIDel      Duration `toml:"cni_del" comment:"DEL of one plugin; then its processes are killed, and the other plugins get their DEL"`
+	CNICheck    Duration `toml:"cni_check" comment:"as cni_add, for CHECK"`
+	CNIStatus   Duration `toml:"cni_status" comment:"as cni_add, for STATUS"`
+	CNIGC       Duration `toml:"cni_gc" comment:"as cni_add, for GC"`
 	DetachTries int      `toml:"detach_tries" least:"1" most:"1000000" comment:"number of failed DELs after which a pod's deletion is not blocked any longer"`
 	DetachTime  Duration `toml:"detach_time" zero:"not at all" comment:"how long failing DELs block a pod's deletion"`
 	GiveUpTries int      `toml:"give_up_tries" least:"1" most:"1000000" comment:"number of failed DELs after which an attachment is given up whose ADD never succeeded"`

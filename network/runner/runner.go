@@ -2,7 +2,7 @@
 //
 // A run is one verb over the plugins of a network, and libcni's Exec for it (invoke.Exec). Each plugin starts
 // in the run's cgroup, where its children stay, and in its own session, so that signals to its process group
-// reach nobody else. A failed DEL does not end the chain: libcni hears of it from the last plugin.
+// reach nobody else. A DEL that fails or hangs does not end the chain: libcni hears of it from the last plugin.
 //
 // A run is over when every plugin has answered or when it is killed. It has no file: its cgroup's name has
 // the verb, the ID and the deadline, which the next daemon needs to wait for it. Run.mu guards the reports.
@@ -10,13 +10,16 @@ package runner
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,6 +27,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
@@ -61,7 +65,7 @@ func (r *Runner) Begin(request Request) (*Run, error) {
 	run := &Run{Request: request}
 	run.alive, run.kill = context.WithCancel(context.Background())
 	// The monotonic clock cannot be set.
-	run.Group = r.parent.Child(fmt.Sprintf("%s%s-%s-%x", r.mark, run.Verb, run.ID, uint64(process.Monotonic()+request.Limit)))
+	run.Group = r.parent.Child(fmt.Sprintf("%s%s-%s-%x", r.mark, run.Verb, run.ID, uint64(process.Monotonic()+request.Time())))
 	if err := run.Group.Make(); err != nil {
 		return nil, fmt.Errorf("begin a run of plugins: %w", err)
 	}
@@ -109,7 +113,16 @@ type Request struct {
 	// ID is the sandbox, "" for verbs without one. The chain has so many Plugins.
 	ID, Network string
 	Plugins     int
-	Limit       time.Duration
+	// Limit is that of the run, or of each plugin for DEL: one that hangs keeps no other from its DEL.
+	Limit time.Duration
+}
+
+// Time returns how long the run may take.
+func (r Request) Time() time.Duration {
+	if r.Verb == "DEL" {
+		return time.Duration(max(r.Plugins, 1)) * (r.Limit + leftDelay)
+	}
+	return r.Limit
 }
 
 // Run is a run of a verb over a chain of plugins, and libcni's Exec for it.
@@ -153,6 +166,10 @@ func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 	run.mu.Unlock()
 	answer, err := run.execute(path, stdin, append(environment, trace.Environment(ctx)...))
 	run.end(report, answer, err)
+	// The next plugin needs a new cgroup: Linux 6.18 kills what is cloned into one that was killed before.
+	if report.Killed && run.alive.Err() == nil && errors.Join(run.Group.Remove(), run.Group.Make()) != nil {
+		run.kill()
+	}
 	switch {
 	case run.Verb == "DEL" && len(run.Reports()) < run.Plugins:
 		return nil, nil
@@ -174,9 +191,15 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 		return nil, fmt.Errorf("start the plugin: %w", err)
 	}
 	defer from.Close()
+	alive, cancel := context.WithCancel(run.alive)
+	if run.Verb == "DEL" {
+		alive, cancel = context.WithTimeout(run.alive, run.Limit)
+	}
+	defer cancel()
 	var command *exec.Cmd
 	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
-		command = exec.CommandContext(run.alive, path)
+		command = exec.CommandContext(alive, path)
+		command.Cancel = func() error { return errors.Join(command.Process.Kill(), run.Group.Kill(process.KillLimit)) }
 		command.Env, command.Stdin, command.Stdout, command.Stderr = environment, bytes.NewReader(stdin), to, run.stderr
 		command.WaitDelay, command.SysProcAttr = leftDelay, &syscall.SysProcAttr{Setsid: true}
 		// An installer may still be writing the program. Half of the limit leaves time to report that.
@@ -203,8 +226,11 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 	if answer.Len() > maxAnswer {
 		return nil, fmt.Errorf("the answer has more than %d MiB, which no CNI result has", maxAnswer>>20)
 	}
-	if errors.Is(err, exec.ErrWaitDelay) {
+	switch {
+	case errors.Is(err, exec.ErrWaitDelay):
 		err = nil
+	case err != nil && alive.Err() != nil:
+		err = alive.Err() // it was killed
 	}
 	return answer.Bytes(), err
 }
@@ -259,4 +285,112 @@ func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return redact.Printable(string(t.text))
+}
+
+// Report is what became of one plugin. Of a killed or running one we know only Stderr. Exit is -1 if it could
+// not run. A success that is no JSON object, so no result (CNI SPEC, "Success"), has a Message.
+type Report struct {
+	step.Plugin
+	Start time.Time
+	Took  time.Duration
+}
+
+func (run *Run) end(r *Report, answer []byte, err error) {
+	run.mu.Lock()
+	defer run.mu.Unlock()
+	r.Took, r.Stderr, r.Killed = time.Since(r.Start), run.stderr.String(), run.alive.Err() != nil || errors.Is(err, context.DeadlineExceeded)
+	exit, ran := errors.AsType[*exec.ExitError](err)
+	switch {
+	case r.Killed:
+	case ran:
+		if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
+			r.Signal = int(status.Signal())
+		} else {
+			r.Exit = status.ExitStatus()
+		}
+		r.takeError(answer)
+	case err != nil:
+		r.Exit, r.Message = -1, err.Error()
+	case run.Verb == "ADD" && !bytes.HasPrefix(bytes.TrimSpace(answer), []byte{'{'}):
+		r.Message = fmt.Sprintf("what it printed is no CNI result: %.120q", answer)
+	case run.Verb == "ADD": // an error with the exit code of success is no result either
+		if r.takeError(answer); r.Code == 0 {
+			r.Message = ""
+		}
+	}
+}
+
+// takeError reads the CNI error in what the plugin printed.
+func (r *Report) takeError(text []byte) {
+	var answer types.Error
+	switch err := json.Unmarshal(text, &answer); {
+	case len(text) == 0:
+	case err != nil:
+		r.Message = shown(fmt.Sprintf("an answer that is no CNI error: %q", text[:min(len(text), maxShown)]))
+	default:
+		r.Code, r.Message, r.Details = answer.Code, shown(answer.Msg), shown(answer.Details)
+	}
+}
+
+// Reports returns those of the plugins started so far, in order.
+func (run *Run) Reports() []Report {
+	run.mu.Lock()
+	defer run.mu.Unlock()
+	reports := make([]Report, 0, len(run.reports))
+	for _, report := range run.reports {
+		reports = append(reports, *report)
+	}
+	if last := len(reports) - 1; last >= 0 && reports[last].Took == 0 {
+		reports[last].Took, reports[last].Stderr = time.Since(reports[last].Start), run.stderr.String()
+	}
+	return reports
+}
+
+// Failed reports whether the plugin did not succeed.
+func (r Report) Failed() bool { return r.Killed || r.Exit != 0 || r.Signal != 0 || r.Code != 0 }
+
+// Text returns why the plugin failed, without its name, or "".
+func (r Report) Text() string {
+	text, said := "", r.Message
+	if said != "" && r.Details != "" {
+		said += "; " + r.Details
+	}
+	switch {
+	case !r.Failed():
+		return said
+	case r.Killed:
+		text = "it did not answer"
+	case r.Signal != 0:
+		text = fmt.Sprintf("it was ended by signal %d (%v)", r.Signal, syscall.Signal(r.Signal))
+	case said != "":
+		return said
+	case r.Code != 0:
+		text, said = fmt.Sprintf("exit code %d, CNI error %d without a message", r.Exit, r.Code), r.Details
+	default:
+		text = fmt.Sprintf("exit code %d without a CNI error", r.Exit)
+	}
+	const lastWords = 300
+	words := strings.TrimSpace(r.Stderr)
+	if said = cmp.Or(said, strings.ToValidUTF8(words[max(0, len(words)-lastWords):], "")); said != "" {
+		text += ": " + said
+	}
+	return text
+}
+
+// Verdict returns nil if every plugin of the chain has succeeded.
+func (run *Run) Verdict() error {
+	if reports := run.Reports(); len(reports) < run.Plugins || slices.ContainsFunc(reports, Report.Failed) {
+		return errors.New("not every plugin of the chain has succeeded")
+	}
+	return nil
+}
+
+// maxShown limits a plugin's words in an error: the kubelet makes an event of at most 1 KiB of it.
+const maxShown = 700
+
+func shown(text string) string {
+	if text = redact.Printable(text); len(text) <= maxShown {
+		return text
+	}
+	return fmt.Sprintf("%s... (%d bytes)", strings.ToValidUTF8(text[:maxShown], ""), len(text))
 }
