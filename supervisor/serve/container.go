@@ -266,8 +266,8 @@ func (c *container) start(ctx context.Context) error {
 		return err
 	}
 	defer done()
-	if status := c.state().Status; status != api.Status_STATUS_CREATED {
-		return fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
+	if c.state().Status != api.Status_STATUS_CREATED {
+		return fmt.Errorf("it was started before: %w", errdefs.ErrFailedPrecondition)
 	}
 	// Before the barrier opens: a successor must not take a program that runs for one that waits.
 	c.setStarted(time.Now().UnixNano())

@@ -44,7 +44,7 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	if status := c.state().Status; status != api.Status_STATUS_RUNNING && status != api.Status_STATUS_CREATED {
-		return nil, fmt.Errorf("it is %v: %w", status, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("it does not run: %w", errdefs.ErrFailedPrecondition)
 	}
 	if c.record.Cgroups.Frozen() {
 		return nil, fmt.Errorf("container %s is frozen, and no process can be started in it: thaw its cgroup: %w", c.record.ID, errdefs.ErrFailedPrecondition)
