@@ -261,8 +261,7 @@ kind-image: root build release bin/cluster ## A node as an image, an OCI archive
 # docs/quickstart.md and docs/kind.md, word for word, on a Debian 12 with systemd.
 .PHONY: test-node
 test-node: kind-image ## From the release's files to a Ready node of kubeadm, by docs/quickstart.md (root)
-	go test $(goflags) -tags seccomp,nri_no_wasm,vm -c -o bin/test/node ./test/release
-	hack/um/run -m 6G sh -c 'cd test/release && exec ../../bin/test/node -test.v -test.run "^TestReadyNode$$" -test.timeout 50m'
+	hack/release/node
 
 # Some minutes, more on a busy machine: each instruction of the guest is translated.
 .PHONY: test-arm64
