@@ -154,6 +154,9 @@ func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configurati
 	if err := utils.ValidateNetworkName(list.Name); err != nil { // before CNI 1.1 no STATUS says so
 		return nil, err
 	}
+	if most := 255 - len("--"+eth0) - 64; len(list.Name) > most { // libcni's cache has files NAME-ID-eth0
+		return nil, fmt.Errorf("name: has %d characters, more than %d: no result of an ADD could be kept under it", len(list.Name), most)
+	}
 	if _, _, _, err := version.ParseVersion(list.CNIVersion); err != nil {
 		return nil, fmt.Errorf("cniVersion: %w", err)
 	}

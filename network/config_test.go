@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 		`{"cniVersion": "1.1.0", "name": "x", "plugins": []}`, `{"cniVersion": "1.1.0", "name": "x", "plugins": "bridge"}`,
 		`{"cniVersion": "1.1.0", "name": "x", "plugins": [{"bridge": "b"}]}`,
 		`{"cniVersion": "1.0.0", "name": "a/b", "plugins": [{"type": "bridge"}]}`, `{"cniVersion": "one", "name": "x", "plugins": [{"type": "bridge"}]}`,
+		`{"cniVersion": "1.0.0", "name": "` + strings.Repeat("n", 186) + `", "plugins": [{"type": "bridge"}]}`,
 	} {
 		t.Run(content, func(t *testing.T) {
 			directory := t.TempDir()
