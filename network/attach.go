@@ -118,9 +118,7 @@ func (n *CNI) checkPeriodically() {
 	for n.base.Err() == nil {
 		n.awaitPeriod(n.checkNow, func(l Limits) time.Duration { return l.CheckPeriod })
 		for _, id := range n.ids() {
-			if n.base.Err() == nil {
-				n.check(id)
-			}
+			n.check(id)
 		}
 	}
 }

@@ -24,21 +24,20 @@ func (n *CNI) gate(network string) *semaphore.Weighted {
 	return n.gates[network]
 }
 
-// whileClosed calls f when nothing runs behind the gate; new runs wait, up to gcTimeout. It returns false if
-// the context ends first. It polls, because a waiter for all of a semaphore blocks waiters for 1.
-func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) bool {
+// whileClosed calls f when nothing runs behind the gate, unless the context ends first; new runs wait, up to
+// gcTimeout. It polls, because a waiter for all of a semaphore blocks waiters for 1.
+func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) {
 	for !gate.TryAcquire(math.MaxInt64) {
 		select {
 		case <-time.After(10 * time.Millisecond):
 		case <-ctx.Done():
-			return false
+			return
 		}
 	}
 	open := sync.OnceFunc(func() { gate.Release(math.MaxInt64) })
 	defer open()
 	defer time.AfterFunc(gcTimeout, open).Stop()
 	f()
-	return true
 }
 
 // collectPeriodically runs GC at the start and then once in a period.

@@ -155,4 +155,4 @@ func (g gate) enter(ctx context.Context) (leave func(), err error) {
 	return h.release, nil
 }
 
-func (g gate) collect(ctx context.Context, f func()) bool { return whileClosed(ctx, g.n.gate(""), f) }
+func (g gate) collect(ctx context.Context, f func()) { whileClosed(ctx, g.n.gate(""), f) }

@@ -196,6 +196,9 @@ func (n *CNI) findLeftRuns() {
 		case a == nil || run.Verb == "ADD" && a.attached: // it was over, and its processes are to live
 		default:
 			l.deadline, run.Network = run.Deadline, a.record.Network
+			if last := time.Now().Add(n.limits.Load().Del); run.Verb == "DEL" && last.Before(l.deadline) {
+				l.deadline = last // the rest of its chain does not begin
+			}
 			a.released.Store(run.Verb == "DEL" || a.released.Load())
 			if a.lock.TryAcquire(1) { // else another run of it has the lock
 				l.held, _ = n.enter(n.base, a) // no collection runs yet

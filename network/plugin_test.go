@@ -52,7 +52,7 @@ func hangs(t *testing.T, id string) bool {
 }
 
 // A plugin that hangs is ended at its limit with all that it started, however little that listens to signals. The one
-// before it in the chain gets its DEL.
+// before it in the chain gets its DEL, but not by a daemon that comes later, which waits for the plugin alone.
 func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.DetachTries = 100 })
 	first := t.TempDir()
@@ -89,6 +89,31 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 		})
 		n.untell(t, verb+".hang")
 	}
+	n.Options.Limits.Del = time.Second
+	n.SetLimits(n.Options.Limits)
+	n.tell(t, "DEL.hang")
+	put(t, filepath.Join(first, "DEL.hang"), "")
+	detach := func() (giveUp context.CancelCauseFunc, done chan error) {
+		ctx, giveUp := context.WithCancelCause(t.Context())
+		done, before := make(chan error, 1), harness.Read(t, filepath.Join(first, "log"))
+		go func() { done <- n.Detach(ctx, "web", n.NamespacePath("web")) }()
+		eventually(t, within, "the last plugin is asked", func() bool { return len(harness.Read(t, filepath.Join(first, "log"))) > len(before) })
+		return giveUp, done
+	}
+	giveUp, done := detach()
+	giveUp(errors.New("it is not wanted"))
+	harness.WantError(t, <-done, "not done after 1s", "it is not wanted") // each why it was ended
+	n.untell(t, "DEL.hang")
+	n.Options.Limits.Del = within
+	n.SetLimits(n.Options.Limits)
+	_, done = detach()
+	n.reopen(t)
+	harness.WantError(t, <-done, "the next daemon waits")
+	for l := range n.lingering {
+		harness.Want(t, time.Until(l.deadline) <= n.Options.Limits.Del, "its limit ends in %v", time.Until(l.deadline))
+		must(t, l.run.Kill(within))
+	}
+	must(t, os.Remove(filepath.Join(first, "DEL.hang")))
 	n.detach(t, "web")
 }
 

@@ -228,6 +228,9 @@ func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *Plug
 	e := &PluginError{Network: run.Network, Plugin: r.Plugin, cause: cause}
 	e.Message = r.Text()
 	if r.Killed {
+		if r.Took >= run.Limit { // whatever ended the run later
+			killed = late(run)
+		}
 		e.Message += ": " + cmp.Or(killed, late(run)).Error()
 		e.Advice = fmt.Sprintf("find out what it waits for, an agent or a lock; its limit is limits.cni_%s", strings.ToLower(run.Verb))
 	} else {

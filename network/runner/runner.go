@@ -191,10 +191,7 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 		return nil, fmt.Errorf("start the plugin: %w", err)
 	}
 	defer from.Close()
-	alive, cancel := context.WithCancel(run.alive)
-	if run.Verb == "DEL" {
-		alive, cancel = context.WithTimeout(run.alive, run.Limit)
-	}
+	alive, cancel := context.WithTimeout(run.alive, run.Limit) // of other verbs the run ends then, too
 	defer cancel()
 	var command *exec.Cmd
 	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
