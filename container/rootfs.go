@@ -8,12 +8,20 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 
+	copying "github.com/containerd/continuity/fs"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/oci"
 )
 
@@ -133,6 +141,195 @@ func makePrivate(dir string, root owner) error {
 	}
 	if err := os.Chown(dir, root.uid, root.gid); err != nil {
 		return fmt.Errorf("change the owner of %s to the container's root: %w", dir, err)
+	}
+	return nil
+}
+
+// ErrImageVolume marks errors of image mounts, which the kubelet counts apart.
+var ErrImageVolume = errors.New("mount of an image")
+
+// ImageMount is a read-only mount of an image (KEP 4639). The container keeps the files of a removed image.
+type ImageMount struct {
+	ContainerPath string `json:"container_path"` // as the config says
+	ImageID       string `json:"image_id"`
+}
+
+// findImages finds the images that a container mounts.
+func (s *Store) findImages(config *runtimeapi.ContainerConfig) (mounts []ImageMount, err error) {
+	for _, m := range config.GetMounts() {
+		if m.GetImage() == nil {
+			continue
+		}
+		image, err := s.options.Images.Get(m.GetImage().GetImage())
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", ErrImageVolume, m.GetContainerPath(), err)
+		}
+		mounts = append(mounts, ImageMount{ContainerPath: m.GetContainerPath(), ImageID: image.ID})
+	}
+	return mounts, nil
+}
+
+// Mounts are those of the config, images with the image_ref that PullImage answered, as critest expects.
+func (c *Container) Mounts() (shown []*runtimeapi.Mount) {
+	images := 0
+	for _, m := range c.config.GetMounts() {
+		if m.GetImage() != nil {
+			m = proto.CloneOf(m)
+			m.Image.ImageRef = c.ImageMounts[images].ImageID
+			images++
+		}
+		shown = append(shown, m)
+	}
+	return shown
+}
+
+// imageDir is where the image of a mount, by its number, is mounted on the node.
+func (s *Store) imageDir(id string, number int) string {
+	return filepath.Join(s.dir(id), "images", strconv.Itoa(number))
+}
+
+// imageKey names the snapshot of an image mount.
+func imageKey(id string, number int) string { return fmt.Sprint(id, "-image-", number) }
+
+func (c *creation) mountImages(ctx context.Context) error {
+	images := c.owner.options.Images
+	options := prepareOptions(c.sandbox.Config())
+	options.ReadOnly = true
+	for i, m := range c.ImageMounts {
+		err := images.Prepare(ctx, imageKey(c.ID, i), m.ImageID, options)
+		if err == nil {
+			err = images.Mount(ctx, imageKey(c.ID, i), c.owner.imageDir(c.ID, i), c.labels.Mount)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrImageVolume, m.ContainerPath, err)
+		}
+	}
+	return nil
+}
+
+// imageSources maps container paths to directories of mounted images, each with its image_sub_path.
+func (c *creation) imageSources() (map[string]string, error) {
+	sources, number := make(map[string]string), 0
+	for _, m := range c.config.GetMounts() {
+		if m.GetImage() == nil {
+			continue
+		}
+		source, err := inRootfs(c.owner.imageDir(c.ID, number), m.GetImageSubPath())
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s: image_sub_path %q: %w", ErrImageVolume, m.GetContainerPath(), m.GetImageSubPath(), err)
+		}
+		sources[m.GetContainerPath()] = source
+		number++ // two may have one path
+	}
+	return sources, nil
+}
+
+// volumes is the directory of a container's image volumes. They may be large, so they are not in memory.
+func (s *Store) volumes(id string) string {
+	return filepath.Join(s.options.Root, "container-volumes", id)
+}
+
+// fillVolume makes a volume from what the image has in its place, owners and modes included, or an empty one
+// of the container's user. It removes device nodes, which would work on a filesystem of the node.
+func fillVolume(rootfs string, v oci.Volume, user owner) error {
+	if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
+		return err
+	}
+	if err := os.Chown(v.HostPath, user.uid, user.gid); err != nil {
+		return err
+	}
+	source, err := inRootfs(rootfs, v.ContainerPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	info, err := os.Lstat(source)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return errors.New("it is not a directory in the image")
+	}
+	// A filesystem without extended attributes holds all the rest.
+	if err := copying.CopyDir(v.HostPath, source, copying.WithAllowXAttrErrors()); err != nil {
+		return err
+	}
+	return filepath.WalkDir(v.HostPath, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.Type()&fs.ModeDevice != 0 {
+			err = os.Remove(path)
+		}
+		return err
+	})
+}
+
+// makeSources makes missing directories that mounts come from. They stay when the container goes.
+func makeSources(c *oci.Container) error {
+	for _, m := range c.Config.GetMounts() {
+		if m.GetImage() != nil {
+			continue
+		}
+		if err := makeSource(m.GetHostPath(), c.Pod.GetMetadata().GetUid()); err != nil {
+			return fmt.Errorf("make the source of mount %s: %w", m.GetContainerPath(), err)
+		}
+	}
+	return nil
+}
+
+// makeSource makes a missing directory. The CRI wants an error, but the kubelet relies on the runtime
+// for a hostPath volume without a type. It makes nothing below the kubelet's directory of the pod,
+// whose volume has gone, in the kernel's filesystems, or behind a dangling symbolic link.
+func makeSource(path, podUID string) error {
+	_, err := os.Stat(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if _, linkErr := os.Lstat(path); linkErr == nil {
+		return fmt.Errorf("%s is a symbolic link to what is not there: %w", path, errdefs.ErrFailedPrecondition)
+	}
+	clean := filepath.Clean(path)
+	ofTheKernel := slices.ContainsFunc([]string{"/dev/", "/proc/", "/sys/"}, func(dir string) bool { return strings.HasPrefix(clean, dir) })
+	if ofTheKernel && !strings.HasPrefix(clean, "/dev/shm/") || podUID != "" && strings.Contains(clean, "/pods/"+podUID+"/") {
+		return fmt.Errorf("%s is not there: %w", path, errdefs.ErrFailedPrecondition)
+	}
+	return os.MkdirAll(path, 0o755)
+}
+
+// relabel labels the sources of the mounts that ask for it as the container's files.
+func relabel(c *oci.Container) error {
+	sources, err := oci.Relabelled(c)
+	if err != nil {
+		return err
+	}
+	for _, source := range sources {
+		if err := c.Machine.Relabel(source.HostPath, c.SELinux.Mount, c.SELinux.Shared()); err != nil {
+			return fmt.Errorf("label the source of mount %s: %w", source.ContainerPath, err)
+		}
+	}
+	return nil
+}
+
+// awaitHostPaths waits until the mounts' sources answer, existing or not.
+func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) error {
+	for _, mount := range mounts {
+		if mount.GetHostPath() == "" {
+			continue
+		}
+		if err := s.awaitHostPath(ctx, mount.GetContainerPath(), mount.GetHostPath()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) awaitHostPath(ctx context.Context, mountPoint, path string) error {
+	err := object.Await(ctx, &s.hostPaths, path, func() error {
+		_, _ = os.Stat(path) // its error is returned by the step that needs the path
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", mountPoint, err)
 	}
 	return nil
 }
