@@ -16,7 +16,7 @@
 //	 9 prepare     pause, along with step 10: its init waits at the exec barrier
 //	10 cni add     through go-cni, with the configuration of step 3
 //	11 addresses   of eth0, from the result
-//	12 nri run     with NRI: its plugins are asked (plugins.go)
+//	12 nri run     with NRI: its plugins are asked (store.go)
 //	13 start       pause is started; the sandbox is Ready
 //
 // UpdatePodSandboxResources has, with NRI: nri update, nri updated. StopPodSandbox has:
