@@ -54,31 +54,22 @@ func Note(ctx context.Context, pairs ...any) {
 	}
 }
 
-// Past adds a span of something that is over. It returns the context for what happened within it.
-func Past(ctx context.Context, name string, began time.Time, took time.Duration, failure string, pairs ...string) context.Context {
-	ctx, span := start(ctx, name, pairs, trace.WithTimestamp(began))
+// Past adds a span of something that is over.
+func Past(ctx context.Context, name string, began time.Time, took time.Duration, failure string, pairs ...string) {
+	_, span := start(ctx, name, pairs, trace.WithTimestamp(began))
 	if span == nil {
-		return ctx
+		return
 	}
 	if failure != "" {
 		span.SetStatus(codes.Error, redact.Text(failure))
 	}
 	span.End(trace.WithTimestamp(began.Add(took)))
-	return trace.ContextWithSpan(ctx, recorded{span})
 }
-
-// recorded is a span that has ended, and counts as recording so that children can be added.
-type recorded struct{ trace.Span }
-
-func (recorded) IsRecording() bool { return true }
 
 var names = []attribute.Key{"namespace", "pod", "sandbox", "handler", "container", "image"}
 
 // inherited are the parent's attributes that say which pod and container it is about.
 func inherited(parent trace.Span) (list []attribute.KeyValue) {
-	if past, ok := parent.(recorded); ok {
-		parent = past.Span
-	}
 	if span, ok := parent.(interface{ Attributes() []attribute.KeyValue }); ok {
 		for _, one := range span.Attributes() {
 			if slices.Contains(names, one.Key) {
