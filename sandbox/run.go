@@ -298,11 +298,6 @@ func (c *creation) attach(ctx context.Context) error {
 }
 
 func (c *creation) prepare(ctx context.Context) error {
-	if c.RuntimeHandler != "" {
-		if _, err := c.owner.options.Handlers.Find(ctx, c.RuntimeHandler); err != nil {
-			return err
-		}
-	}
 	spec, err := c.spec()
 	if err != nil {
 		return err
