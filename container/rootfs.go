@@ -102,7 +102,7 @@ func (c *creation) makeRootfs(ctx context.Context) (err error) {
 		return err
 	}
 	o := c.owner.options
-	labels := oci.ContainerSELinux(c.config, o.Sandboxes.SELinux(c.sandbox)) // with the level of the pod
+	labels := oci.ContainerSELinux(c.config, o.Sandboxes.SELinux(c.SandboxID)) // with the level of the pod
 	if c.labels.Process, c.labels.Mount, err = o.Machine.NewLabels(labels); err != nil {
 		return err
 	}

@@ -55,9 +55,7 @@ func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 		return err
 	}
 	steps := s.begin(ctx, sb)
-	if s.containers != nil {
-		steps.Step(stepStopContainers, func(ctx context.Context) error { return s.containers.StopPod(ctx, sb.ID) })
-	}
+	steps.Step(stepStopContainers, func(ctx context.Context) error { return s.containers.StopPod(ctx, sb.ID) })
 	if steps.Err() != nil {
 		return steps.Err()
 	}
@@ -75,11 +73,9 @@ func (s *Store) remove(ctx context.Context, sb *Sandbox) error {
 	if err := s.stop(ctx, sb); err != nil {
 		return err
 	}
-	if s.containers != nil {
-		err := s.begin(ctx, sb).Do(stepRemoveAll, func(ctx context.Context) error { return s.containers.RemovePod(ctx, sb.ID) })
-		if err != nil {
-			return err
-		}
+	err := s.begin(ctx, sb).Do(stepRemoveAll, func(ctx context.Context) error { return s.containers.RemovePod(ctx, sb.ID) })
+	if err != nil {
+		return err
 	}
 	return s.destroy(ctx, sb, keepNamespace)
 }

@@ -142,7 +142,7 @@ func (s *Store) removeFiles(id string) error {
 
 // unmountFiles releases the memory of the shared files, and the SELinux level that one of them holds.
 func (s *Store) unmountFiles(id string) error {
-	s.options.Machine.ReleaseLevel(s.labels(id).Process)
+	s.options.Machine.ReleaseLevel(s.SELinux(id).Process)
 	var errs []error
 	for _, path := range []string{filepath.Join(s.Dir(id), shmDir), s.Dir(id)} {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

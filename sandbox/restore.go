@@ -106,7 +106,7 @@ func (s *Store) restore() (partial []*Sandbox, err error) {
 	}
 	for _, sb := range s.All(func(*Sandbox) bool { return true }) {
 		close(sb.built)
-		s.options.Machine.ReserveLevel(s.labels(sb.ID).Process)
+		s.options.Machine.ReserveLevel(s.SELinux(sb.ID).Process)
 		if sb.Listed() {
 			s.restorePause(sb)
 		} else {

@@ -228,7 +228,7 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 	ctx, cancel := step.Bound(ctx, context.Background(), s.Limits().Destroy)
 	defer cancel()
 	c.Failure = c.steps.Err()
-	if s.labels(c.ID).Process == "" { // pause was not prepared: destroy does not know the level
+	if s.SELinux(c.ID).Process == "" { // pause was not prepared: destroy does not know the level
 		s.options.Machine.ReleaseLevel(c.labels.Process)
 	}
 	undoErr := errors.Join(c.holder.End(), s.destroy(ctx, c.Sandbox, leaveToJournal))

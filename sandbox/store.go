@@ -90,7 +90,7 @@ type Store struct {
 	rebooted   bool // since the last daemon ran
 	unrecorded bool // the end of a sandbox by that is not on disk
 	files      *state.Objects[Record, Facts]
-	containers Containers    // nil before SetContainers
+	containers Containers    // set before the first Stop
 	rolledBack chan struct{} // closed by rollBack
 	// unproven says why there was no pause yet, nil if there was; proof is closed after a first attempt.
 	unproven atomic.Pointer[error]
@@ -189,11 +189,9 @@ func (s *Store) UsernsPath(sb *Sandbox) string {
 // specFile is the runtime-spec of a sandbox's pause.
 func (s *Store) specFile(id string) string { return filepath.Join(s.Dir(id), "config.json") }
 
-// SELinux returns the labels of pause, whose level the containers share; none without SELinux.
-func (s *Store) SELinux(sb *Sandbox) oci.SELinux { return s.labels(sb.ID) }
-
-// labels reads them from the spec of pause: none if it was never prepared, or its files are gone.
-func (s *Store) labels(id string) oci.SELinux {
+// SELinux returns the labels of pause, whose level the containers share, from its spec: none without SELinux, if
+// pause was never prepared, or its files are gone.
+func (s *Store) SELinux(id string) oci.SELinux {
 	if !s.options.Machine.SELinux {
 		return oci.SELinux{}
 	}
