@@ -78,61 +78,6 @@ func (Status) EnumDescriptor() ([]byte, []int) {
 	return file_shim_proto_rawDescGZIP(), []int{0}
 }
 
-type EventKind int32
-
-const (
-	EventKind_EVENT_UNKNOWN EventKind = 0
-	EventKind_EVENT_CREATED EventKind = 1
-	EventKind_EVENT_STARTED EventKind = 2
-	EventKind_EVENT_EXITED  EventKind = 3
-	EventKind_EVENT_DELETED EventKind = 5
-)
-
-// Enum value maps for EventKind.
-var (
-	EventKind_name = map[int32]string{
-		0: "EVENT_UNKNOWN",
-		1: "EVENT_CREATED",
-		2: "EVENT_STARTED",
-		3: "EVENT_EXITED",
-		5: "EVENT_DELETED",
-	}
-	EventKind_value = map[string]int32{
-		"EVENT_UNKNOWN": 0,
-		"EVENT_CREATED": 1,
-		"EVENT_STARTED": 2,
-		"EVENT_EXITED":  3,
-		"EVENT_DELETED": 5,
-	}
-)
-
-func (x EventKind) Enum() *EventKind {
-	p := new(EventKind)
-	*p = x
-	return p
-}
-
-func (x EventKind) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (EventKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_shim_proto_enumTypes[1].Descriptor()
-}
-
-func (EventKind) Type() protoreflect.EnumType {
-	return &file_shim_proto_enumTypes[1]
-}
-
-func (x EventKind) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use EventKind.Descriptor instead.
-func (EventKind) EnumDescriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{1}
-}
-
 type Empty struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -527,10 +472,7 @@ type Container struct {
 	Pid           int32                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
 	StartTime     uint64                 `protobuf:"varint,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	Status        Status                 `protobuf:"varint,4,opt,name=status,proto3,enum=minicri.shim.v1.Status" json:"status,omitempty"`
-	Exit          *Exit                  `protobuf:"bytes,5,opt,name=exit,proto3" json:"exit,omitempty"`        // only when stopped
-	Adopted       bool                   `protobuf:"varint,6,opt,name=adopted,proto3" json:"adopted,omitempty"` // taken over from a supervisor that died
-	LogPath       string                 `protobuf:"bytes,7,opt,name=log_path,json=logPath,proto3" json:"log_path,omitempty"`
-	CreatedAt     int64                  `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"` // unix nanoseconds
+	Exit          *Exit                  `protobuf:"bytes,5,opt,name=exit,proto3" json:"exit,omitempty"`                             // only when stopped
 	StartedAt     int64                  `protobuf:"varint,9,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"` // unix nanoseconds, 0 before Start
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -599,27 +541,6 @@ func (x *Container) GetExit() *Exit {
 		return x.Exit
 	}
 	return nil
-}
-
-func (x *Container) GetAdopted() bool {
-	if x != nil {
-		return x.Adopted
-	}
-	return false
-}
-
-func (x *Container) GetLogPath() string {
-	if x != nil {
-		return x.LogPath
-	}
-	return ""
-}
-
-func (x *Container) GetCreatedAt() int64 {
-	if x != nil {
-		return x.CreatedAt
-	}
-	return 0
 }
 
 func (x *Container) GetStartedAt() int64 {
@@ -749,11 +670,10 @@ func (x *EventsRequest) GetAfter() uint64 {
 	return 0
 }
 
+// Event says that a container was created or started, or has ended.
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
-	Kind          EventKind              `protobuf:"varint,2,opt,name=kind,proto3,enum=minicri.shim.v1.EventKind" json:"kind,omitempty"`
-	At            int64                  `protobuf:"varint,3,opt,name=at,proto3" json:"at,omitempty"` // unix nanoseconds
 	Container     *Container             `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -796,20 +716,6 @@ func (x *Event) GetSeq() uint64 {
 	return 0
 }
 
-func (x *Event) GetKind() EventKind {
-	if x != nil {
-		return x.Kind
-	}
-	return EventKind_EVENT_UNKNOWN
-}
-
-func (x *Event) GetAt() int64 {
-	if x != nil {
-		return x.At
-	}
-	return 0
-}
-
 func (x *Event) GetContainer() *Container {
 	if x != nil {
 		return x.Container
@@ -823,7 +729,6 @@ type ExecStartRequest struct {
 	ExecId        string                 `protobuf:"bytes,2,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"` // chosen by the caller, unique in the container
 	Process       []byte                 `protobuf:"bytes,3,opt,name=process,proto3" json:"process,omitempty"`             // OCI process, JSON; terminal as it says
 	Stdin         bool                   `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`
-	Timeout       int64                  `protobuf:"varint,5,opt,name=timeout,proto3" json:"timeout,omitempty"` // of the start, nanoseconds; 0: none but the caller's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -886,57 +791,6 @@ func (x *ExecStartRequest) GetStdin() bool {
 	return false
 }
 
-func (x *ExecStartRequest) GetTimeout() int64 {
-	if x != nil {
-		return x.Timeout
-	}
-	return 0
-}
-
-type ExecStartResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Pid           int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ExecStartResponse) Reset() {
-	*x = ExecStartResponse{}
-	mi := &file_shim_proto_msgTypes[12]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ExecStartResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ExecStartResponse) ProtoMessage() {}
-
-func (x *ExecStartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[12]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ExecStartResponse.ProtoReflect.Descriptor instead.
-func (*ExecStartResponse) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *ExecStartResponse) GetPid() int32 {
-	if x != nil {
-		return x.Pid
-	}
-	return 0
-}
-
 type ExecWaitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -947,7 +801,7 @@ type ExecWaitRequest struct {
 
 func (x *ExecWaitRequest) Reset() {
 	*x = ExecWaitRequest{}
-	mi := &file_shim_proto_msgTypes[13]
+	mi := &file_shim_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -959,7 +813,7 @@ func (x *ExecWaitRequest) String() string {
 func (*ExecWaitRequest) ProtoMessage() {}
 
 func (x *ExecWaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[13]
+	mi := &file_shim_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -972,7 +826,7 @@ func (x *ExecWaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecWaitRequest.ProtoReflect.Descriptor instead.
 func (*ExecWaitRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{13}
+	return file_shim_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExecWaitRequest) GetId() string {
@@ -998,7 +852,7 @@ type ExecWaitResponse struct {
 
 func (x *ExecWaitResponse) Reset() {
 	*x = ExecWaitResponse{}
-	mi := &file_shim_proto_msgTypes[14]
+	mi := &file_shim_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +864,7 @@ func (x *ExecWaitResponse) String() string {
 func (*ExecWaitResponse) ProtoMessage() {}
 
 func (x *ExecWaitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[14]
+	mi := &file_shim_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +877,7 @@ func (x *ExecWaitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecWaitResponse.ProtoReflect.Descriptor instead.
 func (*ExecWaitResponse) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{14}
+	return file_shim_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExecWaitResponse) GetCode() int32 {
@@ -1045,7 +899,7 @@ type NoteExitRequest struct {
 
 func (x *NoteExitRequest) Reset() {
 	*x = NoteExitRequest{}
-	mi := &file_shim_proto_msgTypes[15]
+	mi := &file_shim_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +911,7 @@ func (x *NoteExitRequest) String() string {
 func (*NoteExitRequest) ProtoMessage() {}
 
 func (x *NoteExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[15]
+	mi := &file_shim_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +924,7 @@ func (x *NoteExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoteExitRequest.ProtoReflect.Descriptor instead.
 func (*NoteExitRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{15}
+	return file_shim_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NoteExitRequest) GetId() string {
@@ -1110,7 +964,7 @@ type UseProgramRequest struct {
 
 func (x *UseProgramRequest) Reset() {
 	*x = UseProgramRequest{}
-	mi := &file_shim_proto_msgTypes[16]
+	mi := &file_shim_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +976,7 @@ func (x *UseProgramRequest) String() string {
 func (*UseProgramRequest) ProtoMessage() {}
 
 func (x *UseProgramRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[16]
+	mi := &file_shim_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +989,7 @@ func (x *UseProgramRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UseProgramRequest.ProtoReflect.Descriptor instead.
 func (*UseProgramRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{16}
+	return file_shim_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *UseProgramRequest) GetPath() string {
@@ -1157,7 +1011,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_shim_proto_msgTypes[17]
+	mi := &file_shim_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1023,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[17]
+	mi := &file_shim_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1036,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{17}
+	return file_shim_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ResizeRequest) GetId() string {
@@ -1222,7 +1076,7 @@ type ReopenLogRequest struct {
 
 func (x *ReopenLogRequest) Reset() {
 	*x = ReopenLogRequest{}
-	mi := &file_shim_proto_msgTypes[18]
+	mi := &file_shim_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1088,7 @@ func (x *ReopenLogRequest) String() string {
 func (*ReopenLogRequest) ProtoMessage() {}
 
 func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[18]
+	mi := &file_shim_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1101,7 @@ func (x *ReopenLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReopenLogRequest.ProtoReflect.Descriptor instead.
 func (*ReopenLogRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{18}
+	return file_shim_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReopenLogRequest) GetId() string {
@@ -1268,7 +1122,7 @@ type UpdateRequest struct {
 
 func (x *UpdateRequest) Reset() {
 	*x = UpdateRequest{}
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1134,7 @@ func (x *UpdateRequest) String() string {
 func (*UpdateRequest) ProtoMessage() {}
 
 func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_shim_proto_msgTypes[19]
+	mi := &file_shim_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1147,7 @@ func (x *UpdateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRequest) Descriptor() ([]byte, []int) {
-	return file_shim_proto_rawDescGZIP(), []int{19}
+	return file_shim_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *UpdateRequest) GetId() string {
@@ -1351,20 +1205,16 @@ const file_shim_proto_rawDesc = "" +
 	"\fListResponse\x12:\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2\x1a.minicri.shim.v1.ContainerR\n" +
-	"containers\"\x9b\x02\n" +
+	"containers\"\xcd\x01\n" +
 	"\tContainer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x1d\n" +
 	"\n" +
 	"start_time\x18\x03 \x01(\x04R\tstartTime\x12/\n" +
 	"\x06status\x18\x04 \x01(\x0e2\x17.minicri.shim.v1.StatusR\x06status\x12)\n" +
-	"\x04exit\x18\x05 \x01(\v2\x15.minicri.shim.v1.ExitR\x04exit\x12\x18\n" +
-	"\aadopted\x18\x06 \x01(\bR\aadopted\x12\x19\n" +
-	"\blog_path\x18\a \x01(\tR\alogPath\x12\x1d\n" +
+	"\x04exit\x18\x05 \x01(\v2\x15.minicri.shim.v1.ExitR\x04exit\x12\x1d\n" +
 	"\n" +
-	"created_at\x18\b \x01(\x03R\tcreatedAt\x12\x1d\n" +
-	"\n" +
-	"started_at\x18\t \x01(\x03R\tstartedAt\"\x9a\x01\n" +
+	"started_at\x18\t \x01(\x03R\tstartedAtJ\x04\b\x06\x10\t\"\x9a\x01\n" +
 	"\x04Exit\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x1d\n" +
 	"\n" +
@@ -1376,20 +1226,15 @@ const file_shim_proto_rawDesc = "" +
 	"\vstart_error\x18\x05 \x01(\tR\n" +
 	"startError\"%\n" +
 	"\rEventsRequest\x12\x14\n" +
-	"\x05after\x18\x01 \x01(\x04R\x05after\"\x93\x01\n" +
+	"\x05after\x18\x01 \x01(\x04R\x05after\"_\n" +
 	"\x05Event\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
-	"\x04kind\x18\x02 \x01(\x0e2\x1a.minicri.shim.v1.EventKindR\x04kind\x12\x0e\n" +
-	"\x02at\x18\x03 \x01(\x03R\x02at\x128\n" +
-	"\tcontainer\x18\x04 \x01(\v2\x1a.minicri.shim.v1.ContainerR\tcontainer\"\x85\x01\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x128\n" +
+	"\tcontainer\x18\x04 \x01(\v2\x1a.minicri.shim.v1.ContainerR\tcontainerJ\x04\b\x02\x10\x03J\x04\b\x03\x10\x04\"q\n" +
 	"\x10ExecStartRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\x12\x18\n" +
 	"\aprocess\x18\x03 \x01(\fR\aprocess\x12\x14\n" +
-	"\x05stdin\x18\x04 \x01(\bR\x05stdin\x12\x18\n" +
-	"\atimeout\x18\x05 \x01(\x03R\atimeout\"%\n" +
-	"\x11ExecStartResponse\x12\x10\n" +
-	"\x03pid\x18\x01 \x01(\x05R\x03pid\":\n" +
+	"\x05stdin\x18\x04 \x01(\bR\x05stdinJ\x04\b\x05\x10\x06\":\n" +
 	"\x0fExecWaitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
 	"\aexec_id\x18\x02 \x01(\tR\x06execId\"&\n" +
@@ -1419,21 +1264,15 @@ const file_shim_proto_rawDesc = "" +
 	"\x0eSTATUS_UNKNOWN\x10\x00\x12\x12\n" +
 	"\x0eSTATUS_CREATED\x10\x01\x12\x12\n" +
 	"\x0eSTATUS_RUNNING\x10\x02\x12\x12\n" +
-	"\x0eSTATUS_STOPPED\x10\x04\"\x04\b\x03\x10\x03*o\n" +
-	"\tEventKind\x12\x11\n" +
-	"\rEVENT_UNKNOWN\x10\x00\x12\x11\n" +
-	"\rEVENT_CREATED\x10\x01\x12\x11\n" +
-	"\rEVENT_STARTED\x10\x02\x12\x10\n" +
-	"\fEVENT_EXITED\x10\x03\x12\x11\n" +
-	"\rEVENT_DELETED\x10\x05\"\x04\b\x04\x10\x042\xd1\a\n" +
+	"\x0eSTATUS_STOPPED\x10\x04\"\x04\b\x03\x10\x032\xc5\a\n" +
 	"\x04Shim\x12I\n" +
 	"\x06Create\x12\x1e.minicri.shim.v1.CreateRequest\x1a\x1f.minicri.shim.v1.CreateResponse\x12>\n" +
 	"\x05Start\x12\x1d.minicri.shim.v1.StartRequest\x1a\x16.minicri.shim.v1.Empty\x12<\n" +
 	"\x04Kill\x12\x1c.minicri.shim.v1.KillRequest\x1a\x16.minicri.shim.v1.Empty\x12@\n" +
 	"\x06Delete\x12\x1e.minicri.shim.v1.DeleteRequest\x1a\x16.minicri.shim.v1.Empty\x12=\n" +
 	"\x04List\x12\x16.minicri.shim.v1.Empty\x1a\x1d.minicri.shim.v1.ListResponse\x12B\n" +
-	"\x06Events\x12\x1e.minicri.shim.v1.EventsRequest\x1a\x16.minicri.shim.v1.Event0\x01\x12R\n" +
-	"\tExecStart\x12!.minicri.shim.v1.ExecStartRequest\x1a\".minicri.shim.v1.ExecStartResponse\x12O\n" +
+	"\x06Events\x12\x1e.minicri.shim.v1.EventsRequest\x1a\x16.minicri.shim.v1.Event0\x01\x12F\n" +
+	"\tExecStart\x12!.minicri.shim.v1.ExecStartRequest\x1a\x16.minicri.shim.v1.Empty\x12O\n" +
 	"\bExecWait\x12 .minicri.shim.v1.ExecWaitRequest\x1a!.minicri.shim.v1.ExecWaitResponse\x12@\n" +
 	"\x06Resize\x12\x1e.minicri.shim.v1.ResizeRequest\x1a\x16.minicri.shim.v1.Empty\x12F\n" +
 	"\tReopenLog\x12!.minicri.shim.v1.ReopenLogRequest\x1a\x16.minicri.shim.v1.Empty\x12@\n" +
@@ -1456,73 +1295,70 @@ func file_shim_proto_rawDescGZIP() []byte {
 }
 
 var (
-	file_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 20)
+	file_shim_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+	file_shim_proto_msgTypes  = make([]protoimpl.MessageInfo, 19)
 	file_shim_proto_goTypes   = []any{
 		Status(0),                 // 0: minicri.shim.v1.Status
-		EventKind(0),              // 1: minicri.shim.v1.EventKind
-		(*Empty)(nil),             // 2: minicri.shim.v1.Empty
-		(*CreateRequest)(nil),     // 3: minicri.shim.v1.CreateRequest
-		(*CreateResponse)(nil),    // 4: minicri.shim.v1.CreateResponse
-		(*StartRequest)(nil),      // 5: minicri.shim.v1.StartRequest
-		(*KillRequest)(nil),       // 6: minicri.shim.v1.KillRequest
-		(*DeleteRequest)(nil),     // 7: minicri.shim.v1.DeleteRequest
-		(*ListResponse)(nil),      // 8: minicri.shim.v1.ListResponse
-		(*Container)(nil),         // 9: minicri.shim.v1.Container
-		(*Exit)(nil),              // 10: minicri.shim.v1.Exit
-		(*EventsRequest)(nil),     // 11: minicri.shim.v1.EventsRequest
-		(*Event)(nil),             // 12: minicri.shim.v1.Event
-		(*ExecStartRequest)(nil),  // 13: minicri.shim.v1.ExecStartRequest
-		(*ExecStartResponse)(nil), // 14: minicri.shim.v1.ExecStartResponse
-		(*ExecWaitRequest)(nil),   // 15: minicri.shim.v1.ExecWaitRequest
-		(*ExecWaitResponse)(nil),  // 16: minicri.shim.v1.ExecWaitResponse
-		(*NoteExitRequest)(nil),   // 17: minicri.shim.v1.NoteExitRequest
-		(*UseProgramRequest)(nil), // 18: minicri.shim.v1.UseProgramRequest
-		(*ResizeRequest)(nil),     // 19: minicri.shim.v1.ResizeRequest
-		(*ReopenLogRequest)(nil),  // 20: minicri.shim.v1.ReopenLogRequest
-		(*UpdateRequest)(nil),     // 21: minicri.shim.v1.UpdateRequest
+		(*Empty)(nil),             // 1: minicri.shim.v1.Empty
+		(*CreateRequest)(nil),     // 2: minicri.shim.v1.CreateRequest
+		(*CreateResponse)(nil),    // 3: minicri.shim.v1.CreateResponse
+		(*StartRequest)(nil),      // 4: minicri.shim.v1.StartRequest
+		(*KillRequest)(nil),       // 5: minicri.shim.v1.KillRequest
+		(*DeleteRequest)(nil),     // 6: minicri.shim.v1.DeleteRequest
+		(*ListResponse)(nil),      // 7: minicri.shim.v1.ListResponse
+		(*Container)(nil),         // 8: minicri.shim.v1.Container
+		(*Exit)(nil),              // 9: minicri.shim.v1.Exit
+		(*EventsRequest)(nil),     // 10: minicri.shim.v1.EventsRequest
+		(*Event)(nil),             // 11: minicri.shim.v1.Event
+		(*ExecStartRequest)(nil),  // 12: minicri.shim.v1.ExecStartRequest
+		(*ExecWaitRequest)(nil),   // 13: minicri.shim.v1.ExecWaitRequest
+		(*ExecWaitResponse)(nil),  // 14: minicri.shim.v1.ExecWaitResponse
+		(*NoteExitRequest)(nil),   // 15: minicri.shim.v1.NoteExitRequest
+		(*UseProgramRequest)(nil), // 16: minicri.shim.v1.UseProgramRequest
+		(*ResizeRequest)(nil),     // 17: minicri.shim.v1.ResizeRequest
+		(*ReopenLogRequest)(nil),  // 18: minicri.shim.v1.ReopenLogRequest
+		(*UpdateRequest)(nil),     // 19: minicri.shim.v1.UpdateRequest
 	}
 )
 
 var file_shim_proto_depIdxs = []int32{
-	9,  // 0: minicri.shim.v1.ListResponse.containers:type_name -> minicri.shim.v1.Container
+	8,  // 0: minicri.shim.v1.ListResponse.containers:type_name -> minicri.shim.v1.Container
 	0,  // 1: minicri.shim.v1.Container.status:type_name -> minicri.shim.v1.Status
-	10, // 2: minicri.shim.v1.Container.exit:type_name -> minicri.shim.v1.Exit
-	1,  // 3: minicri.shim.v1.Event.kind:type_name -> minicri.shim.v1.EventKind
-	9,  // 4: minicri.shim.v1.Event.container:type_name -> minicri.shim.v1.Container
-	3,  // 5: minicri.shim.v1.Shim.Create:input_type -> minicri.shim.v1.CreateRequest
-	5,  // 6: minicri.shim.v1.Shim.Start:input_type -> minicri.shim.v1.StartRequest
-	6,  // 7: minicri.shim.v1.Shim.Kill:input_type -> minicri.shim.v1.KillRequest
-	7,  // 8: minicri.shim.v1.Shim.Delete:input_type -> minicri.shim.v1.DeleteRequest
-	2,  // 9: minicri.shim.v1.Shim.List:input_type -> minicri.shim.v1.Empty
-	11, // 10: minicri.shim.v1.Shim.Events:input_type -> minicri.shim.v1.EventsRequest
-	13, // 11: minicri.shim.v1.Shim.ExecStart:input_type -> minicri.shim.v1.ExecStartRequest
-	15, // 12: minicri.shim.v1.Shim.ExecWait:input_type -> minicri.shim.v1.ExecWaitRequest
-	19, // 13: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
-	20, // 14: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
-	21, // 15: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
-	17, // 16: minicri.shim.v1.Shim.NoteExit:input_type -> minicri.shim.v1.NoteExitRequest
-	18, // 17: minicri.shim.v1.Shim.UseProgram:input_type -> minicri.shim.v1.UseProgramRequest
-	2,  // 18: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
-	4,  // 19: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
-	2,  // 20: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
-	2,  // 21: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
-	2,  // 22: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
-	8,  // 23: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
-	12, // 24: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
-	14, // 25: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.ExecStartResponse
-	16, // 26: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
-	2,  // 27: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
-	2,  // 28: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
-	2,  // 29: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
-	2,  // 30: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
-	2,  // 31: minicri.shim.v1.Shim.UseProgram:output_type -> minicri.shim.v1.Empty
-	2,  // 32: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
-	19, // [19:33] is the sub-list for method output_type
-	5,  // [5:19] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	9,  // 2: minicri.shim.v1.Container.exit:type_name -> minicri.shim.v1.Exit
+	8,  // 3: minicri.shim.v1.Event.container:type_name -> minicri.shim.v1.Container
+	2,  // 4: minicri.shim.v1.Shim.Create:input_type -> minicri.shim.v1.CreateRequest
+	4,  // 5: minicri.shim.v1.Shim.Start:input_type -> minicri.shim.v1.StartRequest
+	5,  // 6: minicri.shim.v1.Shim.Kill:input_type -> minicri.shim.v1.KillRequest
+	6,  // 7: minicri.shim.v1.Shim.Delete:input_type -> minicri.shim.v1.DeleteRequest
+	1,  // 8: minicri.shim.v1.Shim.List:input_type -> minicri.shim.v1.Empty
+	10, // 9: minicri.shim.v1.Shim.Events:input_type -> minicri.shim.v1.EventsRequest
+	12, // 10: minicri.shim.v1.Shim.ExecStart:input_type -> minicri.shim.v1.ExecStartRequest
+	13, // 11: minicri.shim.v1.Shim.ExecWait:input_type -> minicri.shim.v1.ExecWaitRequest
+	17, // 12: minicri.shim.v1.Shim.Resize:input_type -> minicri.shim.v1.ResizeRequest
+	18, // 13: minicri.shim.v1.Shim.ReopenLog:input_type -> minicri.shim.v1.ReopenLogRequest
+	19, // 14: minicri.shim.v1.Shim.Update:input_type -> minicri.shim.v1.UpdateRequest
+	15, // 15: minicri.shim.v1.Shim.NoteExit:input_type -> minicri.shim.v1.NoteExitRequest
+	16, // 16: minicri.shim.v1.Shim.UseProgram:input_type -> minicri.shim.v1.UseProgramRequest
+	1,  // 17: minicri.shim.v1.Shim.Shutdown:input_type -> minicri.shim.v1.Empty
+	3,  // 18: minicri.shim.v1.Shim.Create:output_type -> minicri.shim.v1.CreateResponse
+	1,  // 19: minicri.shim.v1.Shim.Start:output_type -> minicri.shim.v1.Empty
+	1,  // 20: minicri.shim.v1.Shim.Kill:output_type -> minicri.shim.v1.Empty
+	1,  // 21: minicri.shim.v1.Shim.Delete:output_type -> minicri.shim.v1.Empty
+	7,  // 22: minicri.shim.v1.Shim.List:output_type -> minicri.shim.v1.ListResponse
+	11, // 23: minicri.shim.v1.Shim.Events:output_type -> minicri.shim.v1.Event
+	1,  // 24: minicri.shim.v1.Shim.ExecStart:output_type -> minicri.shim.v1.Empty
+	14, // 25: minicri.shim.v1.Shim.ExecWait:output_type -> minicri.shim.v1.ExecWaitResponse
+	1,  // 26: minicri.shim.v1.Shim.Resize:output_type -> minicri.shim.v1.Empty
+	1,  // 27: minicri.shim.v1.Shim.ReopenLog:output_type -> minicri.shim.v1.Empty
+	1,  // 28: minicri.shim.v1.Shim.Update:output_type -> minicri.shim.v1.Empty
+	1,  // 29: minicri.shim.v1.Shim.NoteExit:output_type -> minicri.shim.v1.Empty
+	1,  // 30: minicri.shim.v1.Shim.UseProgram:output_type -> minicri.shim.v1.Empty
+	1,  // 31: minicri.shim.v1.Shim.Shutdown:output_type -> minicri.shim.v1.Empty
+	18, // [18:32] is the sub-list for method output_type
+	4,  // [4:18] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_shim_proto_init() }
@@ -1530,14 +1366,14 @@ func file_shim_proto_init() {
 	if File_shim_proto != nil {
 		return
 	}
-	file_shim_proto_msgTypes[19].OneofWrappers = []any{}
+	file_shim_proto_msgTypes[18].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_shim_proto_rawDesc), len(file_shim_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   20,
+			NumEnums:      1,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

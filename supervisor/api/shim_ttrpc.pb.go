@@ -15,7 +15,7 @@ type ShimService interface {
 	Delete(context.Context, *DeleteRequest) (*Empty, error)
 	List(context.Context, *Empty) (*ListResponse, error)
 	Events(context.Context, *EventsRequest, Shim_EventsServer) error
-	ExecStart(context.Context, *ExecStartRequest) (*ExecStartResponse, error)
+	ExecStart(context.Context, *ExecStartRequest) (*Empty, error)
 	ExecWait(context.Context, *ExecWaitRequest) (*ExecWaitResponse, error)
 	Resize(context.Context, *ResizeRequest) (*Empty, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
@@ -156,7 +156,7 @@ type ShimClient interface {
 	Delete(context.Context, *DeleteRequest) (*Empty, error)
 	List(context.Context, *Empty) (*ListResponse, error)
 	Events(context.Context, *EventsRequest) (Shim_EventsClient, error)
-	ExecStart(context.Context, *ExecStartRequest) (*ExecStartResponse, error)
+	ExecStart(context.Context, *ExecStartRequest) (*Empty, error)
 	ExecWait(context.Context, *ExecWaitRequest) (*ExecWaitResponse, error)
 	Resize(context.Context, *ResizeRequest) (*Empty, error)
 	ReopenLog(context.Context, *ReopenLogRequest) (*Empty, error)
@@ -245,8 +245,8 @@ func (x *shimEventsClient) Recv() (*Event, error) {
 	return m, nil
 }
 
-func (c *shimClient) ExecStart(ctx context.Context, req *ExecStartRequest) (*ExecStartResponse, error) {
-	var resp ExecStartResponse
+func (c *shimClient) ExecStart(ctx context.Context, req *ExecStartRequest) (*Empty, error) {
+	var resp Empty
 	if err := c.client.Call(ctx, "minicri.shim.v1.Shim", "ExecStart", req, &resp); err != nil {
 		return nil, err
 	}

@@ -79,7 +79,6 @@ func (s *Supervisor) adopt(id string) error {
 		return fmt.Errorf("its record has version %d, and this build knows %d at most", r.Version, api.RecordVersion)
 	}
 	c := s.newContainer(r)
-	c.adopted = true
 	close(c.created)
 	if r.PID == 0 {
 		go func() {

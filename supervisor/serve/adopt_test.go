@@ -89,7 +89,7 @@ func TestBarrierOfAProgramThatEndsAtOnce(t *testing.T) {
 func TestHistoryOfEventsIsBounded(t *testing.T) {
 	b := newBroker()
 	for i := range eventHistory + 10 {
-		b.publish(api.EventKind_EVENT_CREATED, &api.Container{Id: fmt.Sprint(i)})
+		b.publish(&api.Container{Id: fmt.Sprint(i)})
 	}
 	events, _ := b.since(0)
 	harness.Want(t, len(events) == eventHistory && events[0].Seq == 11, "kept: %d events from number %d on", len(events), events[0].Seq)

@@ -22,18 +22,16 @@ import (
 
 // container has a state that follows from facts: exit (stopped), record.StartedAt (running), else created.
 type container struct {
-	sup        *Supervisor
-	stdinOnce  bool
-	created    chan struct{} // closed when the creation is over, also one that failed
-	adopted    bool
-	exited     chan struct{}   // closed when exit is set and on disk
-	running    context.Context // ends when init does; the cause is errInitEnded
-	ended      context.CancelCauseFunc
-	life       context.Context // bounds all operations on the container; ends when it is killed
-	abandon    context.CancelFunc
-	startEvent sync.Once // published before that of the exit, however quick the program is
-	drained    sync.Once
-	reported   chan syscall.WaitStatus // how an adopted init ended, by its parent
+	sup       *Supervisor
+	stdinOnce bool
+	created   chan struct{}   // closed when the creation is over, also one that failed
+	exited    chan struct{}   // closed when exit is set and on disk
+	running   context.Context // ends when init does; the cause is errInitEnded
+	ended     context.CancelCauseFunc
+	life      context.Context // bounds all operations on the container; ends when it is killed
+	abandon   context.CancelFunc
+	drained   sync.Once
+	reported  chan syscall.WaitStatus // how an adopted init ended, by its parent
 
 	init *proc // never nil; empty before init is made, and if it had ended when it was adopted
 
@@ -68,7 +66,6 @@ type record struct {
 	LogPath     string `json:"log_path"`
 	Terminal    bool   `json:"terminal"`
 	Bare        bool   `json:"bare,omitempty"` // no streams, and its exit is not asked for
-	CreatedAt   int64  `json:"created_at"`
 	StartedAt   int64  `json:"started_at"`
 }
 
@@ -131,7 +128,7 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 		Container:  starter.Container{ID: request.Id, Bundle: request.Bundle, Program: request.Runtime, CgroupsPath: spec.Linux.CgroupsPath},
 		MountLabel: spec.Linux.MountLabel, Poststart: spec.Hooks != nil && len(spec.Hooks.Poststart) > 0,
 		Poststop: spec.Hooks != nil && len(spec.Hooks.Poststop) > 0, Version: api.RecordVersion,
-		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare, CreatedAt: time.Now().UnixNano(),
+		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare,
 	})
 	c.stdinOnce = request.StdinOnce
 	ctx, done, err := c.change(ctx)
@@ -148,14 +145,14 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 		return nil, err
 	}
 	close(c.created)
-	c.publish(api.EventKind_EVENT_CREATED)
+	c.publish()
 	return c, nil
 }
 
-// publish emits an event of the container; a bare one has no listeners.
-func (c *container) publish(kind api.EventKind) {
+// publish emits the state of the container; a bare one has no listeners.
+func (c *container) publish() {
 	if !c.record.Bare {
-		c.sup.events.publish(kind, c.state())
+		c.sup.events.publish(c.state())
 	}
 }
 
@@ -291,7 +288,7 @@ func (c *container) start(ctx context.Context) error {
 		}
 		return err
 	}
-	c.startEvent.Do(func() { c.publish(api.EventKind_EVENT_STARTED) })
+	c.publish()
 	if c.record.Poststart && len(c.record.Program) == 0 { // a program has run its hooks itself
 		request := c.request(starter.Start)
 		request.InitPID = c.init.PID
@@ -324,8 +321,7 @@ func (c *container) state() *api.Container {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	state := &api.Container{
-		Id: c.record.ID, Pid: int32(c.record.PID), StartTime: c.record.StartTime, Adopted: c.adopted,
-		LogPath: c.record.LogPath, CreatedAt: c.record.CreatedAt, StartedAt: c.record.StartedAt,
+		Id: c.record.ID, Pid: int32(c.record.PID), StartTime: c.record.StartTime, StartedAt: c.record.StartedAt,
 	}
 	switch {
 	case c.exit != nil:

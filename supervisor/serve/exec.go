@@ -35,19 +35,19 @@ type exec struct {
 }
 
 // execStart starts a process in a created or running container. A client then opens its streams.
-func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest) (*exec, error) {
+func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest) error {
 	if _, err := c.findExec(request.ExecId); err == nil || request.ExecId == "" {
-		return nil, fmt.Errorf("exec %q in container %s: %w", request.ExecId, request.Id, errdefs.ErrAlreadyExists)
+		return fmt.Errorf("exec %q in container %s: %w", request.ExecId, request.Id, errdefs.ErrAlreadyExists)
 	}
 	spec := new(specs.Process)
 	if err := json.Unmarshal(request.Process, spec); err != nil {
-		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
+		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	if status := c.state().Status; status != api.Status_STATUS_RUNNING && status != api.Status_STATUS_CREATED {
-		return nil, fmt.Errorf("it does not run: %w", errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("it does not run: %w", errdefs.ErrFailedPrecondition)
 	}
 	if c.record.Cgroups.Frozen() {
-		return nil, fmt.Errorf("container %s is frozen, and no process can be started in it: thaw its cgroup: %w", c.record.ID, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("container %s is frozen, and no process can be started in it: thaw its cgroup: %w", c.record.ID, errdefs.ErrFailedPrecondition)
 	}
 	ctx, done := c.bound(ctx)
 	defer done()
@@ -56,7 +56,7 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 		if exiting, _ := c.init.exiting(); exiting {
 			err = fmt.Errorf("it ended while the command was being started: %w: %w", errdefs.ErrFailedPrecondition, err)
 		}
-		return nil, err
+		return err
 	}
 	go func() {
 		e.code = exitCode(e.proc.wait())
@@ -73,9 +73,9 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 	c.mu.Unlock()
 	if ctx.Err() != nil { // nobody waits for it
 		e.expire.Reset(0)
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
-	return e, nil
+	return nil
 }
 
 func (e *exec) start(ctx context.Context, spec *specs.Process, stdin bool) (err error) {

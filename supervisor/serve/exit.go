@@ -59,13 +59,9 @@ func (c *container) conclude(exit *api.ExitRecord) {
 	c.drain()
 	c.mu.Lock()
 	c.exit = exit
-	started := c.record.StartedAt != 0 && exit.StartError == ""
 	c.mu.Unlock()
 	close(c.exited)
-	if started {
-		c.startEvent.Do(func() { c.publish(api.EventKind_EVENT_STARTED) })
-	}
-	c.publish(api.EventKind_EVENT_EXITED)
+	c.publish()
 }
 
 // drain ends the streams. It waits up to drainLimit for the output to be in the log, where people look when
@@ -169,7 +165,6 @@ func (c *container) delete(ctx context.Context) error {
 	}
 	_ = c.init.close()
 	c.sup.forget(c.record.ID)
-	c.publish(api.EventKind_EVENT_DELETED)
 	return nil
 }
 

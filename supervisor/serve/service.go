@@ -124,16 +124,8 @@ func (s service) Events(ctx context.Context, r *api.EventsRequest, stream api.Sh
 	return s.events.stream(ctx, r.After, stream.Send)
 }
 
-func (s service) ExecStart(ctx context.Context, r *api.ExecStartRequest) (*api.ExecStartResponse, error) {
-	c, err := s.find(r.Id)
-	if err != nil {
-		return nil, err
-	}
-	e, err := c.execStart(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return &api.ExecStartResponse{Pid: int32(e.proc.PID)}, nil
+func (s service) ExecStart(ctx context.Context, r *api.ExecStartRequest) (*api.Empty, error) {
+	return s.on(r.Id, func(c *container) error { return c.execStart(ctx, r) })
 }
 
 func (s service) ExecWait(ctx context.Context, r *api.ExecWaitRequest) (*api.ExecWaitResponse, error) {
@@ -220,11 +212,11 @@ func newBroker() *broker {
 	return &broker{changed: make(chan struct{})}
 }
 
-func (b *broker) publish(kind api.EventKind, c *api.Container) {
+func (b *broker) publish(c *api.Container) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last++
-	b.history = append(b.history, &api.Event{Seq: b.last, Kind: kind, At: time.Now().UnixNano(), Container: c})
+	b.history = append(b.history, &api.Event{Seq: b.last, Container: c})
 	if len(b.history) > eventHistory {
 		b.history = b.history[1:]
 	}
