@@ -195,7 +195,7 @@ func (n *parts) findKernel(ctx context.Context, c *config.Config) (err error) {
 	n.onClose(shim.Close)
 	n.supervisors, err = client.NewSet(client.SetOptions{
 		Dir:    filepath.Join(c.State, "shims"),
-		Start:  client.StartOptions{Binary: shim.Path(), Build: shim.Build(), Version: version, ForOthers: shim.ForOthers(), SystemdCgroup: n.systemd},
+		Start:  client.StartOptions{Binary: shim.Path, Build: shim.Build, Version: version, ForOthers: shim.ForOthers(), SystemdCgroup: n.systemd},
 		Answer: time.Duration(c.Limits.Kill), Logger: n.logger,
 	})
 	if err == nil {

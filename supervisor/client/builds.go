@@ -117,8 +117,8 @@ func (s *Set) End(ctx context.Context, name string) error {
 // file through /proc (CVE-2019-5736); otherwise libcontainer would make a copy, or a mount, for every
 // process. It also keeps supervisors at the daemon's version while the file is being replaced.
 type Program struct {
-	path   string
-	build  string
+	Path   string // where to execute it, from this process only
+	Build  string // names it by its content
 	sealed *os.File
 }
 
@@ -132,7 +132,7 @@ func OpenProgram(path string) (*Program, error) {
 	if err != nil {
 		return nil, fmt.Errorf("copy %s into memory: %w", path, err)
 	}
-	return &Program{path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), sealed: sealed, build: build}, nil
+	return &Program{Path: "/proc/self/fd/" + strconv.Itoa(int(sealed.Fd())), Build: build, sealed: sealed}, nil
 }
 
 // BuildOf names the program in a file, as Program.Build does.
@@ -157,9 +157,6 @@ func read(path string, all func(program io.Reader) error) (build string, err err
 	return hex.EncodeToString(digest.Sum(nil))[:16], nil
 }
 
-// Build names the program by its content.
-func (p *Program) Build() string { return p.build }
-
 // ForOthers is where other processes find it, as long as this one runs.
 func (p *Program) ForOthers() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.sealed.Fd())
@@ -167,9 +164,6 @@ func (p *Program) ForOthers() string {
 
 // Name is what the program calls itself: its path says nothing.
 const Name = "minicri-shim"
-
-// Path is where to execute it, from this process only.
-func (p *Program) Path() string { return p.path }
 
 // Close releases the memory once no supervisor runs in it.
 func (p *Program) Close() error { return p.sealed.Close() }

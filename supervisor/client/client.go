@@ -55,7 +55,7 @@ type Client struct {
 var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its place: try again: %w", errdefs.ErrUnavailable)
 
 // Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves: Start one. A supervisor
-// that does not answer within the limit is killed; nil is no limit.
+// that does not answer within the limit is killed; 0 is no limit.
 func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
 	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
 	if err != nil {
@@ -75,9 +75,7 @@ func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 			time.AfterFunc(lastWords, c.over)
 		}
 	}()
-	if limit != nil {
-		go c.watch(limit) // ends with the supervisor, or Close
-	}
+	go c.watch(limit) // ends with the supervisor, or Close
 	return c, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -100,7 +101,7 @@ func start(ctx context.Context, dir string) (*client.Client, error) {
 	if err := client.Start(ctx, client.StartOptions{Binary: shimBinary, Dir: dir}); err != nil {
 		return nil, err
 	}
-	return client.Connect(ctx, dir, nil)
+	return client.Connect(ctx, dir, new(atomic.Int64))
 }
 
 // end removes all containers and the supervisor, and checks that it is gone.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,7 +56,7 @@ func startBuilt(t *testing.T, n *harness.Node, i int) built {
 
 func (b built) talk(t *testing.T, id, word string) {
 	t.Helper()
-	c, err := client.Connect(limited(t), b.dir, nil)
+	c, err := client.Connect(limited(t), b.dir, new(atomic.Int64))
 	check(t, err)
 	defer c.Close()
 	output, err := c.Stream(limited(t), id, "", api.Stdout)
