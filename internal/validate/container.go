@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	"github.com/moby/sys/capability"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -193,7 +192,7 @@ func (c *container) capabilities() {
 			field := fmt.Sprintf("%scapabilities.%s_capabilities[%d]", securityContext, list, i)
 			switch {
 			case name == oci.AllCapabilities:
-			case !slices.ContainsFunc(capability.ListKnown(), func(known capability.Cap) bool { return "CAP_"+strings.ToUpper(known.String()) == name }):
+			case !machine.IsCapability(name):
 				c.bad(field, "%q is unknown", name)
 			case !slices.Contains(drop, name) && !slices.Contains(c.machine.Capabilities, name):
 				c.bad(field, "the runtime itself does not have %s on this machine", name)
