@@ -25,6 +25,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Spec is what the configuration says of a handler.
@@ -80,17 +82,14 @@ func (s *Set) ProveBy(try func(program []string) error) {
 	s.try = try
 }
 
-// all returns the specs by name; a nil Set has none.
+// all returns the specs by name.
 func (s *Set) all() map[string]Spec {
-	if s == nil {
-		return nil
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.specs
 }
 
-// Names returns the handlers besides "", sorted; a nil Set has none.
+// Names returns the handlers besides "", sorted.
 func (s *Set) Names() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.all())), func(name string) bool { return name == "" })
 }
@@ -166,7 +165,6 @@ const (
 	ListLimit = 2 * time.Second
 	askLimit  = 5 * time.Second  // for a run that only prints something
 	errorLife = 15 * time.Second // long because the kubelet asks for the status every few seconds
-	maxSaid   = 1 << 20          // of the output, in bytes
 )
 
 // ask returns the answer that counts, or asks anew. After ctx the program continues to its limit, and the
@@ -226,7 +224,7 @@ func run(path, argument string) ([]byte, error) {
 	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 	defer cancel()
-	var said, complained limited
+	var said, complained process.Said
 	command := exec.CommandContext(ctx, path, argument)
 	command.Stdout, command.Stderr = &said, &complained
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
@@ -236,23 +234,15 @@ func run(path, argument string) ([]byte, error) {
 	err := command.Run()
 	switch {
 	case errors.Is(err, exec.ErrWaitDelay): // it has ended well, and left its output to another
-		return said, nil
+		return said.Bytes(), nil
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("%s %s: no answer within %v", path, argument, askLimit)
-	case err != nil && len(complained)+len(said) == 0:
+	case err != nil && complained.String()+said.String() == "":
 		return nil, fmt.Errorf("%s %s: %w", path, argument, err)
 	case err != nil:
-		return nil, fmt.Errorf("%s %s: %w: %.200q", path, argument, err, slices.Concat(complained, said))
+		return nil, fmt.Errorf("%s %s: %w: %.200q", path, argument, err, complained.String()+said.String())
 	}
-	return said, nil
-}
-
-type limited []byte // the first maxSaid bytes of what is written
-
-// Write implements io.Writer.
-func (l *limited) Write(p []byte) (int, error) {
-	*l = append(*l, p[:min(len(p), maxSaid-len(*l))]...)
-	return len(p), nil
+	return said.Bytes(), nil
 }
 
 func fromSpec(f *features.Features) Features {
