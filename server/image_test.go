@@ -48,7 +48,7 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	})
 	meter, err := stats.Open(t.Context(), store, config.Logger)
 	must(t, err)
-	calls := calls{logger: config.Logger, work: &work{}, images: store}
+	calls := calls{logger: config.Logger, runtime: &Runtime{}, images: store}
 	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil, meter))
 	return &imageNode{runtimeapi.NewImageServiceClient(serveOnSocket(t, server)), content, host}

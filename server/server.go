@@ -64,7 +64,7 @@ type Info struct {
 
 // New makes a gRPC server of the runtime and the images. traces, if not nil, follows each call.
 func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
-	calls := calls{logger: logger, work: &runtime.work, runtime: runtime, images: images, observe: runtime.Observe}
+	calls := calls{logger: logger, runtime: runtime, images: images}
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(16 << 20),      // what the kubelet accepts from a runtime, and more than it sends
 		grpc.MaxSendMsgSize(math.MaxInt32), // a list that is too large fails at its client
@@ -82,10 +82,8 @@ func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger
 // calls intercepts every call: it logs it, gives its error a code, and confines a panic to it.
 type calls struct {
 	logger  *slog.Logger
-	work    *work
 	runtime *Runtime     // knows which pod an id is of
 	images  *image.Store // knows the size of one that was pulled
-	observe func(method, code string, took time.Duration)
 }
 
 func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
@@ -120,13 +118,13 @@ func (c calls) run(ctx context.Context, method string, about *[]any, call func()
 			err = status.Error(codes.Internal, fmt.Sprintf("%s: panic: %v", method, reason))
 		}
 		err = grpcError(err)
-		if c.observe != nil {
-			c.observe(method, status.Code(err).String(), time.Since(began))
+		if c.runtime.Observe != nil {
+			c.runtime.Observe(method, status.Code(err).String(), time.Since(began))
 		}
 		c.log(ctx, method, *about, began, err)
 	}()
 	if slices.Contains(changing, path.Base(method)) {
-		leave, err := c.work.begin()
+		leave, err := c.runtime.Enter()
 		if err != nil {
 			return err
 		}
