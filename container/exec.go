@@ -50,9 +50,10 @@ func CommandText(command []string) string {
 		return "nothing"
 	case 1:
 		return fmt.Sprintf("%q", command[0])
+	case 2:
+		return fmt.Sprintf("%q with 1 argument", command[0])
 	}
-	plural := map[bool]string{true: "s"}[len(command) > 2]
-	return fmt.Sprintf("%q with %d argument%s", command[0], len(command)-1, plural)
+	return fmt.Sprintf("%q with %d arguments", command[0], len(command)-1)
 }
 
 // forExec returns what a command in a container needs. As with runc, the container need not be started.

@@ -58,8 +58,11 @@ func (c *checker) kernel() {
 	if c.failed("cgroups", err) {
 		return
 	}
-	version := map[bool]string{true: "v2", false: "v1"}[m.CgroupV2]
-	c.add("cgroups", Good, fmt.Sprintf("%s, %d hierarchies", version, len(hierarchies)), "")
+	version := 1
+	if m.CgroupV2 {
+		version = 2
+	}
+	c.add("cgroups", Good, fmt.Sprintf("v%d, %d hierarchies", version, len(hierarchies)), "")
 	for _, controller := range []string{"cpu", "memory", "pids", "cpuset"} {
 		if !slices.Contains(m.Controllers, controller) {
 			c.add("cgroups", Warning, "no controller "+controller, "limits of that kind are not enforced: enable it at boot")

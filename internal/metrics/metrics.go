@@ -84,10 +84,12 @@ func register[C prometheus.Collector](m *Metrics, made C) C {
 
 // ObserveReload notes whether a configuration was put into force.
 func (m *Metrics) ObserveReload(ok bool) {
-	m.reloaded.WithLabelValues().Set(map[bool]float64{true: 1}[ok])
+	successful := 0.0
 	if ok {
+		successful = 1
 		m.reloadedAt.WithLabelValues().SetToCurrentTime()
 	}
+	m.reloaded.WithLabelValues().Set(successful)
 }
 
 // Observe notes a step that has ended.

@@ -238,7 +238,10 @@ func (l *Lives) Keep(life Life) error {
 	if err != nil {
 		return err
 	}
-	outcome := map[bool]string{true: "ok", false: "failed"}[life.Error == ""]
+	outcome := "ok"
+	if life.Error != "" {
+		outcome = "failed"
+	}
 	name := fmt.Sprintf("%019d-%s-%s-%s.json", life.End.UnixNano(), outcome, life.Kind, life.ID)
 	if err := state.WriteFile(filepath.Join(l.directory, name), data, false); err != nil {
 		return fmt.Errorf("keep the timeline of %s: %w", life.ID, err)
