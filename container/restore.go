@@ -3,14 +3,12 @@ package container
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/object"
@@ -251,28 +249,15 @@ func (s *Store) reconcileAll(ctx context.Context) {
 	}
 }
 
-// ofSnapshot returns the id of the container that a snapshot belongs to: its key begins with it.
-func ofSnapshot(key string) string { return key[:min(64, len(key))] }
-
-// SnapshotsWithoutContainer returns keys of snapshots without a container. Records are written before
-// snapshots are made, so it lists the snapshots first.
+// SnapshotsWithoutContainer returns keys of snapshots without a container, whose id a key begins with. Records are
+// written before snapshots are made, so it lists the snapshots first.
 func (s *Store) SnapshotsWithoutContainer(ctx context.Context) ([]string, error) {
 	keys, err := s.options.Images.Snapshots(ctx)
 	orphans := []string{}
 	for _, key := range keys {
-		if !s.explains(ofSnapshot(key)) {
+		if !s.explains(key[:min(64, len(key))]) {
 			orphans = append(orphans, key)
 		}
 	}
 	return orphans, err
-}
-
-// RemoveSnapshot removes a snapshot; ErrFailedPrecondition if a container has it.
-func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
-	if id := ofSnapshot(key); s.explains(id) {
-		return fmt.Errorf("snapshot %s belongs to container %s: remove that: %w", key, id, errdefs.ErrFailedPrecondition)
-	}
-	err := s.options.Images.RemoveSnapshot(ctx, key)
-	s.noteRemoved("snapshot", key, err)
-	return err
 }
