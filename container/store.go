@@ -28,7 +28,7 @@ import (
 type Options struct {
 	sandbox.Options // those of the pods; Events and Plugins below are for containers
 	Sandboxes       *sandbox.Store
-	Images          Images
+	Images          *image.Store
 	PidsLimit       int64                   // the most processes of a container; 0 for no limit
 	CDIDirs         []string                // where vendors describe their devices
 	HandlerDefaults map[string]oci.Defaults // by runtime handler, instead of Defaults
@@ -43,17 +43,6 @@ type Options struct {
 // Events receives a container's events, under the lock of its facts. It must not block.
 type Events interface {
 	ContainerEvent(c *Container, kind runtimeapi.ContainerEventType)
-}
-
-// Images is what containers are made from.
-type Images interface {
-	Get(refOrID string) (image.Image, error)
-	Prepare(ctx context.Context, key, imageID string, options image.PrepareOptions) error
-	Mount(ctx context.Context, key, target, label string) error
-	Unmount(target string) error
-	RemoveSnapshot(ctx context.Context, key string) error
-	// Snapshots returns the keys of all that Prepare made.
-	Snapshots(ctx context.Context) ([]string, error)
 }
 
 // Store holds all containers of the node.
