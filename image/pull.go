@@ -21,15 +21,6 @@ import (
 	"github.com/minicri/minicri/internal/trace"
 )
 
-// PullResult is how a pull ended.
-type PullResult struct {
-	Reference string
-	Size      int64 // of the image, 0 if there is none
-	Took      time.Duration
-	Bytes     int64 // that came from the registry
-	Err       error
-}
-
 // Stage says what is being done with a blob.
 type Stage string
 
@@ -83,7 +74,7 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 	p.mu.Lock()
 	p.progress = nil // the library may have left a fetch behind, which is about to end
 	p.mu.Unlock()
-	s.config.Observe(PullResult{Reference: ref.String(), Size: image.Size, Took: time.Since(began), Bytes: p.fetched.Load(), Err: err})
+	s.config.Observe(time.Since(began), p.fetched.Load(), err)
 	return image, err
 }
 

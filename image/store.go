@@ -36,20 +36,21 @@ import (
 
 // Config says where a Store lives and how it pulls. Zero values are replaced by the defaults named at each field.
 type Config struct {
-	Root            string           // the daemon's durable directory; the store uses Root/image
-	CertsDirs       []string         // searched in order for <host>/hosts.toml at each pull
-	DockerConfig    string           // a docker config.json for hosts that a pull brings no credentials for; "" for none
-	VerifierDir     string           // executables that must all accept an image before it is fetched; "" for none
-	VerifierTimeout time.Duration    // how long one of them may take; default 10 seconds
-	Pinned          []string         // references whose images are reported as pinned
-	ProgressTimeout time.Duration    // ends a pull whose registry sends no byte for so long; default 1 minute
-	MinRate         int64            // ends a pull with fewer bytes per second, on average over ProgressTimeout; 0 for none
-	MaxDownloads    int              // how many blobs one pull fetches at once; default 3
-	KeepLayers      bool             // keeps layers as they came, after they are unpacked
-	CollectDelay    time.Duration    // how long after a removal garbage is collected; default 2 seconds
-	VolumesDir      string           // of the volumes that images declare, a directory for each container; "" for none
-	Observe         func(PullResult) // called when a pull ends; nil for not
-	Logger          *slog.Logger     // receives what has no caller to return it to; default slog.Default
+	Root            string        // the daemon's durable directory; the store uses Root/image
+	CertsDirs       []string      // searched in order for <host>/hosts.toml at each pull
+	DockerConfig    string        // a docker config.json for hosts that a pull brings no credentials for; "" for none
+	VerifierDir     string        // executables that must all accept an image before it is fetched; "" for none
+	VerifierTimeout time.Duration // how long one of them may take; default 10 seconds
+	Pinned          []string      // references whose images are reported as pinned
+	ProgressTimeout time.Duration // ends a pull whose registry sends no byte for so long; default 1 minute
+	MinRate         int64         // ends a pull with fewer bytes per second, on average over ProgressTimeout; 0 for none
+	MaxDownloads    int           // how many blobs one pull fetches at once; default 3
+	KeepLayers      bool          // keeps layers as they came, after they are unpacked
+	CollectDelay    time.Duration // how long after a removal garbage is collected; default 2 seconds
+	VolumesDir      string        // of the volumes that images declare, a directory for each container; "" for none
+	Logger          *slog.Logger  // receives what has no caller to return it to; default slog.Default
+	// Observe, if set, is called when a pull ends.
+	Observe func(took time.Duration, bytes int64, err error)
 
 	waitWindow time.Duration   // shorter in tests
 	pinned     map[string]bool // Pinned, normalised
@@ -62,7 +63,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.MaxDownloads, 3)
 	setDefault(&c.CollectDelay, 2*time.Second)
 	if c.Observe == nil {
-		c.Observe = func(PullResult) {}
+		c.Observe = func(time.Duration, int64, error) {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

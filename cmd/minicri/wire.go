@@ -64,7 +64,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	stored := imageConfig(c, logger)
-	stored.Observe = func(pull image.PullResult) { n.metrics.ObservePull(pull.Took, pull.Bytes, pull.Err) }
+	stored.Observe = n.metrics.ObservePull
 	if n.images, err = image.Open(ctx, stored); err != nil {
 		return nil, err
 	}
