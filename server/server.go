@@ -147,18 +147,16 @@ var changing = []string{
 	"PullImage", "RemoveImage",
 }
 
-func (w *work) begin() (leave func(), err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.ended {
+// Enter counts in what changes something, also what is no call of the CRI, for Drain to wait for. It fails after Drain.
+func (r *Runtime) Enter() (leave func(), err error) {
+	r.work.mu.Lock()
+	defer r.work.mu.Unlock()
+	if r.work.ended {
 		return nil, fmt.Errorf("minicri is shutting down, ask the next daemon: %w", errdefs.ErrUnavailable)
 	}
-	w.running.Add(1)
-	return w.running.Done, nil
+	r.work.running.Add(1)
+	return r.work.running.Done, nil
 }
-
-// Enter counts in what is no call of the CRI, for Drain to wait for. It fails after Drain.
-func (r *Runtime) Enter() (leave func(), err error) { return r.work.begin() }
 
 // Drain refuses calls that change something, and waits for those under way. It is called once.
 func (r *Runtime) Drain(ctx context.Context) error {
