@@ -3,17 +3,26 @@ package image
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/test/harness"
 )
@@ -125,3 +134,105 @@ func writeFile(t testing.TB, path, text string) { must(t, os.WriteFile(path, []b
 func mkdir(t testing.TB, path string) { must(t, os.MkdirAll(path, 0o700)) }
 
 func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
+
+func TestContainerKeepsItsFilesWhenItsImageGoes(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "used:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "1")), layerOf(t, file("b", "2")))))
+	root := mountImage(t, s, image)
+	remove(t, s, image.ID)
+	checkLeft(t, s, leftovers{snapshots: 3}) // two layers and the container's
+	checkFile(t, filepath.Join(root, "b"), "2")
+	pull(t, s, registry.host()+"/used:1") // again, while the container has it
+}
+
+func TestSnapshotOfAContainer(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "snap:1", smallImage(t)))
+	must(t, s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{}))
+	err := s.Prepare(t.Context(), "c1", image.ID, PrepareOptions{})
+	harness.Want(t, errdefs.IsAlreadyExists(err), "prepared twice: %v", err)
+	err = s.Prepare(t.Context(), "c2", "sha256:0123456789", PrepareOptions{})
+	harness.Want(t, errdefs.IsNotFound(err), "prepared without an image: %v", err)
+	s = reopened(t, s)
+	keys, err := s.Snapshots(t.Context())
+	harness.Want(t, err == nil && slices.Equal(keys, []string{"c1"}), "snapshots after a restart: %v, %v", keys, err)
+	target := filepath.Join(t.TempDir(), "rootfs")
+	must(t, s.Mount(t.Context(), "c1", target, ""))
+	checkUsage(t, s, target)
+	for range 2 { // both are idempotent
+		must(t, s.Unmount(target))
+		must(t, s.RemoveSnapshot(t.Context(), "c1"))
+	}
+	checkLeft(t, s, leftovers{blobs: 2, snapshots: 1, records: 1})
+}
+
+// checkUsage writes 1 MiB and ten files and demands to find them.
+func checkUsage(t *testing.T, s *Store, target string) {
+	must(t, os.WriteFile(filepath.Join(target, "big"), make([]byte, 1<<20), 0o644))
+	for i := range 10 {
+		must(t, os.WriteFile(filepath.Join(target, fmt.Sprint(i)), nil, 0o644))
+	}
+	own, err := s.SnapshotUsage(t.Context(), "c1")
+	harness.Want(t, err == nil && own.Bytes >= 1<<20 && own.Bytes <= 2<<20 && own.Inodes >= 11 && own.Inodes <= 14 && !own.Time.IsZero(),
+		"container: %+v, %v", own, err)
+	images, err := s.ImageUsage(t.Context())
+	harness.Want(t, err == nil && images.Bytes != 0 && images.Bytes < 1<<20 && images.Inodes != 0, "images: %+v, %v", images, err)
+}
+
+func TestSnapshotForAUserNamespace(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "userns:1", smallImage(t)))
+	shift := []IDMap{{HostID: 100000, Size: 65536}}
+	target := mountAs(t, s, "shifted", image, PrepareOptions{UIDs: shift, GIDs: shift})
+	defer s.Unmount(target)
+	info, err := os.Stat(filepath.Join(target, "a"))
+	must(t, err)
+	st := info.Sys().(*syscall.Stat_t)
+	harness.Want(t, st.Uid == 100000 && st.Gid == 100000, "a belongs to %d:%d, want 100000", st.Uid, st.Gid)
+}
+
+func TestImageWithoutLayers(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "empty:1", imageOf(t, v1.Config{Cmd: []string{"/x"}})))
+	harness.Same(t, "files in an empty image", entries(t, mountImage(t, s, image)), 0)
+}
+
+// What was unmounted is mounted nowhere at once, and not in use once the store
+// is closed: the disk below can be unmounted.
+func TestCloseEndsWhatWasUnmounted(t *testing.T) {
+	disk, registry := t.TempDir(), newTestRegistry(t)
+	must(t, unix.Mount("tmpfs", disk, "tmpfs", 0, ""))
+	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	s := openStoreAt(t, disk)
+	image := pull(t, s, registry.push(t, "gone:1", smallImage(t)))
+	for _, key := range []string{"c1", "c2", "c3", "c4"} {
+		target := mountAs(t, s, key, image, PrepareOptions{})
+		must(t, os.WriteFile(filepath.Join(target, "written"), make([]byte, 1<<20), 0o644))
+		must(t, s.Unmount(target))
+		harness.Want(t, !strings.Contains(string(harness.Read(t, "/proc/self/mountinfo")), target), "%s is still mounted", target)
+		must(t, s.RemoveSnapshot(t.Context(), key))
+	}
+	var behind [2]int
+	must(t, unix.Pipe2(behind[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
+	t.Cleanup(func() { _ = unix.Close(behind[0]) })
+	s.unmounted.Go(func() error { time.Sleep(100 * time.Millisecond); return unix.Close(behind[1]) })
+	must(t, s.Close())
+	n, err := unix.Read(behind[0], make([]byte, 1))
+	harness.Want(t, n == 0 && err == nil, "the store is closed, and what was to be ended before is not: %d, %v", n, err)
+	unmountDisk(t, disk)
+}
+
+// TestMain runs the tests, or, as a child of them, one pull or one decoder.
+func TestMain(m *testing.M) {
+	if IsZstdDecoder() {
+		os.Exit(DecodeZstd())
+	}
+	if err := log.SetLevel("fatal"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	if os.Getenv(childRoot) != "" {
+		os.Exit(pullAsChild())
+	}
+	goleak.VerifyTestMain(m)
+}

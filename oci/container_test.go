@@ -1,10 +1,17 @@
 package oci
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
@@ -116,3 +123,124 @@ func TestCgroupsPath(t *testing.T) {
 }
 
 func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
+
+// A seccomp profile is in sandbox.json by its name alone: see seccomp_test.go.
+func TestForSandbox(t *testing.T) {
+	for name, part := range map[string]func(*specs.Spec) any{
+		"sandbox":  func(s *specs.Spec) any { return s },
+		"apparmor": func(s *specs.Spec) any { return s.Process.ApparmorProfile },
+		"user":     func(s *specs.Spec) any { return s.Process.User },
+		"seccomp":  func(s *specs.Spec) any { return s.Linux.Seccomp },
+		"sysctl":   func(s *specs.Spec) any { return s.Linux.Sysctl },
+		"namespaces": func(s *specs.Spec) any {
+			return struct {
+				Hostname   string                 `json:"hostname,omitempty"`
+				Namespaces []specs.LinuxNamespace `json:"namespaces"`
+			}{s.Hostname, s.Linux.Namespaces}
+		},
+	} {
+		t.Run(name, func(t *testing.T) { goldenSandboxes(t, name, part) })
+	}
+}
+
+// FuzzPasswd: the files of an image name no user or group whose number is not one, and a number in the image's
+// configuration stays that number. They give nobody more groups than a process can have.
+func FuzzPasswd(f *testing.F) {
+	f.Add("web:www", []byte("root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/:/bin/sh\n"), []byte("www:x:5:web\nextra:x:6:web\n"))
+	f.Add("1000", []byte("1000:x:0:0::/:\n"), []byte(""))
+	f.Add("u", []byte("u:x:4294967296:-1::/:\n"), []byte("u:x:99999999999999999999:u\n"))
+	var groups []byte
+	for group := range 70_000 {
+		groups = fmt.Appendf(groups, "g:x:%d:u\n", group)
+	}
+	f.Add("u", []byte("u:x:1:1::/:\n"), groups)
+	f.Add(":", []byte(":::::::\n::\n"), []byte("\x00:\n"))
+	f.Fuzz(func(t *testing.T, wanted string, passwd, group []byte) {
+		c := &Container{Image: Image{User: wanted}, Passwd: passwd, Group: group}
+		user, err := ProcessUser(c)
+		harness.Want(t, err != nil || len(user.AdditionalGids) <= 1<<16, "user %q has %d groups", wanted, len(user.AdditionalGids))
+		found, err := lookUp(c, wanted)
+		if err != nil {
+			return
+		}
+		for _, id := range append(found.Sgids, found.Uid, found.Gid) {
+			harness.Want(t, id >= 0 && id <= 1<<31-1, "user %q has the id %d", wanted, id)
+		}
+		harness.Want(t, wanted != "1000" || found.Uid == 1000, "user 1000 is %d", found.Uid)
+	})
+}
+
+const (
+	private       = runtimeapi.MountPropagation_PROPAGATION_PRIVATE
+	hostToPod     = runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER
+	bidirectional = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL
+)
+
+// With real mounts, in a mount namespace of the test's own, whose thread ends with it.
+func TestPropagate(t *testing.T) {
+	runtime.LockOSThread()
+	must(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))) // needs root
+	dir := t.TempDir()
+	for name, flag := range map[string]uintptr{"private": unix.MS_PRIVATE, "shared": unix.MS_SHARED, "slave": unix.MS_SLAVE} {
+		mountTmpfs(t, filepath.Join(dir, name), flag)
+	}
+	// On top of a shared mount, and deeper than one.
+	mountTmpfs(t, filepath.Join(dir, "shared", "deep"), unix.MS_PRIVATE)
+	for _, test := range []struct {
+		source       string
+		mode         runtimeapi.MountPropagation
+		option, root string
+		says         string
+	}{
+		{"private", private, "rprivate", "", ""},
+		{"shared", private, "rprivate", "", ""},
+		{"private", hostToPod, "", "", "mount --make-rshared"},
+		{"private", bidirectional, "", "", "mount --make-rshared"},
+		{"shared", hostToPod, "rslave", "rslave", ""},
+		{"shared", bidirectional, "rshared", "rshared", ""},
+		{"slave", hostToPod, "rslave", "rslave", ""},
+		{"slave", bidirectional, "", "", "propagates nothing"},
+		{"shared/deep", hostToPod, "", "", "shared/deep"},
+		{"shared/deeper", hostToPod, "rslave", "rslave", ""},
+	} {
+		source := filepath.Join(dir, test.source)
+		spec := &specs.Spec{Linux: &specs.Linux{}}
+		option, err := propagate(source, test.mode, spec)
+		if test.says != "" {
+			harness.Want(t, err != nil && strings.Contains(err.Error(), test.says), "%s, %v: %v, want an error that says %q", test.source, test.mode, err, test.says)
+		} else if err != nil || option != test.option || spec.Linux.RootfsPropagation != test.root {
+			t.Errorf("%s, %v: option %q, root %q, %v", test.source, test.mode, option, spec.Linux.RootfsPropagation, err)
+		}
+	}
+}
+
+// mountTmpfs mounts one, or, with a propagation of slaves, one that is a slave of a mount below it.
+func mountTmpfs(t *testing.T, place string, propagation uintptr) {
+	must(t, errors.Join(os.MkdirAll(place, 0o755), unix.Mount("test", place, "tmpfs", 0, "")))
+	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
+	if propagation == unix.MS_SLAVE {
+		must(t, errors.Join(unix.Mount("", place, "", unix.MS_SHARED, ""), unix.Mount(place, place, "", unix.MS_BIND, "")))
+		t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
+	}
+	must(t, unix.Mount("", place, "", propagation, ""))
+}
+
+// All devices below a directory are given, in their places, and nothing else.
+func TestDevicesOfADirectory(t *testing.T) {
+	dir := t.TempDir()
+	for name, number := range map[string]uint32{"a": uint32(unix.Mkdev(1, 3)), "sub/b": uint32(unix.Mkdev(1, 5)), "pts/c": uint32(unix.Mkdev(1, 7))} {
+		path := filepath.Join(dir, name)
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), unix.Mknod(path, unix.S_IFCHR|0o600, int(number)))) // needs root
+	}
+	must(t, errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o600), os.Symlink("a", filepath.Join(dir, "link"))))
+	config := &runtimeapi.ContainerConfig{Devices: []*runtimeapi.Device{{HostPath: dir, ContainerPath: "/dev/vendor/", Permissions: "r"}}}
+	spec := &specs.Spec{Linux: &specs.Linux{}}
+	must(t, containerDevices(&Container{Config: config}, spec))
+	var got []string
+	for _, device := range spec.Linux.Devices {
+		got = append(got, device.Path)
+	}
+	harness.Want(t, strings.Join(got, " ") == "/dev/vendor/a /dev/vendor/sub/b", "the devices are %q", got)
+	harness.Want(t, len(spec.Linux.Resources.Devices) == 3,
+		"the rules are %+v, want one to deny all and one for each", spec.Linux.Resources.Devices)
+}

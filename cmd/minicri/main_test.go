@@ -3,12 +3,19 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/manual"
@@ -90,5 +97,105 @@ func TestEachKeyIsReloadedOrNamed(t *testing.T) {
 	}
 	for _, key := range []string{"log_level", "limits.cni_add", "limits.shutdown", "runtimes", "default_network.enabled", "images.certs_dirs", "nri.required_plugins", "nri.request_timeout", "nri.enabled", "nri.socket"} {
 		harness.Want(t, slices.Contains(applied, key), "%s is not reloaded", key)
+	}
+}
+
+// What the daemon refuses at its start is refused by the check, with its key.
+func TestConfigCheck(t *testing.T) {
+	dir := t.TempDir()
+	fifo, base, link := filepath.Join(dir, "fifo"), filepath.Join(dir, "base.json"), filepath.Join(dir, "link")
+	must(t, errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(base, []byte("{}"), 0o600), os.Symlink("/nowhere", link)))
+	taken, port := listenAt(t, "unix", filepath.Join(dir, "nri.sock")).Addr().String(), listenAt(t, "tcp", "127.0.0.1:0").Addr().String()
+	for text, key := range map[string]string{
+		fmt.Sprintf("base_spec = %q", base):                                                  "",
+		`base_spec = "/nowhere/base.json"`:                                                   "base_spec",
+		fmt.Sprintf("base_spec = %q", fifo):                                                  "base_spec",
+		"[runtimes.strict]\ntype = \"builtin\"\nbase_spec = \"/nowhere/base.json\"":          "runtimes.strict.base_spec",
+		fmt.Sprintf("[runtimes.strict]\ntype = \"builtin\"\nbase_spec = %q", t.TempDir()):    "runtimes.strict.base_spec",
+		`default_sysctls = ["kernel.panic=1"]`:                                               "default_sysctls",
+		"socket = '/s'\nsockt = '/t'":                                                        `:2: unknown key "sockt"`,
+		"\n[streaming]\ntls_cert = '/nowhere/c'\ntls_key = '/nowhere/k'":                     ":3: streaming.tls_cert",
+		`default_seccomp = "localhost//nowhere/profile.json"`:                                ":1: default_seccomp",
+		`default_seccomp = "localhost/profile.json"`:                                         ":1: default_seccomp",
+		fmt.Sprintf("default_seccomp = \"localhost/%s\"", base):                              "",
+		fmt.Sprintf("default_seccomp = \"localhost/%s\"", filepath.Join(dir, "config.toml")): ":1: default_seccomp",
+		`default_apparmor = "localhost/not-loaded"`:                                          ":1: default_apparmor",
+		`default_capabilities = ["CHOWN", "CAP_KILL", "ALL"]`:                                "",
+		`default_capabilities = ["CHWON"]`:                                                   ":1: default_capabilities",
+		`default_ulimits = ["files=1"]`:                                                      "default_ulimits",
+		"cgroup_driver = 'systemd'\ncgroup_parent = '/pods'":                                 ":2: cgroup_parent",
+		`shim = "/nowhere"`:                                       ":1: shim",
+		fmt.Sprintf("shim = %q", dir):                             ":1: shim",
+		`metrics_address = "192.0.2.1:0"`:                         ":1: metrics_address",
+		"[streaming]\naddress = '192.0.2.1:0'":                    ":2: streaming.address",
+		fmt.Sprintf("[streaming]\naddress = %q", port):            ":2: streaming.address",
+		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", taken):  ":3: nri.socket",
+		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", fifo):   ":3: nri.socket",
+		"[nri]\nenabled = true\nsocket = '/dev/null/x/s'":         ":3: nri.socket",
+		fmt.Sprintf("[nri]\nenabled = false\nsocket = %q", taken): "",
+		`root = "/dev/null/x"`:                                    ":1: root",
+		`state = "/dev/null/x"`:                                   ":1: state",
+		fmt.Sprintf("netns_dir = %q", fifo):                       ":1: netns_dir",
+		fmt.Sprintf("netns_dir = %q", link):                       ":1: netns_dir",
+		fmt.Sprintf("socket = %q", fifo):                          ":1: socket",
+		`socket = "/proc/s"`:                                      ":1: socket",
+		`socket = "/dev/null/x/s"`:                                ":1: socket",
+		fmt.Sprintf("root = %q\nstate = %q\nnetns_dir = %q", dir+"/r/r", dir+"/s/s", dir+"/n/n"): "",
+	} {
+		file := filepath.Join(dir, "config.toml")
+		must(t, os.WriteFile(file, []byte(text+"\n"), 0o600))
+		arguments := []string{"check", file}
+		if !strings.HasPrefix(text, "shim") {
+			arguments = append(arguments, "--shim", base) // these tests have none beside them
+		}
+		err := configCommand(t.Context(), arguments, io.Discard)
+		harness.Want(t, (err != nil) == (key != "") && (err == nil || strings.Contains(err.Error(), key)), "%s: %v", text, err)
+	}
+	for _, name := range []string{"r", "s", "n"} {
+		_, err := os.Stat(filepath.Join(dir, name))
+		harness.Want(t, err != nil, "the check has made %s", name)
+	}
+}
+
+// listenAt listens until the test ends.
+func listenAt(t *testing.T, network, address string) net.Listener {
+	listener, err := net.Listen(network, address)
+	must(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener
+}
+
+// Without a FILE it is what a daemon with these flags starts with, which needs none.
+func TestConfigCheckWithoutFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "shim")
+	must(t, os.WriteFile(file, nil, 0o600))
+	var says strings.Builder
+	must(t, configCommand(t.Context(), []string{"check", "--shim", file}, &says))
+	harness.Want(t, strings.Contains(says.String(), config.DefaultFile+" is valid"), "it says %q", says.String())
+	for _, flags := range [][]string{{"--root", "/dev/null/x"}, {"--config", "/nowhere/config.toml"}} {
+		err := configCommand(t.Context(), slices.Concat([]string{"check", "--shim", file}, flags), io.Discard)
+		harness.Want(t, err != nil, "%v is valid", flags)
+	}
+}
+
+// Each value is shown with its source, and what is wrong with the files is an error.
+func TestConfigShow(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.toml")
+	must(t, os.WriteFile(file, []byte("socket = '/nowhere/s'\n[limits]\nrun = '4m'\nrum = '5m'\n"), 0o600))
+	var output strings.Builder
+	err := configCommand(t.Context(), []string{"show", "--config", file, "--root", "/r"}, &output)
+	harness.WantError(t, err, file+":4: unknown key")
+	for _, line := range []string{"socket = '/nowhere/s'  # " + file + ":1\n", "root = '/r'  # --root\n", "limits.run = '4m0s'  # " + file + ":3\n", "limits.kill = '10s'  # default\n", "runtimes.runc.type = 'builtin'  # default\n"} {
+		harness.Want(t, strings.Contains(output.String(), line), "no line %q in\n%s", line, output.String())
+	}
+	output.Reset()
+	served := listenAt(t, "unix", filepath.Join(t.TempDir(), "s"))
+	go func() { _ = http.Serve(served, nil) }() // no gRPC
+	err = configCommand(t.Context(), []string{"show", "--socket", served.Addr().String()}, &output)
+	harness.Want(t, err != nil && strings.Contains(output.String(), "limits.kill = '10s'  # default\n"), "with a daemon that gives no status it shows %q", output.String())
+	output.Reset()
+	must(t, showConfig(&output, &config.Loaded{Config: config.Default()}, map[string]any{"log_level": "warn"}))
+	if now := "log_level = 'info'  # default; the daemon that runs has warn: "; !strings.Contains(output.String(), now) {
+		t.Errorf("no line %q in\n%s", now, output.String())
 	}
 }

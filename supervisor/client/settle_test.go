@@ -2,9 +2,14 @@ package client_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -107,4 +112,101 @@ func TestLastWordsOutliveTheSupervisor(t *testing.T) {
 	p.awaitFile(log, "stderr F last")
 	p.awaitFile(log, "stdout F 9000")
 	p.eventually("a successor has nothing to look for", func() bool { return count(t, p.dir+"/io") == 0 })
+}
+
+// logged is what a stream of a container has in the whole lines of its log, byte for byte.
+func (p *pod) logged(id, stream string) string {
+	content, err := os.ReadFile(p.logPath(id))
+	p.check(err)
+	var text strings.Builder
+	for line := range strings.Lines(string(content)) {
+		if !strings.HasSuffix(line, "\n") {
+			break // it is being written
+		}
+		fields := strings.SplitN(line, " ", 4)
+		harness.Need(p.t, len(fields) >= 4, "log line %q", line)
+		if fields[1] != stream {
+			continue
+		}
+		if fields[2] == "P" {
+			fields[3] = strings.TrimSuffix(fields[3], "\n")
+		}
+		text.WriteString(fields[3])
+	}
+	return text.String()
+}
+
+// A supervisor that is killed again and again while containers write as fast as they can, long lines, and lines in
+// parts, loses no byte of what they wrote, and no byte is there twice.
+func TestKilledShimLosesNoByte(t *testing.T) {
+	p := startPod(t)
+	p.run("flood", "exec seq 1 600000")
+	p.run("both", "i=0; while [ $i -lt 20000 ]; do echo out $i; echo err $i >&2; i=$((i+1)); done")
+	p.run("parts", "i=0; while [ $i -lt 1500 ]; do printf 'line '; usleep 500; printf '%d\n' $i; i=$((i+1)); done")
+	p.run("long", "i=0; while [ $i -lt 100 ]; do head -c 50000 /dev/zero | tr '\\0' x; echo $i; i=$((i+1)); done")
+	kills := 0
+	for p.runs("flood") || p.runs("both") || p.runs("parts") || p.runs("long") {
+		if kills < 20 {
+			time.Sleep(rand.N(60 * time.Millisecond))
+			p.killShim()
+			p.restart()
+			reapOrphans()
+			kills++
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Logf("killed %d times", kills)
+	p.wantLogged("flood", api.Stdout, 600000, func(i int) string { return fmt.Sprintf("%d\n", i+1) })
+	p.wantLogged("both", api.Stdout, 20000, func(i int) string { return fmt.Sprintf("out %d\n", i) })
+	p.wantLogged("both", api.Stderr, 20000, func(i int) string { return fmt.Sprintf("err %d\n", i) })
+	p.wantLogged("parts", api.Stdout, 1500, func(i int) string { return fmt.Sprintf("line %d\n", i) })
+	long := strings.Repeat("x", 50000)
+	p.wantLogged("long", api.Stdout, 100, func(i int) string { return fmt.Sprintf("%s%d\n", long, i) })
+}
+
+// restart starts a successor once the one that was killed is gone.
+func (p *pod) restart() {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		successor, err := start(p.t.Context(), p.dir)
+		if err == nil {
+			_ = p.Close()
+			p.Client = successor
+			return
+		}
+		harness.Need(p.t, errdefs.IsUnavailable(err) && !time.Now().After(deadline), "%v", err)
+	}
+}
+
+func (p *pod) runs(id string) bool {
+	state, err := p.state(p.t.Context(), id)
+	p.check(err)
+	return state.Exit == nil
+}
+
+// wantLogged compares piece by piece once all is there, and says where the log differs first.
+func (p *pod) wantLogged(id, stream string, count int, piece func(int) string) {
+	p.t.Helper()
+	size := 0
+	for i := range count {
+		size += len(piece(i))
+	}
+	rest := p.awaitLogged(id, stream, size)
+	for i := range count {
+		var ok bool
+		if rest, ok = strings.CutPrefix(rest, piece(i)); !ok {
+			p.t.Errorf("%s of %s differs at line %d of %d: %.200q, want %.60q", stream, id, i, count, rest, piece(i))
+			return
+		}
+	}
+	harness.Want(p.t, rest == "", "%s of %s: more than was written: %.200q", stream, id, rest)
+}
+
+// awaitLogged waits until as many bytes of a stream are in the log, and returns all: an exit is told half a second
+// after it, also when not all of the output has been read.
+func (p *pod) awaitLogged(id, stream string, size int) (logged string) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if logged = p.logged(id, stream); len(logged) >= size || time.Now().After(deadline) {
+			return logged
+		}
+	}
 }

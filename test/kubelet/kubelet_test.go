@@ -4,15 +4,19 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -189,4 +193,128 @@ func (k *kubelet) removeCgroups() {
 			}
 		}
 	}
+}
+
+// runtimeError is a line of klog's, at the level Error or above, that is about the runtime: what it answered, or what
+// became of a pod that it should run. Others are about the machine, or about what a kubelet without an API server
+// lacks.
+var runtimeError = regexp.MustCompile(`^[EF][0-9]{4} .*(rpc error|[Rr]untime|PLEG|[Ss]andbox|[Ii]mage|pod_workers|prober)`)
+
+// harmless are complaints that are no errors of a runtime, each with its reason.
+var harmless = []struct{ text, why string }{
+	{"container runtime status check may not have completed yet", "the kubelet has just started"},
+	{"PLEG is not healthy: pleg has yet to be successful", "the same, a moment later"},
+	{"no imagefs label for configured runtime", "cAdvisor knows other runtimes by name"},
+	{"Missing actuated pod level resource record", "the kubelet's own notes about a pod whose start was interrupted"},
+	{"code = Canceled desc = context canceled", "the kubelet gives up its own probe when the pod is deleted"},
+	{"code = NotFound", "the kubelet asks again for what it has just removed"},
+}
+
+// down are the complaints of the time without a daemon. The error of a call that was under way when it was killed
+// comes without its code in some places: the texts are gRPC's for a connection that is gone.
+var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG is not healthy|" +
+	"error reading from server|connection error: desc|closing transport|connection reset by peer|broken pipe")
+
+// markLog remembers where the kubelet's log ends now: it is called twice around the time in which there is no daemon.
+func (k *kubelet) markLog() { k.marks = append(k.marks, len(k.log())) }
+
+func (k *kubelet) log() string { return string(harness.Read(k.t, k.path("log"))) }
+
+// checkLog fails the test for every error of the runtime's in the kubelet's log,
+// and for settings of the machine that it changed.
+func (k *kubelet) checkLog() {
+	log := k.log()
+	harness.Want(k.t, !strings.Contains(log, "Updating kernel flag"), "the kubelet changed a setting of the machine's kernel")
+	at := 0
+	for line := range strings.Lines(log) {
+		isDown := at >= k.marks[0] && at < k.marks[1]
+		at += len(line)
+		isHarmless := slices.ContainsFunc(harmless, func(h struct{ text, why string }) bool { return strings.Contains(line, h.text) })
+		harness.Want(k.t, !runtimeError.MatchString(line) || isHarmless || isDown && down.MatchString(line),
+			"the kubelet complains (the daemon is down: %t): %s", isDown, line)
+	}
+}
+
+// overlaid are the directories in which a kubelet has fixed paths, whatever its
+// configuration is: /var/lib/kubelet/device-plugins, /var/log/containers.
+var overlaid = []string{"/var/lib", "/var/log"}
+
+// sysctls are what a kubelet makes of the kernel's settings when it starts. In its mount namespace they have these
+// values already, so it leaves alone those of the machine, which also would have to be restored.
+var sysctls = map[string]string{
+	"vm/overcommit_memory":      "1",
+	"vm/panic_on_oom":           "0",
+	"kernel/panic":              "10",
+	"kernel/panic_on_oops":      "1",
+	"kernel/keys/root_maxkeys":  "1000000",
+	"kernel/keys/root_maxbytes": "25000000",
+}
+
+// newMountNamespace makes the kubelet's mount namespace, in which the machine's files are as they are, and what the
+// kubelet writes to fixed paths goes to dir. Of the kubelet's mounts only those below shared leave the namespace:
+// there are the volumes, which the runtime has to see.
+func newMountNamespace(t testing.TB, n *harness.Node, dir, shared string) *os.File {
+	harness.Check(t, unix.Mount(shared, shared, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { harness.Check(t, unix.Unmount(shared, unix.MNT_DETACH)) })
+	harness.Check(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
+	var namespace *os.File
+	// The thread that this runs on ends with it.
+	n.RunInNetns(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		if err := isolate(dir, shared); err != nil {
+			return err
+		}
+		namespace, err = os.Open("/proc/thread-self/ns/mnt")
+		return err
+	})
+	t.Cleanup(func() { harness.Check(t, namespace.Close()) })
+	return namespace
+}
+
+func isolate(dir, shared string) error {
+	if err := enslaveAllBut(shared); err != nil {
+		return err
+	}
+	// An overlay's upper directory must not be on an overlay, as / often is.
+	if err := unix.Mount("kubelet", dir, "tmpfs", 0, ""); err != nil {
+		return err
+	}
+	for _, path := range overlaid {
+		if err := overlay(path, filepath.Join(dir, filepath.Base(path))); err != nil {
+			return err
+		}
+	}
+	for name, value := range sysctls {
+		file := filepath.Join(dir, strings.ReplaceAll(name, "/", "."))
+		err := os.WriteFile(file, []byte(value+"\n"), 0o400)
+		if err = errors.Join(err, unix.Mount(file, filepath.Join("/proc/sys", name), "", unix.MS_BIND, "")); err != nil {
+			return fmt.Errorf("hiding %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// enslaveAllBut makes mounts slaves: what is mounted and unmounted outside is so here, too, and nothing goes back.
+func enslaveAllBut(shared string) error {
+	mounts, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if m.Mountpoint != shared {
+			err = errors.Join(err, os.NewSyscallError("making a slave of "+m.Mountpoint, unix.Mount("", m.Mountpoint, "", unix.MS_SLAVE, "")))
+		}
+	}
+	return err
+}
+
+func overlay(path, dir string) error {
+	upper, work := filepath.Join(dir, "upper"), filepath.Join(dir, "work")
+	if err := errors.Join(os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755)); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", path, upper, work)
+	return os.NewSyscallError("an overlay on "+path, unix.Mount("overlay", path, "overlay", 0, options))
 }
