@@ -98,8 +98,8 @@ var layers = [][]string{
 	{"namespace", "network/runner"},
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
-	{"internal/containerd", "internal/handler", "internal/trace"},
-	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/cgroup", "internal/config", "internal/errtext", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"internal/cgroup", "internal/containerd", "internal/handler", "internal/trace"},
+	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/config", "internal/errtext", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/step/failpoint", "internal/tree"},
 }
 

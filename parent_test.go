@@ -28,14 +28,7 @@ var mayFork = map[string]string{
 	"supervisor/launch unix.SYS_CLONE3":   "the same",
 	"supervisor/launch unix.SYS_SETNS":    "the same",
 	"supervisor/launch unix.Unshare":      "a thread of the supervisor makes the mount namespace that pauses copy, where nobody is",
-	"namespace exec.Command":              daemons,
-	"namespace exec.Cmd":                  daemons,
-	"namespace Cloneflags":                daemons,
-	"namespace UidMappings":               daemons,
-	"namespace GidMappings":               daemons,
 }
-
-const daemons = "the daemon makes the user namespaces of pods; the supervisor has of this package a thread that is thrown away"
 
 // forks are what makes a process, enters a namespace or is born in a cgroup.
 var forks = []string{

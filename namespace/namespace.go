@@ -23,6 +23,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 )
 
@@ -63,7 +64,7 @@ func (n *Dir) Path(id string) string { return filepath.Join(n.directory, n.mark+
 
 // Create makes a network namespace and pins it.
 func (n *Dir) Create(id string) error {
-	return OnDisposableThread(func() error {
+	return process.OnDisposableThread(func() error {
 		handle, err := netns.New()
 		if err != nil {
 			return fmt.Errorf("unshare the network namespace: %w", err)
@@ -71,23 +72,6 @@ func (n *Dir) Create(id string) error {
 		defer handle.Close()
 		return n.Pin(id, "/proc/thread-self/ns/net")
 	})
-}
-
-// OnDisposableThread calls do, which leaves its thread in another namespace, on a thread that then exits.
-func OnDisposableThread(do func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread never exits. We hold it, so that the next goroutine gets another one.
-			done <- OnDisposableThread(do)
-			runtime.UnlockOSThread()
-			return
-		}
-		// Without an unlock, the Go runtime ends the thread with the goroutine.
-		done <- do()
-	}()
-	return <-done
 }
 
 // Pin bind-mounts the namespace file source at the path of id.
@@ -152,7 +136,7 @@ func (n *Dir) IDs() ([]string, error) {
 // Dial connects to an IP address and port from inside the namespace of id. A socket stays in the namespace
 // that its thread was in when it was made (network_namespaces(7)).
 func (n *Dir) Dial(ctx context.Context, id, network, address string) (connection net.Conn, err error) {
-	err = OnDisposableThread(func() error {
+	err = process.OnDisposableThread(func() error {
 		handle, err := netns.GetFromPath(n.Path(id))
 		if err != nil {
 			return fmt.Errorf("open the network namespace: %w", err)

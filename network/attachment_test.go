@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
-	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -106,7 +106,7 @@ func in(t *testing.T, path string, do func() error) {
 	handle, err := netns.GetFromPath(path)
 	must(t, err)
 	defer handle.Close()
-	err = namespace.OnDisposableThread(func() error {
+	err = process.OnDisposableThread(func() error {
 		if err := netns.Set(handle); err != nil {
 			return err
 		}

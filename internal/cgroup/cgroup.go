@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,6 +21,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // Hierarchies are the mount points of all cgroup hierarchies of the machine.
@@ -251,22 +252,12 @@ func (g Group) Start(command *exec.Cmd) error {
 // startFromInside is Start on version 1, where a process begins in the cgroup of its forking thread. A
 // thread enters the cgroup and ends; until then Processes lists this process, which Kill leaves out.
 func (g Group) startFromInside(command *exec.Cmd) error {
-	started := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread never ends. While this holds it, the next goroutine gets another.
-			started <- g.startFromInside(command)
-			runtime.UnlockOSThread()
-			return
-		}
+	return process.OnDisposableThread(func() error {
 		if err := os.WriteFile(filepath.Join(g.Dir, "tasks"), []byte("0"), 0); err != nil {
-			started <- fmt.Errorf("enter a cgroup: %w", err)
-			return
+			return fmt.Errorf("enter a cgroup: %w", err)
 		}
-		started <- command.Start()
-	}()
-	return <-started
+		return command.Start()
+	})
 }
 
 // Empty reports whether no process is inside or below; a missing cgroup is empty. On version 2

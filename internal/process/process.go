@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -262,3 +263,20 @@ func (s *Said) Bytes() []byte {
 
 // String is Bytes as text.
 func (s *Said) String() string { return string(s.Bytes()) }
+
+// OnDisposableThread calls do, which leaves its thread in another namespace or cgroup, on a thread that then exits.
+func OnDisposableThread(do func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread never exits. We hold it, so that the next goroutine gets another one.
+			done <- OnDisposableThread(do)
+			runtime.UnlockOSThread()
+			return
+		}
+		// Without an unlock, the Go runtime ends the thread with the goroutine.
+		done <- do()
+	}()
+	return <-done
+}

@@ -19,7 +19,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/internal/process"
 )
 
 // CanPause reports whether a launch can start a pause, as oci.ForSandbox makes them, without labels. In a user
@@ -242,7 +242,7 @@ func (m *mounts) get(spec *specs.Spec) (*os.File, error) {
 		return m.namespace, err
 	}
 	var made *os.File
-	err = namespace.OnDisposableThread(func() (err error) {
+	err = process.OnDisposableThread(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return os.NewSyscallError("unshare", err)
 		}

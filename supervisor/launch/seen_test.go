@@ -18,7 +18,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/internal/process"
 )
 
 // seenOf is what the kernel says of a process of a container, with what differs from process to process taken out.
@@ -72,7 +72,7 @@ func seenOf(t *testing.T, pid int, id string) map[string]string {
 // rootOfJoined lists the root that a process gets that joins the mount namespace of another, and what is above it.
 func rootOfJoined(pid int) string {
 	var names []string
-	err := namespace.OnDisposableThread(func() error {
+	err := process.OnDisposableThread(func() error {
 		mounts, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 		if err != nil {
 			return err

@@ -17,7 +17,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/process"
-	namespaces "github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -358,7 +357,7 @@ func TestPauseGivesNoDescriptorAway(t *testing.T) {
 			s.RunAsUser, s.RunAsGroup = &runtimeapi.Int64Value{Value: int64(user)}, &runtimeapi.Int64Value{Value: int64(user)}
 		}))))
 		check(t, takeDescriptor(pid)) // as root, which the supervisor is
-		err := namespaces.OnDisposableThread(func() error { return errors.Join(becomeUser(user), takeDescriptor(pid)) })
+		err := process.OnDisposableThread(func() error { return errors.Join(becomeUser(user), takeDescriptor(pid)) })
 		harness.Want(t, errors.Is(err, unix.EPERM) && strings.Contains(fmt.Sprint(err), "pidfd_getfd"),
 			"user %d gets a descriptor of pause: %v", user, err)
 	}

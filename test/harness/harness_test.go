@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/leak"
 )
 
@@ -120,7 +120,7 @@ func TestSweepCgroups(t *testing.T) {
 	Check(t, errors.Join(os.MkdirAll(filepath.Join(old, "below"), 0o755), os.Mkdir(young, 0o755)))
 	yesterday := time.Now().AddDate(0, 0, -1)
 	Check(t, os.Chtimes(old, yesterday, yesterday))
-	Check(t, namespace.OnDisposableThread(func() error {
+	Check(t, process.OnDisposableThread(func() error {
 		err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 			unix.Mount("tmpfs", os.TempDir(), "tmpfs", 0, ""))
 		if _, sees := os.Stat(n.Dir); err != nil || !errors.Is(sees, os.ErrNotExist) {

@@ -12,13 +12,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/namespace"
+	"github.com/minicri/minicri/internal/process"
 )
 
 // makeNetns makes the node's network namespace, loopback up. It has no name, so it ends with the test's
 // process: an open descriptor holds it.
 func (n *Node) makeNetns() {
-	n.must("making the network namespace", namespace.OnDisposableThread(func() (err error) {
+	n.must("making the network namespace", process.OnDisposableThread(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
@@ -44,7 +44,7 @@ func (n *Node) inNetns(do func() error) error {
 
 // Inside calls do on a thread that has joined a namespace, by its file, and that ends then.
 func Inside(file string, do func() error) error {
-	return namespace.OnDisposableThread(func() error {
+	return process.OnDisposableThread(func() error {
 		namespace, err := os.Open(file)
 		if err != nil {
 			return err
