@@ -99,7 +99,7 @@ var layers = [][]string{
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
 	{"internal/cgroup", "internal/containerd", "internal/handler", "internal/trace"},
-	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/config", "internal/errtext", "internal/manual", "internal/process", "internal/redact", "internal/seal", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/config", "internal/errtext", "internal/manual", "internal/process", "internal/redact", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/step/failpoint", "internal/tree"},
 }
 

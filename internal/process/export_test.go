@@ -1,4 +1,6 @@
 package process
 
-// ReapAfter is how long the tests wait, too.
+// For the tests.
 const ReapAfter = reapAfter
+
+var AddSeals = addSeals

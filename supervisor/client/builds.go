@@ -13,7 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/minicri/minicri/internal/seal"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
 )
 
@@ -126,7 +126,7 @@ type Program struct {
 func OpenProgram(path string) (*Program, error) {
 	var sealed *os.File
 	build, err := read(path, func(program io.Reader) (err error) {
-		sealed, err = seal.Program(Name, program)
+		sealed, err = process.Seal(Name, program)
 		return err
 	})
 	if err != nil {

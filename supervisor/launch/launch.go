@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
-	"github.com/minicri/minicri/internal/seal"
 )
 
 // Launcher launches processes.
@@ -103,7 +102,7 @@ func openProgram() (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the program launch is not built in, run `make build`: %w", err)
 	}
-	return seal.Program(name, bytes.NewReader(elf))
+	return process.Seal(name, bytes.NewReader(elf))
 }
 
 // filter is what seccomp(2) loads; the program is nil for none.
