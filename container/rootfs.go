@@ -115,14 +115,7 @@ func (c *creation) makeRootfs(ctx context.Context) (err error) {
 // prepareOptions map the owners of files to the pod's user namespace.
 func prepareOptions(pod *runtimeapi.PodSandboxConfig) image.PrepareOptions {
 	userns := oci.UserNamespace(pod)
-	return image.PrepareOptions{UIDs: idMaps(userns.GetUids()), GIDs: idMaps(userns.GetGids())}
-}
-
-func idMaps(mappings []*runtimeapi.IDMapping) (maps []image.IDMap) {
-	for _, m := range mappings {
-		maps = append(maps, image.IDMap{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()})
-	}
-	return maps
+	return image.PrepareOptions{UIDs: oci.IDMappings(userns.GetUids()), GIDs: oci.IDMappings(userns.GetGids())}
 }
 
 type owner struct{ uid, gid int }

@@ -16,19 +16,17 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/tree"
 )
 
-// IDMap maps Size ids from ContainerID on to HostID on.
-type IDMap struct{ ContainerID, HostID, Size uint32 }
-
 // PrepareOptions says what a snapshot is for.
 type PrepareOptions struct {
-	ReadOnly   bool    // without a writable layer, as for a volume that is an image
-	UIDs, GIDs []IDMap // shift the owners of files for a user namespace, by id-mapped mounts
+	ReadOnly   bool                   // without a writable layer, as for a volume that is an image
+	UIDs, GIDs []specs.LinuxIDMapping // shift the owners of files for a user namespace, by id-mapped mounts
 }
 
 const (
@@ -59,7 +57,7 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, options Prepar
 }
 
 // idMaps is the label that the snapshotter reads: /proc/PID/uid_map with colons.
-func idMaps(maps []IDMap) string {
+func idMaps(maps []specs.LinuxIDMapping) string {
 	texts := make([]string, len(maps))
 	for i, m := range maps {
 		texts[i] = fmt.Sprintf("%d:%d:%d", m.ContainerID, m.HostID, m.Size)

@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -182,7 +183,7 @@ func checkUsage(t *testing.T, s *Store, target string) {
 func TestSnapshotForAUserNamespace(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "userns:1", smallImage(t)))
-	shift := []IDMap{{HostID: 100000, Size: 65536}}
+	shift := []specs.LinuxIDMapping{{HostID: 100000, Size: 65536}}
 	target := mountAs(t, s, "shifted", image, PrepareOptions{UIDs: shift, GIDs: shift})
 	defer s.Unmount(target)
 	info, err := os.Stat(filepath.Join(target, "a"))

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -173,11 +174,6 @@ func LoopbackUp(path string) error {
 	return nil
 }
 
-// IDMapping maps IDs of a user namespace to the host's (user_namespaces(7), "User and group ID mappings").
-type IDMapping struct {
-	ContainerID, HostID, Length uint32
-}
-
 // Holder is a process that waits in a new user namespace and a new network namespace owned by it until both
 // are pinned. One clone(2) makes the user namespace first: it then owns the network namespace, whose sysfs
 // only a process privileged in the owner can mount.
@@ -186,10 +182,10 @@ type Holder struct {
 	opened  map[string]*os.File
 }
 
-// StartHolder runs the program, which has to wait until it is killed, in new namespaces with the mappings.
+// StartHolder runs the program, which has to wait until it is killed, in new namespaces with the mappings (user_namespaces(7)).
 // The holder dies with the daemon: the kernel kills it when its starting thread exits (PR_SET_PDEATHSIG). So
 // the calling goroutine keeps its thread until it calls End itself.
-func StartHolder(program string, uids, gids []IDMapping) (*Holder, error) {
+func StartHolder(program string, uids, gids []specs.LinuxIDMapping) (*Holder, error) {
 	command := exec.Command(program)
 	command.Env = []string{}
 	command.SysProcAttr = &syscall.SysProcAttr{
@@ -228,10 +224,10 @@ func (h *Holder) open() error {
 	return nil
 }
 
-func sysProcMappings(mappings []IDMapping) []syscall.SysProcIDMap {
+func sysProcMappings(mappings []specs.LinuxIDMapping) []syscall.SysProcIDMap {
 	var result []syscall.SysProcIDMap
 	for _, m := range mappings {
-		result = append(result, syscall.SysProcIDMap{ContainerID: int(m.ContainerID), HostID: int(m.HostID), Size: int(m.Length)})
+		result = append(result, syscall.SysProcIDMap{ContainerID: int(m.ContainerID), HostID: int(m.HostID), Size: int(m.Size)})
 	}
 	return result
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/namespace"
@@ -175,12 +176,12 @@ func waiter(t *testing.T) string {
 	return program
 }
 
-var mapped = []namespace.IDMapping{{ContainerID: 0, HostID: 100000, Length: 1000}, {ContainerID: 2000, HostID: 300000, Length: 1}}
+var mapped = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000}, {ContainerID: 2000, HostID: 300000, Size: 1}}
 
 func TestHolderThatCannotStart(t *testing.T) {
 	_, err := namespace.StartHolder(filepath.Join(t.TempDir(), "missing"), mapped, mapped)
 	harness.Want(t, err != nil, "started a program that is not there")
-	twice := []namespace.IDMapping{mapped[0], mapped[0]}
+	twice := []specs.LinuxIDMapping{mapped[0], mapped[0]}
 	_, err = namespace.StartHolder(waiter(t), twice, mapped)
 	harness.Want(t, err != nil, "started with mappings that overlap")
 	var none *namespace.Holder

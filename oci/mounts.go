@@ -71,7 +71,7 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 		bound.Options = append(bound.Options, recursive+option)
 	}
 	if m.GetImage() == nil {
-		bound.UIDMappings, bound.GIDMappings = linuxIDMappings(m.GetUidMappings()), linuxIDMappings(m.GetGidMappings())
+		bound.UIDMappings, bound.GIDMappings = IDMappings(m.GetUidMappings()), IDMappings(m.GetGidMappings())
 	}
 	return bound, nil
 }
@@ -91,8 +91,8 @@ func bindSource(c *Container, m *mount) (string, error) {
 	return filepath.EvalSymlinks(source)
 }
 
-func linuxIDMappings(from []*runtimeapi.IDMapping) []specs.LinuxIDMapping {
-	var to []specs.LinuxIDMapping
+// IDMappings converts those of the CRI.
+func IDMappings(from []*runtimeapi.IDMapping) (to []specs.LinuxIDMapping) {
 	for _, m := range from {
 		to = append(to, specs.LinuxIDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Size: m.GetLength()})
 	}

@@ -318,7 +318,7 @@ func (c *creation) start(ctx context.Context) (err error) {
 // makeUserns makes the user namespace and, in one clone(2), the network namespace that the step netns pins.
 func (c *creation) makeUserns(context.Context) error {
 	userns := oci.UserNamespace(c.config)
-	held, err := namespace.StartHolder(c.owner.pauseProgram(), idMappings(userns.GetUids()), idMappings(userns.GetGids()))
+	held, err := namespace.StartHolder(c.owner.pauseProgram(), oci.IDMappings(userns.GetUids()), oci.IDMappings(userns.GetGids()))
 	if err != nil {
 		return err
 	}
@@ -328,13 +328,6 @@ func (c *creation) makeUserns(context.Context) error {
 		return nil
 	}
 	return errors.Join(err, c.holder.End())
-}
-
-func idMappings(from []*runtimeapi.IDMapping) (to []namespace.IDMapping) {
-	for _, m := range from {
-		to = append(to, namespace.IDMapping{ContainerID: m.GetContainerId(), HostID: m.GetHostId(), Length: m.GetLength()})
-	}
-	return to
 }
 
 // bandwidthBurst is as much as fits: the rate is the limit, not the burst.
