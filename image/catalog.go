@@ -318,25 +318,21 @@ func (s *Store) writeRecords(ctx context.Context, image Image, names ...string) 
 }
 
 // Tag gives an image one more name, and takes it from another image.
-func (s *Store) Tag(ctx context.Context, refOrID, name string) (Image, error) {
+func (s *Store) Tag(ctx context.Context, refOrID, name string) error {
 	ref, err := ParseReference(name)
 	if err != nil {
-		return Image{}, err
+		return err
 	}
 	if _, pinned := ref.(reference.Digested); pinned {
-		return Image{}, fmt.Errorf("tag %s: a name with a digest is given by a pull: %w", name, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("tag %s: a name with a digest is given by a pull: %w", name, errdefs.ErrInvalidArgument)
 	}
-	err = s.change(ctx, func(ctx context.Context) error {
+	return s.change(ctx, func(ctx context.Context) error {
 		found, err := s.find(refOrID)
 		if err != nil {
 			return err
 		}
 		return s.writeRecords(ctx, found, ref.String())
 	})
-	if err != nil {
-		return Image{}, err
-	}
-	return s.Get(ref.String())
 }
 
 // Remove removes an image with all of its names, pinned or not (CRI, RemoveImage). Its files are collected in the

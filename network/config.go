@@ -21,13 +21,12 @@ import (
 
 // Configuration is a network configuration list as it was read. It is immutable.
 type Configuration struct {
-	Name       string `json:"name"`
-	CNIVersion string `json:"cni_version"`
+	Name string
 	// File is its source, "" for the embedded default network.
-	File string `json:"file"`
+	File string
 	// Bytes is the whole list as one JSON document, with plugins that the file took from a folder.
-	Bytes   []byte   `json:"bytes"`
-	Plugins []string `json:"plugins"`
+	Bytes   []byte
+	Plugins []string
 }
 
 // readDirectory reads the valid configurations of a directory, sorted by file name (CNI conventions). It
@@ -164,7 +163,7 @@ func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configurati
 	if err := json.Unmarshal(list.Bytes, &raw); err != nil {
 		return nil, err
 	}
-	c := &Configuration{Name: list.Name, CNIVersion: list.CNIVersion, File: file}
+	c := &Configuration{Name: list.Name, File: file}
 	var inlined []json.RawMessage
 	for _, plugin := range list.Plugins {
 		inlined = append(inlined, plugin.Bytes)

@@ -175,8 +175,8 @@ func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
 // Group is a cgroup in one hierarchy that only holds processes together. Nothing leaves it by a new
 // session, group or environment, so all can be listed and ended. It limits nothing.
 type Group struct {
-	Dir string `json:"dir"` // its directory
-	V2  bool   `json:"v2"`  // whether the hierarchy is of version 2
+	Dir string // its directory
+	V2  bool   // whether the hierarchy is of version 2
 }
 
 // holding are the version 1 controllers to use, the best first. Other programs freeze processes by

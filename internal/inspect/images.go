@@ -84,8 +84,7 @@ func ImageRoutes(mux *http.ServeMux, images *image.Store, logger *slog.Logger, e
 			return nil, images.Untag(r.Context(), name)
 		},
 		"POST /images/tag": func(r *http.Request, name string) (any, error) {
-			_, err := images.Tag(r.Context(), name, r.URL.Query().Get("as"))
-			return nil, err
+			return nil, images.Tag(r.Context(), name, r.URL.Query().Get("as"))
 		},
 		"GET /images/inspect": func(r *http.Request, name string) (any, error) { return images.Describe(r.Context(), name) },
 		"POST /images/import": func(r *http.Request, _ string) (any, error) {
