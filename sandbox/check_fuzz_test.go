@@ -22,6 +22,7 @@ import (
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -128,7 +129,7 @@ func checker(t *testing.T) *Store {
 	identity, err := node.Open(dir, dir, dir)
 	s := &Store{
 		Store:   object.NewStore[*Sandbox](t.Context(), "pod sandbox"),
-		options: Options{Group: "node", Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
+		options: Options{Supervisors: &client.Set{}, Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
 		bootID:  "now",
 	}
 	files, filesErr := state.OpenObjects[Record, Facts]("sandbox", filepath.Join(dir, "records"), filepath.Join(dir, "facts"), "", s.options.Logger)

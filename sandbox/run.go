@@ -109,7 +109,7 @@ func (s *Store) newRecord(config *runtimeapi.PodSandboxConfig, handler string) (
 	o, id := s.options, object.NewID()
 	parent := cmp.Or(config.GetLinux().GetCgroupParent(), o.CgroupParent)
 	record := Record{
-		ID: id, RuntimeHandler: handler, Supervisor: o.Group, Config: encoded,
+		ID: id, RuntimeHandler: handler, Supervisor: o.Supervisors.Own(), Config: encoded,
 		CgroupsPath: oci.CgroupsPath(parent, o.Node.Mark(), id, o.SystemdCgroup),
 	}
 	if handler == "" {

@@ -34,12 +34,10 @@ import (
 
 // Options say how sandboxes are made.
 type Options struct {
-	Root, State string     // the durable directory, and the volatile one
-	Version     string     // of the program, for records
-	Node        *node.Node // its mark begins the names of all cgroups and namespace files
-	// Supervisors run pauses and containers; new sandboxes get Group.
-	Supervisors *client.Set
-	Group       string
+	Root, State string      // the durable directory, and the volatile one
+	Version     string      // of the program, for records
+	Node        *node.Node  // its mark begins the names of all cgroups and namespace files
+	Supervisors *client.Set // run pauses and containers
 	Handlers    *handler.Set
 	// SystemdCgroup chooses the cgroup driver; pods that name no parent get CgroupParent.
 	SystemdCgroup bool

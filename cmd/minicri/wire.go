@@ -234,7 +234,7 @@ func handlerSpecs(c *config.Config) map[string]handler.Spec {
 func (n *parts) sandboxOptions(c *config.Config) sandbox.Options {
 	return sandbox.Options{
 		Root: c.Root, State: c.State, Version: version, Node: n.node, Handlers: n.handlers,
-		Supervisors: n.supervisors, Group: n.supervisors.Own(), SystemdCgroup: n.systemd, CgroupParent: cgroupParent(c, n.systemd),
+		Supervisors: n.supervisors, SystemdCgroup: n.systemd, CgroupParent: cgroupParent(c, n.systemd),
 		Machine: n.machine, Defaults: n.defaults, ShmSize: c.ShmSize, Hierarchies: n.hierarchies,
 		Networks: n.runtime.Networks, Netns: n.netns, Userns: n.userns, Limits: sandboxLimits(c), Observe: n.metrics.Observe,
 		Lives: n.lives, Events: n.runtime, Plugins: n.runtime.Plugins, Logger: n.logger,
