@@ -25,7 +25,7 @@ import (
 
 type service struct{ *Supervisor }
 
-var done = &api.Empty{}
+var empty = &api.Empty{}
 
 // mapErrors turns errors of calls into statuses that the client turns back.
 func mapErrors(ctx context.Context, request ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, call ttrpc.Method) (any, error) {
@@ -42,7 +42,7 @@ func (s service) on(id string, what func(*container) error) (*api.Empty, error) 
 	if err == nil {
 		err = what(c)
 	}
-	return done, err
+	return empty, err
 }
 
 func (s service) Create(ctx context.Context, r *api.CreateRequest) (*api.CreateResponse, error) {
@@ -61,7 +61,7 @@ func (s service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error)
 	signal := syscall.Signal(r.Signal)
 	if c := s.get(r.Id); c != nil && !isClosed(c.created) && signal == syscall.SIGKILL && r.ExecId == "" {
 		c.abandon() // its creation, which is under way
-		return done, nil
+		return empty, nil
 	}
 	return s.on(r.Id, func(c *container) error {
 		if r.ExecId == "" {
@@ -82,7 +82,7 @@ func (s service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error)
 func (s service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
 	c := s.get(r.Id)
 	if c == nil && r.Kill && s.hasRecord(r.Id) {
-		return done, s.removeUnreadable(r.Id)
+		return empty, s.removeUnreadable(r.Id)
 	}
 	if c != nil && r.Kill && !isClosed(c.created) {
 		c.abandon()
@@ -179,14 +179,14 @@ func (s service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty
 
 func (s service) UseProgram(_ context.Context, r *api.UseProgramRequest) (*api.Empty, error) {
 	if r.Path == "" {
-		return done, nil
+		return empty, nil
 	}
 	program, err := os.Open(r.Path)
 	if err != nil {
 		return nil, fmt.Errorf("open the program of starters: %w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	s.starters.Use(program)
-	return done, nil
+	return empty, nil
 }
 
 func (s service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
@@ -194,7 +194,7 @@ func (s service) Shutdown(context.Context, *api.Empty) (*api.Empty, error) {
 		return nil, fmt.Errorf("the supervisor has %d containers: %w", n, errdefs.ErrFailedPrecondition)
 	}
 	s.stop()
-	return done, nil
+	return empty, nil
 }
 
 // eventHistory is how many events are kept for a client that comes back.
