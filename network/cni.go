@@ -61,7 +61,7 @@ const (
 	rulesPause     = 300 * time.Millisecond // between two reports of changed rules
 	limitsPoll     = time.Second            // whether limits have changed
 	givenUpPoll    = 2 * time.Second        // whether they have, or a person gives the attachment up
-	lockPoll       = 5 * time.Millisecond   // whether the run that has an attachment's lock is stuck by now
+	lockPoll       = 5 * time.Millisecond   // whether a lock can be had by now, or the run that has it is stuck
 )
 
 // CNI manages the networks of this node.

@@ -229,7 +229,7 @@ func (n *CNI) gate(network string) *semaphore.Weighted {
 func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) {
 	for !gate.TryAcquire(math.MaxInt64) {
 		select {
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(lockPoll):
 		case <-ctx.Done():
 			return
 		}

@@ -33,6 +33,7 @@ import (
 // What a start and an end of the daemon wait for at most.
 const (
 	handover    = 2 * time.Second        // for an earlier daemon to end
+	claimPause  = 5 * time.Millisecond   // between two looks whether it has
 	firstProof  = 8 * time.Second        // for a proof that pods can be made, before it says ready
 	lastAnswers = 250 * time.Millisecond // for calls that only look, when all others have ended
 	lastSpans   = time.Second            // for a collector of traces
@@ -332,7 +333,7 @@ func claim(ctx context.Context, c *config.Config) (unlock func(), err error) {
 		select {
 		case <-ctx.Done():
 			return nil, err
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(claimPause):
 		}
 	}
 }

@@ -298,7 +298,8 @@ func (g Group) Processes() ([]int, error) {
 // or in uninterruptible sleep, is ErrBusy with its pids.
 func (g Group) Kill(limit time.Duration) error {
 	deadline := time.Now().Add(limit)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+	const first, most = time.Millisecond, 50 * time.Millisecond // between two looks
+	for pause := first; ; pause = min(2*pause, most) {
 		empty, err := g.Empty()
 		if err != nil || empty {
 			return err

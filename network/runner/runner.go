@@ -44,6 +44,7 @@ const (
 	maxStderr = 4 << 10
 	// leftDelay is how long we read a plugin's pipes that its children still hold.
 	leftDelay = time.Second
+	busyPause = 100 * time.Millisecond // between two tries to start a program that is being written
 )
 
 // Runner begins runs and finds those of an earlier daemon.
@@ -194,7 +195,7 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 	alive, cancel := context.WithTimeout(run.alive, run.Limit) // of other verbs the run ends then, too
 	defer cancel()
 	var command *exec.Cmd
-	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+	for began := time.Now(); ; time.Sleep(busyPause) {
 		command = exec.CommandContext(alive, path)
 		command.Cancel = func() error { return errors.Join(command.Process.Kill(), run.Group.Kill(process.KillLimit)) }
 		command.Env, command.Stdin, command.Stdout, command.Stderr = environment, bytes.NewReader(stdin), to, run.stderr

@@ -134,7 +134,8 @@ func (a *attempt) end(err error) {
 	}
 	// The container's cgroup cannot be removed before. In a frozen cgroup of version 1 they end at the thaw.
 	deadline := time.Now().Add(process.KillLimit)
-	for pause := 50 * time.Microsecond; slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); pause = min(2*pause, 10*time.Millisecond) {
+	const first, most = 50 * time.Microsecond, 10 * time.Millisecond // between two looks
+	for pause := first; slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); pause = min(2*pause, most) {
 		time.Sleep(pause)
 	}
 	for _, pidfd := range a.parents {

@@ -129,7 +129,7 @@ func (s *Supervisor) adopt(id string) error {
 // checkStarted undoes a start that is on disk but did not happen: the predecessor died before it opened the
 // barrier. Otherwise init becomes the program within barrierLimit.
 func (c *container) checkStarted() {
-	for deadline := time.Now().Add(barrierLimit); c.record.StartedAt != 0 && !c.init.gone(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(barrierLimit); c.record.StartedAt != 0 && !c.init.gone(); time.Sleep(adoptedPause) {
 		waits, err := beforeExec(c.record.PID)
 		if err != nil || !waits {
 			return
@@ -168,7 +168,7 @@ func (c *container) awaitAdopted() {
 		case status := <-c.reported:
 			c.finish(ended, status, true)
 			return
-		case <-time.After(2 * time.Millisecond):
+		case <-time.After(adoptedPause):
 		}
 	}
 	c.finish(ended, 0, false)

@@ -207,7 +207,8 @@ func (c *container) ignoreInit() (said []byte) {
 // awaitProgram returns when the program runs, or has run, 0.1 ms after the barrier; an error if init ended.
 func (c *container) awaitProgram(ctx context.Context) error {
 	over := ctx.Done()
-	for pause := 20 * time.Microsecond; ; pause = min(2*pause, 10*time.Millisecond) {
+	const first, most = 20 * time.Microsecond, 10 * time.Millisecond // between two looks
+	for pause := first; ; pause = min(2*pause, most) {
 		waits, err := beforeExec(c.init.PID)
 		if err != nil { // it has been waited for
 			c.mu.Lock()

@@ -40,6 +40,7 @@ const (
 	drainLimit     = 500 * time.Millisecond  // for the last output to be in the log
 	barrierLimit   = 100 * time.Millisecond  // for an init behind its barrier to become the program
 	lastAnswer     = time.Second             // for answers under way when it ends
+	adoptedPause   = 2 * time.Millisecond    // between two looks at an init that is not our child
 )
 
 // Serve configures the supervisor of the pods that one build has made.

@@ -131,6 +131,8 @@ const Socket = 3
 // taken is what the supervisor says when it has taken over what was made.
 const taken = "taken"
 
+const killPause = 50 * time.Millisecond // between two looks for what is started after the supervisor's end
+
 // Serve waits for the request, does it, answers, and returns when the supervisor has taken over what was
 // made. If the supervisor has ended, it ends what it starts meanwhile, or calls undo.
 func Serve(do func(request Request, files []*os.File) (answer Answer, undo func() error, err error)) error {
@@ -161,7 +163,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	go func() {
 		_, err := io.ReadFull(supervisor, make([]byte, len(taken)))
 		// A container may hold them up, and nobody else would end them.
-		for again := err != nil && (request.Verb == Create || request.Verb == Exec); again; time.Sleep(50 * time.Millisecond) {
+		for again := err != nil && (request.Verb == Create || request.Verb == Exec); again; time.Sleep(killPause) {
 			killing.Lock()
 			if again = !did; again {
 				killChildren()
