@@ -85,7 +85,7 @@ func enableControllers(t testing.TB, h hierarchies, directory string) {
 
 // start starts a process in the cgroup, in all hierarchies, and ends it after the test.
 func start(t *testing.T, h hierarchies, path string) {
-	command := exec.Command("sh", "-c", "read go; head -c 1000000 /dev/zero; exec sleep 600") // what it holds then is the cgroup's
+	command := exec.Command("sh", "-c", "read go; head -c 1000000 /dev/zero; echo; exec sleep 600") // what it holds then is the cgroup's
 	stdin, err := command.StdinPipe()
 	must(t, err)
 	stdout, err := command.StdoutPipe()
@@ -96,7 +96,7 @@ func start(t *testing.T, h hierarchies, path string) {
 	}
 	_, err = fmt.Fprintln(stdin)
 	must(t, err)
-	_, err = io.CopyN(io.Discard, stdout, 1000000)
+	_, err = io.CopyN(io.Discard, stdout, 1000001) // head has ended, which counts as a process
 	must(t, err)
 }
 
