@@ -163,6 +163,24 @@ func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 	n.detach(t, "stuck")
 }
 
+// A plugin that cannot be killed keeps its attachment locked, under the next daemon too, and who waits for that is told
+// at once; when it ends, DEL is repeated.
+func TestPluginThatCannotBeKilled(t *testing.T) {
+	n := newScripted(t, func(o *Options) { o.Limits.DetachTries, o.Limits.Del, o.Limits.Status = 100, time.Second, time.Second })
+	freeze := harness.Disk(t, n.scripted) // it sleeps at its first line
+	n.attached(t, "web")
+	thaw := freeze()
+	harness.WantError(t, n.Detach(harness.Limited(t, within), "web", ""), "not done after 1s", errStuck.Error())
+	for range 2 {
+		eventually(t, within, "the run is stuck", func() bool { return n.isStuck("DEL", "net") && len(n.Stuck()[0].Processes) > 0 })
+		harness.WantError(t, n.Detach(harness.Limited(t, within), "web", ""), errStuck.Error(), "stuckPlugins")
+		n.reopen(t)
+		n.runs(t)
+	}
+	thaw()
+	eventually(t, within, "the attachment is gone", func() bool { return n.find("web") == nil && len(n.Stuck()) == 0 })
+}
+
 // newLiar makes a node with a plugin that answers ADD with what a file has, and succeeds, whatever that is.
 func newLiar(t *testing.T) (n *node, answer string) {
 	bin := t.TempDir()
