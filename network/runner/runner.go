@@ -210,17 +210,19 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 		return nil, fmt.Errorf("start the plugin: %w", err)
 	}
 	var answer bytes.Buffer
-	read := make(chan struct{})
+	read := make(chan error, 1)
 	go func() { // ends with the pipe, or at the deadline
-		defer close(read)
-		if n, _ := io.Copy(&answer, io.LimitReader(from, maxAnswer+1)); n > maxAnswer {
+		n, err := io.Copy(&answer, io.LimitReader(from, maxAnswer+1))
+		if n > maxAnswer {
 			_ = from.Close() // the plugin ends when it prints more
 		}
+		read <- err
 	}()
 	err = command.Wait()
 	_ = from.SetReadDeadline(time.Now().Add(leftDelay))
-	<-read
-	answer.Write(rest(from))
+	if errors.Is(<-read, os.ErrDeadlineExceeded) {
+		answer.Write(rest(from))
+	}
 	if answer.Len() > maxAnswer {
 		return nil, fmt.Errorf("the answer has more than %d MiB, which no CNI result has", maxAnswer>>20)
 	}
