@@ -51,14 +51,13 @@ func configCommand(ctx context.Context, arguments []string, output io.Writer) er
 		return errors.Join(showConfig(output, l, running), l.Strict(), err)
 	case verb == "from-containerd" && len(words) == 1:
 		data, err := os.ReadFile(words[0])
-		if err != nil {
-			return fmt.Errorf("read containerd's configuration: %w", err)
+		if err == nil {
+			data, err = containerd.Convert(data)
 		}
-		text, err := containerd.Convert(data)
 		if err != nil {
-			return fmt.Errorf("%s: %w", words[0], err)
+			return fmt.Errorf("convert %s: %w", words[0], err)
 		}
-		_, err = output.Write(text)
+		_, err = output.Write(data)
 		return err
 	default:
 		return misused("usage: minicri config default, config check [FILE], config show or config from-containerd FILE")

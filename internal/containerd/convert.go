@@ -1,4 +1,4 @@
-// Package containerd converts containerd's configuration, of version 2 or 3, into minicri's, by a table of keys.
+// Package containerd converts containerd's configuration, of version 2 to 4, into minicri's, by a table of keys.
 // Comments of the new file name what has no counterpart. The package owns nothing and keeps no state.
 package containerd
 
@@ -31,8 +31,8 @@ func Convert(data []byte) ([]byte, error) {
 	if err := toml.Unmarshal(data, &file); err != nil {
 		return nil, fmt.Errorf("it is no TOML: %w", err)
 	}
-	if version, _ := file["version"].(int64); version != 2 && version != 3 {
-		return nil, fmt.Errorf("its version is %d, and 2 and 3 are understood: 'containerd config migrate' prints it as a later one", version)
+	if version, _ := file["version"].(int64); version < 2 || version > 4 {
+		return nil, fmt.Errorf("its version is %d, and 2, 3 and 4 are understood: 'containerd config migrate' prints an older one as a later one", version)
 	}
 	values := map[string]any{}
 	flatten(values, "", file)
@@ -52,8 +52,8 @@ func Convert(data []byte) ([]byte, error) {
 	return c.bytes()
 }
 
-// sameName: CRI is one plugin in version 2, and several in version 3.
-var sameName = strings.NewReplacer(
+// sameName: CRI is one plugin in version 2, and several in version 3; servers are plugins in version 4.
+var sameName = strings.NewReplacer("plugins.io.containerd.server.v1.", "",
 	"plugins.io.containerd.grpc.v1.cri", "cri", "plugins.io.containerd.cri.v1.images", "cri", "plugins.io.containerd.cri.v1.runtime", "cri")
 
 func flatten(values map[string]any, prefix string, table map[string]any) {
@@ -223,19 +223,13 @@ func (c *conversion) runtime(name string, handler map[string]any) {
 	switch {
 	case kind == "io.containerd.runc.v2" && (program == "" || filepath.Base(program) == "runc"):
 		c.set(table+"type", "builtin")
-	case kind == "io.containerd.runc.v2" && filepath.IsAbs(program):
-		c.set(table+"type", "oci")
-		c.set(table+"path", program)
-	case kind == "io.containerd.runsc.v1":
+	case kind == "io.containerd.runc.v2" && filepath.IsAbs(program), kind == "io.containerd.runsc.v1":
 		c.set(table+"type", "oci")
 		c.set(table+"path", cmp.Or(program, "/usr/local/bin/runsc"))
-		c.set(table+"sandbox_per_container", true)
+		c.set(table+"sandbox_per_container", map[string]any{"io.containerd.runsc.v1": true}[kind])
 	default:
 		c.note("runtime handler %s (%s %s): minicri runs programs with runc's command line, by their absolute path; see docs/runtimes.md", name, kind, program)
 		return
-	}
-	if driver, _ := handler["options.SystemdCgroup"].(bool); driver {
-		c.set("cgroup_driver", "systemd")
 	}
 	for _, key := range slices.Sorted(maps.Keys(handler)) {
 		value := handler[key]
@@ -249,7 +243,9 @@ func (c *conversion) runtime(name string, handler map[string]any) {
 			c.set(table+"base_spec", value)
 		case "cgroup_writable":
 			c.set("cgroup_writable", value)
-		case "runtime_type", "options.BinaryName", "options.SystemdCgroup", "sandboxer", "sandbox_mode", "options.BinaryPath", "io_type":
+		case "options.SystemdCgroup":
+			c.set("cgroup_driver", driver(value))
+		case "runtime_type", "options.BinaryName", "sandboxer", "sandbox_mode", "options.BinaryPath", "io_type":
 		default:
 			c.note("runtime handler %s, %s = %v: minicri has no such key", name, key, value)
 		}
@@ -314,17 +310,19 @@ func rules() map[string]rule {
 		"debug.level":     {to: "log_level", usual: "", as: logLevel},
 		"debug.format":    {usual: "", why: never},
 		"metrics.address": {usual: "", to: "metrics_address"},
-		"plugins.io.containerd.nri.v1.nri.disable":                     {usual: true, to: "nri.enabled", as: not},
-		"plugins.io.containerd.nri.v1.nri.socket_path":                 {usual: "/var/run/nri/nri.sock", to: "nri.socket"},
-		"plugins.io.containerd.nri.v1.nri.plugin_path":                 {usual: "/opt/nri/plugins", to: "nri.plugin_dir"},
-		"plugins.io.containerd.nri.v1.nri.plugin_config_path":          {usual: "/etc/nri/conf.d", to: "nri.config_dir"},
-		"plugins.io.containerd.nri.v1.nri.disable_connections":         {usual: false},
-		"plugins.io.containerd.nri.v1.nri.plugin_registration_timeout": {usual: "5s", to: "nri.registration_timeout"},
-		"plugins.io.containerd.nri.v1.nri.plugin_request_timeout":      {usual: "2s", to: "nri.request_timeout"},
-		"plugins.io.containerd.tracing.processor.v1.otlp.endpoint":     {usual: "", to: "tracing.endpoint"},
-		"plugins.io.containerd.tracing.processor.v1.otlp.insecure":     {usual: false, to: "tracing.insecure"},
-		"plugins.io.containerd.tracing.processor.v1.otlp.protocol":     {usual: "", to: "tracing.protocol"},
-		"plugins.io.containerd.internal.v1.tracing.service_name":       {},
+		"plugins.io.containerd.nri.v1.nri.disable":                            {usual: true, to: "nri.enabled", as: not},
+		"plugins.io.containerd.nri.v1.nri.socket_path":                        {usual: "/var/run/nri/nri.sock", to: "nri.socket"},
+		"plugins.io.containerd.nri.v1.nri.plugin_path":                        {usual: "/opt/nri/plugins", to: "nri.plugin_dir"},
+		"plugins.io.containerd.nri.v1.nri.plugin_config_path":                 {usual: "/etc/nri/conf.d", to: "nri.config_dir"},
+		"plugins.io.containerd.nri.v1.nri.disable_connections":                {usual: false},
+		"plugins.io.containerd.nri.v1.nri.plugin_registration_timeout":        {usual: "5s", to: "nri.registration_timeout"},
+		"plugins.io.containerd.nri.v1.nri.plugin_request_timeout":             {usual: "2s", to: "nri.request_timeout"},
+		"plugins.io.containerd.nri.v1.nri.default_validator.required_plugins": {usual: []any{}, why: "the key 'nri.required_plugins' has this list"},
+		"plugins.io.containerd.image-verifier.v1.bindir.bin_dir":              {usual: "/opt/containerd/image-verifier/bin", to: "images.verifier_dir"},
+		"plugins.io.containerd.tracing.processor.v1.otlp.endpoint":            {usual: "", to: "tracing.endpoint"},
+		"plugins.io.containerd.tracing.processor.v1.otlp.insecure":            {usual: false, to: "tracing.insecure"},
+		"plugins.io.containerd.tracing.processor.v1.otlp.protocol":            {usual: "", to: "tracing.protocol"},
+		"plugins.io.containerd.internal.v1.tracing.service_name":              {},
 	}
 	maps.Copy(all, rulesOfCRI())
 	return all
@@ -351,11 +349,10 @@ func rulesOfCRI() map[string]rule {
 		"cri.device_ownership_from_security_context": {usual: false, to: "device_ownership_from_security_context"},
 		"cri.ignore_image_defined_volumes":           {usual: false, why: never},
 		"cri.netns_mounts_under_state_dir":           {usual: false, why: "the key 'netns_dir' says where they are pinned"},
-		"cri.enable_unprivileged_ports":              {usual: true, why: always},
-		"cri.enable_unprivileged_icmp":               {usual: true, why: always},
-		"cri.enable_cdi":                             {usual: true, why: always},
-		"cri.cdi_spec_dirs":                          {usual: []any{"/etc/cdi", "/var/run/cdi"}, to: "cdi_spec_dirs"},
-		"cri.drain_exec_sync_io_timeout":             {}, "cri.ignore_deprecation_warnings": {}, "cri.stats_retention_period": {},
+		"cri.enable_unprivileged_ports":              {usual: true, why: always}, "cri.enable_unprivileged_icmp": {usual: true, why: always},
+		"cri.enable_cdi": {usual: true, why: always}, "cri.enable_criu": {usual: true, why: never},
+		"cri.cdi_spec_dirs":              {usual: []any{"/etc/cdi", "/var/run/cdi"}, to: "cdi_spec_dirs"},
+		"cri.drain_exec_sync_io_timeout": {}, "cri.ignore_deprecation_warnings": {}, "cri.stats_retention_period": {},
 		"cri.systemd_cgroup": {usual: false, to: "cgroup_driver", as: driver}, "cri.image_decryption.key_model": {usual: "node", why: never},
 		"cri.containerd.default_runtime_name":              {usual: "runc", to: "default_runtime"},
 		"cri.containerd.ignore_blockio_not_enabled_errors": {}, "cri.containerd.ignore_rdt_not_enabled_errors": {},
@@ -369,8 +366,7 @@ func rulesOfCRI() map[string]rule {
 		"cri.cni.conf_template":                       {usual: "", why: "the table default_network makes a network of the node's pod CIDR"},
 		"cri.cni.ip_pref":                             {usual: "", why: never},
 		"cri.cni.setup_serially":                      {}, "cri.cni.use_internal_loopback": {}, "cri.disable_tcp_service": {},
-		"cri.stream_server_address":                 {usual: "127.0.0.1"},
-		"cri.stream_server_port":                    {usual: "0"},
+		"cri.stream_server_address": {usual: "127.0.0.1"}, "cri.stream_server_port": {usual: "0"},
 		"cri.stream_idle_timeout":                   {usual: "4h0m0s", to: "streaming.idle_timeout"},
 		"cri.enable_tls_streaming":                  {usual: false},
 		"cri.x509_key_pair_streaming.tls_cert_file": {usual: "", to: "streaming.tls_cert"},

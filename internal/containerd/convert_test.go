@@ -73,6 +73,20 @@ X-Meta = ['hunter2']
 `, func(c *config.Config) bool {
 			return c.CNIBin == "/usr/libexec/cni" && !c.Images.KeepLayers && time.Duration(c.Streaming.Idle) == time.Hour
 		}, []string{"mirror.example", "images.docker_config"}},
+		"version 4": {`version = 4
+[plugins.'io.containerd.cri.v1.runtime']
+enable_criu = true
+[plugins.'io.containerd.server.v1.grpc']
+address = '/run/k3s/containerd.sock'
+[plugins.'io.containerd.server.v1.metrics']
+address = '127.0.0.1:1338'
+[plugins.'io.containerd.image-verifier.v1.bindir']
+bin_dir = '/opt/verifiers'
+[plugins.'io.containerd.nri.v1.nri'.default_validator]
+required_plugins = ['policy']
+`, func(c *config.Config) bool {
+			return c.Metrics == "127.0.0.1:1338" && c.Images.VerifierDir == "/opt/verifiers"
+		}, []string{"grpc.address = /run/k3s/containerd.sock", "nri.required_plugins"}},
 		"the handler was skipped": {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd]\ndefault_runtime_name = 'kata'\n" + runtimeV2("kata", "io.containerd.kata.v2", ""), noDefault, []string{"runtime handler kata", "default_runtime_name = kata"}},
 		"its program is relative": {criV2 + runtimeV2("runc", "io.containerd.runc.v2", "BinaryName = 'crun'"), noDefault, []string{"runtime handler runc", "default_runtime_name = runc"}},
 		"runc is crun":            {criV2 + runtimeV2("runc", "io.containerd.runc.v2", "BinaryName = '/usr/bin/crun'"), runcIsDefault, nil},
@@ -99,7 +113,7 @@ X-Meta = ['hunter2']
 		for _, note := range test.notes {
 			harness.Want(t, strings.Contains(string(text), note), "%s: nothing says %q:\n%s", name, note, text)
 		}
-		harness.Want(t, !regexp.MustCompile("hunter2|cni_bin_dir = :").Match(text), "%s: a password, or a key without a value, is in it:\n%s", name, text)
+		harness.Want(t, !regexp.MustCompile("hunter2|cni_bin_dir = :|enable_criu").Match(text), "%s: a password, or a key without a value, is in it:\n%s", name, text)
 	}
 }
 
@@ -124,7 +138,7 @@ func TestDefaultsSayNothing(t *testing.T) {
 }
 
 func TestRefusesOtherVersions(t *testing.T) {
-	for _, text := range []string{"", "version = 1\n", "version = 4\n", "x"} {
+	for _, text := range []string{"", "version = 1\n", "version = 5\n", "x"} {
 		got, err := Convert([]byte(text))
 		harness.Want(t, err != nil, "%q became %q", text, got)
 	}
