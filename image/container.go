@@ -199,6 +199,9 @@ func (s *Store) ImageUsage(ctx context.Context) (Usage, error) {
 		}
 		usage, err := s.snapshots.Usage(ctx, info.Name)
 		total.add(usage.Size, usage.Inodes)
+		if errdefs.IsNotFound(err) { // removed since it was listed
+			return nil
+		}
 		return err
 	})
 	if err != nil {

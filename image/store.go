@@ -282,9 +282,6 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Dir is the directory that holds all of the store.
-func (s *Store) Dir() string { return s.dir }
-
 // scope names the metadata namespace and the log of containerd's packages.
 func (s *Store) scope(ctx context.Context) context.Context {
 	return log.WithLogger(namespaces.WithNamespace(ctx, "minicri"), s.libraryLog)

@@ -178,6 +178,16 @@ func checkUsage(t *testing.T, s *Store, target string) {
 		"container: %+v, %v", own, err)
 	images, err := s.ImageUsage(t.Context())
 	harness.Want(t, err == nil && images.Bytes != 0 && images.Bytes < 1<<20 && images.Inodes != 0, "images: %+v, %v", images, err)
+	s.snapshots = unmeasured{s.snapshots}
+	_, err = s.ImageUsage(t.Context())
+	harness.Same(t, "error for layers that were removed since they were listed", err, nil)
+}
+
+// unmeasured are snapshots that are gone when they are measured.
+type unmeasured struct{ snapshots.Snapshotter }
+
+func (unmeasured) Usage(context.Context, string) (snapshots.Usage, error) {
+	return snapshots.Usage{}, errdefs.ErrNotFound
 }
 
 func TestSnapshotForAUserNamespace(t *testing.T) {
