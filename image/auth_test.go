@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -56,7 +57,10 @@ func TestHostsFileIsReadAtEachPull(t *testing.T) {
 	s := openStore(t, func(c *Config) { c.CertsDirs = []string{first, second} })
 	registry := newTestRegistry(t)
 	registry.push(t, "library/mirrored:1", smallImage(t))
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>log in</html>")) }))
+	defer page.Close() // it is no registry, so the next one counts
 	mirror := `server = "http://127.0.0.1:1"
+[host."` + page.URL + `"]
 [host."http://` + registry.host() + `"]
   capabilities = ["pull", "resolve"]
 `
@@ -65,6 +69,8 @@ func TestHostsFileIsReadAtEachPull(t *testing.T) {
 	harness.Same(t, "tags", image.RepoTags, []string{"docker.io/library/mirrored:1"})
 	writeHosts(t, first, "docker.io", `server = "http://127.0.0.1:1"`)
 	checkRefused(t, s, "mirrored:1", Auth{}, isUnavailable, "127.0.0.1:1") // the first directory's file counts
+	writeHosts(t, first, "docker.io", fmt.Sprintf("server = %q", page.URL))
+	checkRefused(t, s, "mirrored:1", Auth{}, isUnavailable, hostOfURL(page.URL)+" answers with a page of HTML")
 }
 
 // TestMirrorsGetTheirOwnCredentials: what config.json has for a mirror goes
@@ -161,6 +167,8 @@ var spoiltHosts = map[string]struct{ text, want string }{
 	"unknown key":     {"[host.\"MIRROR\"]\ncapabilites = [\"pull\"]", "line 2: host.MIRROR.capabilites: there is no such key"},
 	"unknown table":   {"[hosts.\"MIRROR\"]\ncapabilities = [\"pull\"]", "line 1: hosts.MIRROR: there is no such key"},
 	"ca":              {"[host.\"MIRROR\"]\nca = 5", "line 2: host.MIRROR.ca: 5 is neither a text nor a list"},
+	"no ca":           {"[host.\"MIRROR\"]\nca = \"none.pem\"", "unable to read CA cert"},
+	"no client":       {"[host.\"MIRROR\"]\nclient = [[\"none.cert\", \"none.key\"]]", "unable to read CERT file"},
 	"client":          {"[host.\"MIRROR\"]\nclient = [[\"a\", \"b\", \"c\"]]", "line 2: host.MIRROR.client: "},
 	"header":          {"[host.\"MIRROR\"]\n[host.\"MIRROR\".header]\nx = { y = 1 }", "line 3: host.MIRROR.header.x: "},
 	"no table":        {"host = { \"MIRROR\" = { capabilities = [\"pull\"] } }", "line 1: host.MIRROR: it has to be a table of its own"},
@@ -184,6 +192,7 @@ func TestAWrongHostsFileFailsThePull(t *testing.T) {
 	}))
 	defer origin.Close()
 	host := hostOfURL(origin.URL)
+	must(t, os.WriteFile(filepath.Join(certs, "README"), nil, 0o600))
 	before := len(mirror.seen(func(seenRequest) bool { return true }))
 	for name, test := range spoiltHosts {
 		t.Run(name, func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -97,8 +98,8 @@ func again(t *testing.T, do func()) (stop func()) {
 	return stop
 }
 
-// attack: images: zstd layers that want a window of 512 MiB, or one segment of 1 GiB, or four windows of 128 MiB at once
-// held: the first two are refused by the window; the others are decoded, no more than two at a time, in processes of less than 192 MiB that the kernel ends first
+// attack: images: zstd layers that want a window of 512 MiB, or one segment of 1 GiB, or four windows of 128 MiB at once; a registry that sends blobs in the encoding zstd of HTTP
+// held: the first two and the last are refused; the others are decoded, no more than two at a time, in processes of less than 192 MiB that the kernel ends first
 // field: containerd decodes them all within itself, in up to 1 GiB each
 func TestZstdWindowsAreBounded(t *testing.T) {
 	const size = 160 << 20
@@ -130,6 +131,16 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 	all.Wait()
 	harness.Want(t, s.zstd.TryAcquire(maxZstd), "a place was not given back")
 	s.zstd.Release(maxZstd)
+
+	registry := newTestRegistry(t)
+	reference := registry.push(t, "encoded:1", smallImage(t))
+	registry.breakWith(onBlob("", func(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
+		harness.Want(t, !strings.Contains(r.Header.Get("Accept-Encoding"), "zstd"), "the registry is asked for zstd: %v", r.Header)
+		w.Header().Set("Content-Encoding", "ZSTD")
+		_, err := w.Write(hostile.Zstd(bytes.NewReader(wholeBody(origin, r)), 29))
+		return err == nil
+	}))
+	checkRefused(t, s, reference, Auth{}, errdefs.IsInvalidArgument, "in the encoding zstd")
 }
 
 // A decoder that ends too early, or is not read to its end, leaves no process, and its error is that of the pull.

@@ -39,19 +39,17 @@ func (e kindError) Unwrap() error { return e.kind }
 
 // registryError gives an error of a registry its kind and keeps the registry's words.
 func registryError(ctx context.Context, err error) error {
-	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+	status, isStatus := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
+	switch {
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		return context.Cause(ctx)
-	}
-	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
+	case isStatus:
 		return statusError(status)
-	}
-	if isBadToken(err) {
+	case isBadToken(err):
 		return fmt.Errorf("the registry's token service answered with something that is no token: %w", errdefs.ErrUnauthenticated)
-	}
-	if errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, auth.ErrNoToken) {
+	case errors.Is(err, docker.ErrInvalidAuthorization), errors.Is(err, auth.ErrNoToken):
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnauthenticated)
-	}
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	}
 	_, stalled := errors.AsType[stalledError](err)

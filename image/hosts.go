@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes"
@@ -46,15 +47,16 @@ type hostFields struct {
 	DialTimeout  string         `toml:"dial_timeout"`
 }
 
-// checkHostsFile refuses a file that is not understood whole, by line and key. The library
+// checkHostDir refuses a hosts.toml that is not understood whole, by line and key. The library
 // would ignore it and ask the registry itself, which the file may be there to prevent.
-func checkHostsFile(path string) error {
+func checkHostDir(dir string) error {
+	path := filepath.Join(dir, hostsFileName)
 	data, err := state.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
 	if err == nil {
 		err = checkHosts(data)
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) { // certificates and keys count without it
+		_, err = config.ConfigureHosts(context.Background(), config.HostOptions{HostDir: func(string) (string, error) { return dir, nil }})("localhost")
 	}
 	if err != nil {
 		return fmt.Errorf("registry configuration %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
@@ -187,24 +189,20 @@ func linesOf(data []byte) (lines map[string]int, tables map[string]bool) {
 // CheckRegistries returns what is wrong with the files that say how registries are
 // reached: pulls that need them fail, or have no credentials.
 func CheckRegistries(certsDirs []string, dockerConfig, verifierDir string) (problems []error) {
-	if _, err := verifiers(verifierDir); err != nil {
-		problems = append(problems, err)
-	}
+	_, err := verifiers(verifierDir)
+	problems = append(problems, err, checkDockerConfig(dockerConfig))
 	for _, dir := range certsDirs {
 		hosts, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			problems = append(problems, fmt.Errorf("registry configuration: %w", err))
 		}
 		for _, host := range hosts {
-			if err := checkHostsFile(filepath.Join(dir, host.Name(), hostsFileName)); err != nil {
+			if err := checkHostDir(filepath.Join(dir, host.Name())); !errors.Is(err, syscall.ENOTDIR) { // a file beside them
 				problems = append(problems, err)
 			}
 		}
 	}
-	if err := checkDockerConfig(dockerConfig); err != nil {
-		problems = append(problems, err)
-	}
-	return problems
+	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })
 }
 
 // resolver makes what one pull uses to reach the registry and its mirrors. It reads their
@@ -261,7 +259,7 @@ func (s *Store) hostDir(host string) (string, error) {
 			continue
 		}
 		if err == nil {
-			err = checkHostsFile(filepath.Join(dir, hostsFileName))
+			err = checkHostDir(dir)
 		}
 		return dir, err
 	}

@@ -47,18 +47,30 @@ func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(req.Context())
+	if req = req.Clone(ctx); req.Header.Get("Accept-Encoding") != "" {
+		req.Header.Set("Accept-Encoding", "gzip") // not zstd, see below
+	}
 	stalled := stalledError{method: req.Method, host: req.URL.Host, path: req.URL.Path, after: l.timeout, minimum: l.minRate}
 	timer := time.AfterFunc(l.timeout, func() { cancel(stalled) })
-	resp, err := l.base.RoundTrip(req.WithContext(ctx))
+	resp, err := l.base.RoundTrip(req)
 	timer.Stop()
 	if err != nil {
 		err = cmp.Or(context.Cause(ctx), err)
 		cancel(nil)
 		return nil, err
 	}
-	if !isBlob(req) && resp.StatusCode == http.StatusOK && resp.ContentLength > maxManifest {
+	switch content := resp.Header.Get("Content-Type"); {
+	case !isBlob(req) && resp.StatusCode == http.StatusOK && resp.ContentLength > maxManifest:
+		err = tooLong(req)
+	case strings.Contains(strings.ToLower(resp.Header.Get("Content-Encoding")), "zstd"): // the library has no bound for its window
+		err = fmt.Errorf("registry %s sends %s in the encoding zstd: %w", req.URL.Host, req.URL.Path, errdefs.ErrInvalidArgument)
+	// Of a proxy, say, that wants a login. After an error the library asks the next host.
+	case resp.StatusCode == http.StatusOK && strings.HasPrefix(content, "text/html") && l.own(req.URL.Host) && req.Header.Get("Accept") != "":
+		err = fmt.Errorf("%s answers with a page of HTML, as no registry does", req.URL.Host)
+	}
+	if err != nil {
 		cancel(nil)
-		return nil, errors.Join(tooLong(req), resp.Body.Close())
+		return nil, errors.Join(err, resp.Body.Close())
 	}
 	body := &watchedBody{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, timer: timer, stalled: stalled, left: math.MaxInt64}
 	resp.Body = body
