@@ -91,7 +91,7 @@ func (n *Dir) Pin(id, source string) error {
 	return nil
 }
 
-// Alive reports whether the path of id is a namespace (a reboot or a person may have removed it) or unknown.
+// Alive reports whether a namespace is pinned for id, which a reboot or a person may have removed, or may be.
 func (n *Dir) Alive(id string) bool {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(n.Path(id), &stat); err != nil {

@@ -60,8 +60,8 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 	}
 }
 
-// isAnother is the answer to a request for a name whose sandbox is another one: whoever asks
-// for another runtime, or for other namespaces, must not take it for what it asked for.
+// isAnother refuses a request whose name and attempt another sandbox has: the caller must not take that one, with
+// another runtime or other namespaces, for what it asked for.
 func (sb *Sandbox) isAnother(what string) error {
 	return fmt.Errorf("sandbox %s already has this name and attempt, and %s: remove it, or ask with a higher attempt: %w", sb.ID, what, errdefs.ErrAlreadyExists)
 }

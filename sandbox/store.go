@@ -86,7 +86,7 @@ type Store struct {
 	limits     atomic.Pointer[Limits]
 	bootID     string
 	rebooted   bool // since the last daemon ran
-	unrecorded bool // the end of a sandbox by that is not on disk
+	unrecorded bool // not on disk: the end of a sandbox by that reboot
 	files      *state.Objects[Record, Facts]
 	containers Containers    // set before the first Stop
 	rolledBack chan struct{} // closed by rollBack

@@ -142,8 +142,8 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 	return supervisor, nil
 }
 
-// Call asks a group's supervisor for something, and its successor if it dies over it, also because it hung.
-// It reports whether one has died, which may have done it.
+// Call asks a group's supervisor, and its successor if it dies meanwhile, also because it hung and was killed.
+// repeated reports whether one has died, which may have done what it was asked for.
 func (s *Set) Call(ctx context.Context, name string, do func(*Client) error) (repeated bool, err error) {
 	for try := range 3 { // so many supervisors may die over one call
 		if try > 0 {

@@ -162,7 +162,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	did, word := false, make(chan error, 1)
 	go func() {
 		_, err := io.ReadFull(supervisor, make([]byte, len(taken)))
-		// A container may hold them up, and nobody else would end them.
+		// A container may hold up what was started, and nobody else would end it.
 		for again := err != nil && (request.Verb == Create || request.Verb == Exec); again; time.Sleep(killPause) {
 			killing.Lock()
 			if again = !did; again {
