@@ -13,22 +13,13 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/step"
-	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/stats"
 )
 
 // ImageServer implements runtime.v1.ImageService.
 type ImageServer struct {
 	runtimeapi.UnimplementedImageServiceServer
-	images   *image.Store
-	handlers func() []string
-	pods     *sandbox.Store // keeps the pulls of images in the timelines of pods
-	meter    *stats.Meter   // of the writable layers
-}
-
-// NewImageServer serves the images of a store to all runtime handlers. pods may be nil.
-func NewImageServer(images *image.Store, handlers func() []string, pods *sandbox.Store, meter *stats.Meter) *ImageServer {
-	return &ImageServer{images: images, handlers: handlers, pods: pods, meter: meter}
+	runtime *Runtime
 }
 
 // ListImages lists all images, or the one that the filter names.
@@ -53,7 +44,7 @@ func (s *ImageServer) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image,
 		return nil, err
 	}
 	if wanted := filter.GetImage().GetImage(); wanted != "" {
-		one, err := s.images.Get(wanted)
+		one, err := s.runtime.Images.Get(wanted)
 		switch {
 		case errdefs.IsNotFound(err):
 			return nil, nil
@@ -63,7 +54,7 @@ func (s *ImageServer) list(filter *runtimeapi.ImageFilter) ([]*runtimeapi.Image,
 		return []*runtimeapi.Image{criImage(one)}, nil
 	}
 	var images []*runtimeapi.Image
-	for _, one := range s.images.List() {
+	for _, one := range s.runtime.Images.List() {
 		images = append(images, criImage(one))
 	}
 	return images, nil
@@ -75,7 +66,7 @@ func (s *ImageServer) ImageStatus(ctx context.Context, request *runtimeapi.Image
 	if err != nil {
 		return nil, err
 	}
-	found, err := s.images.Get(wanted)
+	found, err := s.runtime.Images.Get(wanted)
 	if errdefs.IsNotFound(err) {
 		return &runtimeapi.ImageStatusResponse{}, nil
 	}
@@ -86,7 +77,7 @@ func (s *ImageServer) ImageStatus(ctx context.Context, request *runtimeapi.Image
 	if !request.GetVerbose() {
 		return response, nil
 	}
-	described, err := s.images.Describe(ctx, found.ID)
+	described, err := s.runtime.Images.Describe(ctx, found.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +98,7 @@ func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullIma
 	}
 	row := step.Row{Step: wanted, Start: time.Now()}
 	a := request.GetAuth()
-	pulled, err := s.images.Pull(ctx, wanted, image.Auth{
+	pulled, err := s.runtime.Images.Pull(ctx, wanted, image.Auth{
 		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
 		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
 	}, nil)
@@ -117,8 +108,8 @@ func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullIma
 	} else {
 		row.Note = units.BytesSize(float64(pulled.Size))
 	}
-	if s.pods != nil {
-		s.pods.NotePull(request.GetSandboxConfig(), row)
+	if s.runtime.Sandboxes != nil {
+		s.runtime.Sandboxes.NotePull(request.GetSandboxConfig(), row)
 	}
 	return &runtimeapi.PullImageResponse{ImageRef: pulled.ID}, err
 }
@@ -129,20 +120,20 @@ func (s *ImageServer) RemoveImage(ctx context.Context, request *runtimeapi.Remov
 	if err != nil {
 		return nil, err
 	}
-	return &runtimeapi.RemoveImageResponse{}, s.images.Remove(ctx, wanted)
+	return &runtimeapi.RemoveImageResponse{}, s.runtime.Images.Remove(ctx, wanted)
 }
 
 // ImageFsInfo measures images, and adds up the writable layers of containers, which share a filesystem.
 func (s *ImageServer) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
-	images, err := s.images.ImageUsage(ctx)
+	images, err := s.runtime.Images.ImageUsage(ctx)
 	if err != nil {
 		return nil, err
 	}
-	layers, err := s.images.Snapshots(ctx)
+	layers, err := s.runtime.Images.Snapshots(ctx)
 	if err != nil {
 		return nil, err
 	}
-	containers := s.meter.Layers(ctx, layers)
+	containers := s.runtime.Stats.Layers(ctx, layers)
 	containers.Mountpoint = images.Mountpoint
 	return &runtimeapi.ImageFsInfoResponse{
 		ImageFilesystems:     []*runtimeapi.FilesystemUsage{stats.Filesystem(images)},
@@ -161,10 +152,10 @@ func (s *ImageServer) imageName(spec *runtimeapi.ImageSpec) (string, error) {
 // checkHandler refuses a runtime handler that the node does not have.
 func (s *ImageServer) checkHandler(spec *runtimeapi.ImageSpec) error {
 	handler := spec.GetRuntimeHandler()
-	if handler == "" || slices.Contains(s.handlers(), handler) {
+	if handler == "" || slices.Contains(s.runtime.Info.Handlers.Names(), handler) {
 		return nil
 	}
-	return fmt.Errorf("image.runtime_handler: %q is unknown, this runtime has %q: %w", handler, s.handlers(), errdefs.ErrInvalidArgument)
+	return fmt.Errorf("image.runtime_handler: %q is unknown, this runtime has %q: %w", handler, s.runtime.Info.Handlers.Names(), errdefs.ErrInvalidArgument)
 }
 
 func criImage(i image.Image) *runtimeapi.Image {

@@ -13,12 +13,12 @@ import (
 	"testing"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/stats"
 	"github.com/minicri/minicri/test/harness"
 	hostile "github.com/minicri/minicri/test/hostile/registry"
@@ -48,9 +48,8 @@ func newImageNode(t testing.TB, change ...func(*image.Config)) *imageNode {
 	})
 	meter, err := stats.Open(t.Context(), store, config.Logger)
 	must(t, err)
-	calls := calls{logger: config.Logger, runtime: &Runtime{}, images: store}
-	server := grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(store, func() []string { return []string{"kata"} }, nil, meter))
+	handlers := handler.New(map[string]handler.Spec{"kata": {}}, handler.Features{})
+	server := New(&Runtime{Images: store, Stats: meter, Info: Info{Handlers: handlers}}, nil, config.Logger)
 	return &imageNode{runtimeapi.NewImageServiceClient(serveOnSocket(t, server)), content, host}
 }
 

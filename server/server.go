@@ -44,6 +44,7 @@ type Runtime struct {
 	Sandboxes  *sandbox.Store
 	Containers *container.Store
 	Networks   *network.CNI
+	Images     *image.Store
 	Stats      *stats.Meter
 	Streams    *stream.Server
 	Events     *Broadcaster
@@ -62,9 +63,9 @@ type Info struct {
 	Config        func() any // the configuration in effect, for the verbose status
 }
 
-// New makes a gRPC server of the runtime and the images. traces, if not nil, follows each call.
-func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
-	calls := calls{logger: logger, runtime: runtime, images: images}
+// New makes a gRPC server of the runtime and its images. traces, if not nil, follows each call.
+func New(runtime *Runtime, traces grpcstats.Handler, logger *slog.Logger) *grpc.Server {
+	calls := calls{logger: logger, runtime: runtime}
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(16 << 20),      // what the kubelet accepts from a runtime, and more than it sends
 		grpc.MaxSendMsgSize(math.MaxInt32), // a list that is too large fails at its client
@@ -75,15 +76,14 @@ func New(runtime *Runtime, images *image.Store, traces grpcstats.Handler, logger
 	}
 	server := grpc.NewServer(options...)
 	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
-	runtimeapi.RegisterImageServiceServer(server, NewImageServer(images, runtime.Info.Handlers.Names, runtime.Sandboxes, runtime.Stats))
+	runtimeapi.RegisterImageServiceServer(server, &ImageServer{runtime: runtime})
 	return server
 }
 
 // calls intercepts every call: it logs it, gives its error a code, and confines a panic to it.
 type calls struct {
 	logger  *slog.Logger
-	runtime *Runtime     // knows which pod an id is of
-	images  *image.Store // knows the size of one that was pulled
+	runtime *Runtime // knows which pod an id is of, and the size of an image
 }
 
 func (c calls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
@@ -235,7 +235,7 @@ func (c calls) made(response any) []any {
 	case *runtimeapi.CreateContainerResponse:
 		return []any{"id", r.GetContainerId()}
 	case *runtimeapi.PullImageResponse:
-		if pulled, err := c.images.Get(r.GetImageRef()); err == nil {
+		if pulled, err := c.runtime.Images.Get(r.GetImageRef()); err == nil {
 			return []any{"id", r.GetImageRef(), "size", pulled.Size}
 		}
 	}

@@ -164,7 +164,7 @@ func TestEmptyListsOfVerboseAnswers(t *testing.T) {
 
 // dial serves the runtime on a unix socket and connects to it.
 func dial(t *testing.T, runtime *Runtime) runtimeapi.RuntimeServiceClient {
-	return runtimeapi.NewRuntimeServiceClient(serveOnSocket(t, New(runtime, nil, nil, slog.New(slog.DiscardHandler))))
+	return runtimeapi.NewRuntimeServiceClient(serveOnSocket(t, New(runtime, nil, slog.New(slog.DiscardHandler))))
 }
 
 func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {

@@ -136,7 +136,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 		return err
 	}
 	served := make(chan error, 1)
-	grpcServer := server.New(node.runtime, node.images, traces.Calls(), logger)
+	grpcServer := server.New(node.runtime, traces.Calls(), logger)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
 	go watchdog(background, seen, logger) // not waited for: a lock may never be had

@@ -114,7 +114,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 
 func (n *parts) wireRuntime(ctx context.Context, c *config.Config) (err error) {
 	runtime := &server.Runtime{
-		Events: server.NewBroadcaster(), Observe: n.metrics.ObserveCall,
+		Events: server.NewBroadcaster(), Images: n.images, Observe: n.metrics.ObserveCall,
 		Info: server.Info{Version: version, SystemdCgroup: n.systemd, Handlers: n.handlers, Machine: n.machine},
 	}
 	n.runtime = runtime
