@@ -166,11 +166,11 @@ func sysctls(pairs ...string) harness.PodOption {
 // Those of an interface exist only once ADD has made it.
 func TestSysctls(t *testing.T) {
 	n := newNode(t)
-	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", sysctls("net.core.somaxconn", "777", "net/ipv4/tcp_syncookies", "0",
+	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", sysctls("net.core.somaxconn", "777", "net/ipv4/tcp_fin_timeout", "33",
 		"net.ipv4.conf.eth0.arp_announce", "2", "net/ipv4/conf/eth0/arp_ignore", "1",
 		"kernel.shm_rmid_forced", "1", "kernel.msgmax", "12345", "fs.mqueue.msg_max", "33"))))
 	for name, want := range map[string]string{
-		"net.core.somaxconn": "777", "net.ipv4.tcp_syncookies": "0", "net.ipv4.conf.eth0.arp_announce": "2", "net.ipv4.conf.eth0.arp_ignore": "1",
+		"net.core.somaxconn": "777", "net.ipv4.tcp_fin_timeout": "33", "net.ipv4.conf.eth0.arp_announce": "2", "net.ipv4.conf.eth0.arp_ignore": "1",
 		// No one asked for these, every runtime sets them.
 		"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0\t2147483647",
 	} {
