@@ -164,13 +164,18 @@ func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 }
 
 // A plugin that cannot be killed keeps its attachment locked, under the next daemon too, and who waits for that is told
-// at once; when it ends, DEL is repeated.
+// at once, however many plugins would be next; when it ends, DEL is repeated.
 func TestPluginThatCannotBeKilled(t *testing.T) {
-	n := newScripted(t, func(o *Options) { o.Limits.DetachTries, o.Limits.Del, o.Limits.Status = 100, time.Second, time.Second })
+	n := newNode(t, func(o *Options) {
+		o.Limits.DetachTries, o.Limits.Del, o.Limits.Status = 100, 2*time.Second, time.Second
+	})
+	n.configure(t, "10.conflist", "net", slices.Repeat([]map[string]any{n.script()}, 30)...)
 	freeze := harness.Disk(t, n.scripted) // it sleeps at its first line
 	n.attached(t, "web")
 	thaw := freeze()
-	harness.WantError(t, n.Detach(harness.Limited(t, within), "web", ""), "not done after 1s", errStuck.Error())
+	ctx := harness.Limited(t, within)
+	harness.WantError(t, n.Detach(ctx, "web", ""), "not done after 2s, the plugins", "29 of the 30", errStuck.Error())
+	harness.Want(t, ctx.Err() == nil, "it took the time of the others, too")
 	for range 2 {
 		eventually(t, within, "the run is stuck", func() bool { return n.isStuck("DEL", "net") && len(n.Stuck()[0].Processes) > 0 })
 		harness.WantError(t, n.Detach(harness.Limited(t, within), "web", ""), errStuck.Error(), "stuckPlugins")

@@ -195,9 +195,16 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 	alive, cancel := context.WithTimeout(run.alive, run.Limit) // of other verbs the run ends then, too
 	defer cancel()
 	var command *exec.Cmd
+	ended := make(chan error, 2)
 	for began := time.Now(); ; time.Sleep(busyPause) {
 		command = exec.CommandContext(alive, path)
-		command.Cancel = func() error { return errors.Join(command.Process.Kill(), run.Group.Kill(process.KillLimit)) }
+		command.Cancel = func() error {
+			err := errors.Join(command.Process.Kill(), run.Group.Kill(process.KillLimit))
+			if errors.Is(err, cgroup.ErrBusy) {
+				ended <- err // it cannot be waited for
+			}
+			return err
+		}
 		command.Env, command.Stdin, command.Stdout, command.Stderr = environment, bytes.NewReader(stdin), to, run.stderr
 		command.WaitDelay, command.SysProcAttr = leftDelay, &syscall.SysProcAttr{Setsid: true}
 		// An installer may still be writing the program. Half of the limit leaves time to report that.
@@ -218,7 +225,8 @@ func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte
 		}
 		read <- err
 	}()
-	err = command.Wait()
+	go func() { ended <- command.Wait() }()
+	err = <-ended
 	_ = from.SetReadDeadline(time.Now().Add(leftDelay))
 	if errors.Is(<-read, os.ErrDeadlineExceeded) {
 		answer.Write(rest(from))
