@@ -268,12 +268,12 @@ func (c *conversion) bytes() ([]byte, error) {
 
 // logLevel and driver return nil if no key is needed.
 func logLevel(value any) any {
-	return map[any]any{"trace": "debug", "debug": "debug", "fatal": "error", "panic": "error", "error": "error", "warn": "warn", "warning": "warn"}[value]
+	return map[string]any{"trace": "debug", "debug": "debug", "fatal": "error", "panic": "error", "error": "error", "warn": "warn", "warning": "warn"}[fmt.Sprint(value)]
 }
 
 func not(value any) any { return value == false }
 
-func driver(value any) any { return map[any]any{true: "systemd"}[value] }
+func driver(value any) any { return map[string]any{"true": "systemd"}[fmt.Sprint(value)] }
 
 func directories(value any) any {
 	text, _ := value.(string)
@@ -281,8 +281,12 @@ func directories(value any) any {
 }
 
 func joined(value any) any {
+	all, isList := value.([]any)
+	if !isList {
+		return value
+	}
 	var list []string
-	for _, one := range value.([]any) {
+	for _, one := range all {
 		list = append(list, fmt.Sprint(one))
 	}
 	return strings.Join(list, ":")

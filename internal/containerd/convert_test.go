@@ -96,6 +96,7 @@ required_plugins = ['policy']
 		"a base spec is relative": {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\nbase_runtime_spec = 'base.json'\n", noDefault, []string{"runtimes.runc = ", "runtimes.runc.base_spec"}},
 		"there is no limit":       {criV2 + "image_pull_progress_timeout = '0s'\n", anything, []string{"images.progress_timeout = 0s"}},
 		"a limit is no duration":  {criV2 + "image_pull_progress_timeout = 'soon'\n", anything, []string{"images.progress_timeout = soon"}},
+		"values of other kinds":   {criV2 + "systemd_cgroup = []\n[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dirs = '/opt/x'\n[debug]\nlevel = ['x']\n", func(c *config.Config) bool { return c.CNIBin == "/opt/x" }, nil},
 		"half a certificate":      {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.x509_key_pair_streaming]\ntls_cert_file = '/c'\n", anything, []string{"streaming.tls_cert = /c"}},
 		"the collector is a URL": {"version = 2\n[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'http://h:4318'\nprotocol = 'http/protobuf'\n", func(c *config.Config) bool {
 			return c.Tracing.Endpoint == "h:4318" && c.Tracing.Protocol == "http" && c.Tracing.Insecure
