@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -285,21 +286,21 @@ func (c *creation) create(ctx context.Context) error {
 	})
 }
 
-// makeLogDirectory follows no symbolic link out of the pod's log directory.
+// makeLogDirectory follows no symbolic link out of the directory of all pods' logs.
 func (c *creation) makeLogDirectory() error {
-	if c.logFile() == "" {
+	base, path, guarded := strings.Cut(c.logFile(), api.PathGuard)
+	if !guarded {
 		return os.MkdirAll(filepath.Dir(c.LogPath), 0o755)
 	}
-	directory := c.sandbox.Config().GetLogDirectory()
-	if err := os.MkdirAll(directory, 0o755); err != nil {
+	if err := os.MkdirAll(base, 0o755); err != nil {
 		return err
 	}
-	root, err := os.OpenRoot(directory)
+	root, err := os.OpenRoot(base)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	return root.MkdirAll(filepath.Dir(filepath.Clean(c.config.GetLogPath())), 0o755)
+	return root.MkdirAll(filepath.Dir(path), 0o755)
 }
 
 // logFile returns "" for no log. It trusts the directory of all pods' logs, such as /var/log/pods, only.
