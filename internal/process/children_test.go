@@ -66,7 +66,7 @@ func TestReapOrphans(t *testing.T) {
 	harness.Want(t, exists(short.PID) || time.Since(began) >= process.ReapAfter, "reaped at once: another waiter would have had no time to")
 	harness.Eventually(t, "the dead orphan is reaped", within, func() bool { return !exists(short.PID) })
 	stat, err := process.ReadStat(long.PID)
-	harness.Want(t, err == nil && !stat.Dead(), "the orphan that lives: %+v, %v", stat, err)
+	harness.Want(t, err == nil && stat.State != 'Z', "the orphan that lives: %+v, %v", stat, err)
 }
 
 // The exit status of a child that other code waits for is never taken from it,
@@ -89,7 +89,7 @@ func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 	harness.Eventually(t, "every orphan is reaped", within, func() bool {
 		return !slices.ContainsFunc(process.Children("self"), func(pid int) bool {
 			stat, err := process.ReadStat(pid)
-			return err == nil && stat.Dead()
+			return err == nil && stat.State == 'Z'
 		})
 	})
 }

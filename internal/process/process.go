@@ -40,11 +40,11 @@ type Process struct {
 
 // Open finds the running process that the facts name. The caller closes it.
 func Open(facts Facts) (*Process, error) {
-	p, stat, err := find(facts.PID)
+	p, err := Find(facts.PID)
 	if err != nil {
 		return nil, err
 	}
-	if stat.StartTime != facts.StartTime || stat.Dead() {
+	if p.Facts != facts || p.Ended() { // its state is Z also if only its first thread has ended
 		return nil, errors.Join(fmt.Errorf("process %d: %w", facts.PID, ErrGone), p.Close())
 	}
 	return p, nil
@@ -52,20 +52,15 @@ func Open(facts Facts) (*Process, error) {
 
 // Find finds the process that has a pid now, even a zombie. The caller closes it.
 func Find(pid int) (*Process, error) {
-	p, _, err := find(pid)
-	return p, err
-}
-
-func find(pid int) (*Process, Stat, error) {
 	if pid < 1 {
-		return nil, Stat{}, fmt.Errorf("process %d: %w", pid, ErrGone)
+		return nil, fmt.Errorf("process %d: %w", pid, ErrGone)
 	}
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // EINVAL: no pid of a process
-		return nil, Stat{}, fmt.Errorf("process %d: %w: %w", pid, ErrGone, err)
+		return nil, fmt.Errorf("process %d: %w: %w", pid, ErrGone, err)
 	}
 	if err != nil {
-		return nil, Stat{}, fmt.Errorf("open process %d: %w", pid, os.NewSyscallError("pidfd_open", err))
+		return nil, fmt.Errorf("open process %d: %w", pid, os.NewSyscallError("pidfd_open", err))
 	}
 	p := &Process{Facts: Facts{PID: pid}, pidfd: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid))}
 	// After the pidfd was opened, the start time tells if the pid has changed its owner.
@@ -74,10 +69,10 @@ func find(pid int) (*Process, Stat, error) {
 		err = errors.New(err.Error())
 	}
 	if err != nil {
-		return nil, Stat{}, errors.Join(fmt.Errorf("open process %d: %w", pid, err), p.Close())
+		return nil, errors.Join(fmt.Errorf("open process %d: %w", pid, err), p.Close())
 	}
 	p.StartTime = stat.StartTime
-	return p, stat, nil
+	return p, nil
 }
 
 // Signal sends a signal to the process; os.ErrProcessDone if it has ended.
@@ -187,9 +182,6 @@ type Stat struct {
 	Exiting  bool
 	Executed bool // it has executed a program since it was forked
 }
-
-// Dead reports whether the process has ended and only waits to be reaped.
-func (s Stat) Dead() bool { return s.State == 'Z' || s.State == 'X' }
 
 // ReadStat reads the Stat of a process; ErrGone if there is none.
 func ReadStat(pid int) (Stat, error) {

@@ -2,6 +2,7 @@ package process_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -29,6 +30,18 @@ func TestFactsNameOneProcess(t *testing.T) {
 	}
 }
 
+// A process runs as long as any of its threads does, also when its first one has ended, of which /proc says Z.
+func TestEndOfTheFirstThread(t *testing.T) {
+	const script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); ctypes.CDLL(None).syscall(%d, 0)"
+	facts := start(t, exec.Command("python3", "-c", fmt.Sprintf(script, unix.SYS_EXIT)))
+	for stat := (process.Stat{}); stat.State != 'Z'; time.Sleep(time.Millisecond) {
+		var err error
+		stat, err = process.ReadStat(facts.PID)
+		harness.Check(t, err)
+	}
+	open(t, facts)
+}
+
 func TestCloseEndsWait(t *testing.T) {
 	p, err := process.Open(start(t, exec.Command("sleep", "60")))
 	harness.Check(t, err)
@@ -38,7 +51,7 @@ func TestCloseEndsWait(t *testing.T) {
 	harness.Check(t, p.Close())
 	harness.Want(t, <-waited != nil, "Wait says that the process ended, but the handle was only closed")
 	stat, err := process.ReadStat(p.PID)
-	harness.Want(t, err == nil && !stat.Dead(), "the process did not survive Close: %+v, %v", stat, err)
+	harness.Want(t, err == nil && stat.State != 'Z', "the process did not survive Close: %+v, %v", stat, err)
 }
 
 // A process that has ended and was not reaped yet is gone, and stays openable unknown after it was reaped.
@@ -51,7 +64,7 @@ func TestReap(t *testing.T) {
 	harness.Want(t, exists(p.PID), "Reap took a process that runs")
 	harness.Check(t, errors.Join(stdin.Close(), p.Wait()))
 	stat, err := process.ReadStat(p.PID)
-	harness.Want(t, err == nil && stat.Dead(), "before Reap: %+v, %v, want a zombie", stat, err)
+	harness.Want(t, err == nil && stat.State == 'Z', "before Reap: %+v, %v, want a zombie", stat, err)
 	_, err = process.Open(p.Facts)
 	harness.Want(t, errors.Is(err, process.ErrGone), "Open of a zombie = %v, want ErrGone", err)
 	p.Reap()
@@ -75,7 +88,7 @@ func TestKillAnothersChild(t *testing.T) {
 	p := open(t, child)
 	harness.Check(t, p.Kill(within))
 	stat, err := process.ReadStat(child.PID)
-	harness.Want(t, err == nil && stat.Dead(), "%+v, %v: want a zombie that its parent does not reap", stat, err)
+	harness.Want(t, err == nil && stat.State == 'Z', "%+v, %v: want a zombie that its parent does not reap", stat, err)
 }
 
 // The name of a process may look like the fields that follow it.
@@ -87,7 +100,7 @@ func TestReadStatOfAnOddName(t *testing.T) {
 	harness.Check(t, errors.Join(err, os.WriteFile(odd, data, 0o755)))
 	facts := start(t, exec.Command(odd, "60"))
 	stat, err := process.ReadStat(facts.PID)
-	harness.Want(t, err == nil && !stat.Dead() && stat.Parent == os.Getpid() && stat.StartTime != 0, "ReadStat = %+v, %v", stat, err)
+	harness.Want(t, err == nil && stat.State != 'Z' && stat.Parent == os.Getpid() && stat.StartTime != 0, "ReadStat = %+v, %v", stat, err)
 	_, err = process.ReadStat(1 << 30)
 	harness.Want(t, errors.Is(err, process.ErrGone), "ReadStat of a process that is not there = %v, want ErrGone", err)
 }

@@ -160,7 +160,7 @@ func TestExecThatSleepsUninterruptibly(t *testing.T) {
 func zombies(parents []int) (count int) {
 	for _, parent := range parents {
 		for _, pid := range process.Children(strconv.Itoa(parent)) {
-			if stat, err := process.ReadStat(pid); err == nil && stat.Dead() {
+			if stat, err := process.ReadStat(pid); err == nil && stat.State == 'Z' {
 				count++
 			}
 		}

@@ -43,7 +43,7 @@ func namespace(t testing.TB, pid int, kind string) string {
 // alive reports whether a process runs; a zombie does not.
 func alive(pid int) bool {
 	stat, err := process.ReadStat(pid)
-	return err == nil && !stat.Dead()
+	return err == nil && stat.State != 'Z'
 }
 
 // inside calls do on a thread in a namespace of a process, by its name in /proc/PID/ns.

@@ -73,7 +73,7 @@ func (n *Node) processes() (pids []int) {
 		}
 	}
 	for pid, is := range found {
-		if stat, err := process.ReadStat(pid); is && pid != os.Getpid() && err == nil && !stat.Dead() {
+		if stat, err := process.ReadStat(pid); is && pid != os.Getpid() && err == nil && stat.State != 'Z' {
 			pids = append(pids, pid)
 		}
 	}
