@@ -176,9 +176,11 @@ func (c *libContainer) runHooks(name string, hooks []specs.Hook, state specs.Sta
 		if hook.Timeout != nil {
 			command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
 		}
+		late := time.AfterFunc(*command.Timeout+time.Second, starter.KillChildren) // Run waits for all that have its output
 		if e := command.Run(&state); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s hook %s: %w", name, hook.Path, e))
 		}
+		late.Stop()
 	}
 	return err
 }

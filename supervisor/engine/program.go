@@ -43,7 +43,7 @@ func (c *programContainer) create(spec *specs.Spec, given streams) (answer start
 		}
 	}
 	if err == nil {
-		err = writeJSON(filepath.Join(c.Dir(), "config.json"), spec)
+		err = starter.WriteJSON(filepath.Join(c.Dir(), "config.json"), spec)
 	}
 	if err != nil {
 		return answer, errors.Join(fmt.Errorf("write the bundle of container %s: %w", c.ID, err), os.RemoveAll(c.Dir()))
@@ -62,14 +62,6 @@ func (c *programContainer) create(spec *specs.Spec, given streams) (answer start
 		}
 	}
 	return answer, nil
-}
-
-func writeJSON(path string, value any) error {
-	encoded, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, encoded, 0o600)
 }
 
 // findCgroups returns init's cgroups by controller, "" for version 2: only those with the container's name,
@@ -113,7 +105,7 @@ func (c *programContainer) exec(given streams) (int, error) {
 	}
 	defer os.RemoveAll(scratch)
 	file := filepath.Join(scratch, "process.json")
-	if err := writeJSON(file, c.Process); err != nil {
+	if err := starter.WriteJSON(file, c.Process); err != nil {
 		return 0, err
 	}
 	arguments := []string{"--detach", "--process", file}
@@ -134,7 +126,7 @@ func (c *programContainer) start() error { return c.run(streams{}, nil, "start",
 
 func (c *programContainer) setResources(wanted *specs.LinuxResources, _ *int) error {
 	file := filepath.Join(c.Dir(), "resources.json")
-	if err := writeJSON(file, wanted); err != nil {
+	if err := starter.WriteJSON(file, wanted); err != nil {
 		return err
 	}
 	return c.run(streams{}, nil, "update", "--resources", file, c.ID)

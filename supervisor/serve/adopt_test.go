@@ -38,7 +38,7 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 		harness.Check(t, os.MkdirAll(dir, 0o700))
 		writeKills(t, dir, kills)
 		r := record{Container: starter.Container{ID: id, Cgroups: map[string]string{"": dir}}, Version: api.RecordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
-		harness.Check(t, writeJSON(s.recordPath(id), r))
+		harness.Check(t, starter.WriteJSON(s.recordPath(id), r))
 		for _, stream := range []string{api.Stdout, api.Stderr} {
 			harness.Check(t, unix.Mkfifo(filepath.Join(s.dir, api.StreamDir, id+"."+stream), 0o600))
 		}

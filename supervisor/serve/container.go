@@ -58,7 +58,7 @@ type record struct {
 	starter.Container
 	MountLabel  string `json:"mount_label,omitempty"`
 	Poststart   bool   `json:"poststart,omitempty"`    // it has such hooks
-	Poststop    bool   `json:"poststop,omitempty"`     // it has such hooks
+	Poststop    bool   `json:"poststop,omitempty"`     // it has such hooks, and no program to run them
 	ExecCgroups string `json:"exec_cgroups,omitempty"` // of starter.Answer
 	Version     int    `json:"version"`
 	PID         int    `json:"pid"`        // 0: its creation was cut off
@@ -127,7 +127,7 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 	c := s.newContainer(record{
 		Container:  starter.Container{ID: request.Id, Bundle: request.Bundle, Program: request.Runtime, CgroupsPath: spec.Linux.CgroupsPath},
 		MountLabel: spec.Linux.MountLabel, Poststart: spec.Hooks != nil && len(spec.Hooks.Poststart) > 0,
-		Poststop: spec.Hooks != nil && len(spec.Hooks.Poststop) > 0, Version: api.RecordVersion,
+		Poststop: len(request.Runtime) == 0 && spec.Hooks != nil && len(spec.Hooks.Poststop) > 0, Version: api.RecordVersion,
 		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare,
 	})
 	c.stdinOnce = request.StdinOnce
@@ -209,7 +209,11 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 	}
 	ends.Close()
 	if err != nil {
-		if removeErr := c.record.Remove(); removeErr != nil { // what was made is left
+		remove := c.record.Remove
+		if c.record.Poststop {
+			remove = func() error { return c.remove(context.Background()) }
+		}
+		if removeErr := remove(); removeErr != nil { // what was made is left
 			err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, removeErr))
 		}
 		streams.Drain() // it may write
@@ -249,10 +253,14 @@ func (c *container) request(verb starter.Verb) starter.Request {
 	return starter.Request{Verb: verb, Container: c.snapshot().Container}
 }
 
-// remove kills what is left of the container, and removes its cgroups and state. It can be repeated.
+// remove kills what is left, and removes cgroups and state, whatever poststop hooks say. It can be repeated.
 func (c *container) remove(ctx context.Context) error {
 	if len(c.record.Program) > 0 || c.record.Poststop {
-		return c.sup.starters.Run(ctx, c.request(starter.Delete), nil, nil)
+		err := c.sup.starters.Run(ctx, c.request(starter.Delete), nil, nil)
+		if err == nil || len(c.record.Program) > 0 {
+			return err
+		}
+		c.sup.log.Warn("a poststop hook failed", "container", c.record.ID, "error", err)
 	}
 	return c.record.Remove()
 }

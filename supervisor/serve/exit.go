@@ -47,7 +47,7 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		exit.StartError = cmp.Or(string(said), "init ended and did not execute the program")
 	}
 	if !c.record.Bare {
-		if err := writeJSON(c.sup.exitPath(c.record.ID), exit); err != nil {
+		if err := starter.WriteJSON(c.sup.exitPath(c.record.ID), exit); err != nil {
 			c.sup.log.Error("the exit of a container is not on disk", "container", c.record.ID, "error", err)
 		}
 	}

@@ -2,7 +2,6 @@ package serve
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -107,7 +106,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 
 func (s *Supervisor) open(about api.About) (err error) {
 	if old, _ := api.ReadAbout(s.dir); old == nil || *old != about {
-		if err = writeJSON(filepath.Join(s.dir, api.AboutFile), about); err != nil {
+		if err = starter.WriteJSON(filepath.Join(s.dir, api.AboutFile), about); err != nil {
 			return fmt.Errorf("write which build serves: %w", err)
 		}
 	}
@@ -246,38 +245,13 @@ func isClosed(c chan struct{}) bool {
 	}
 }
 
-// writeJSON replaces a file as a whole: a reader sees the old or the new.
-func writeJSON(path string, value any) error {
-	content, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	temporary := path + ".new"
-	err = os.WriteFile(temporary, content, 0o600)
-	if err == nil {
-		err = os.Rename(temporary, path)
-	}
-	if err != nil {
-		return errors.Join(err, os.RemoveAll(temporary)) // a disk that is full holds half of it
-	}
-	return nil
-}
-
-func readJSON(path string, value any) error {
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(content, value)
-}
-
 func (s *Supervisor) recordPath(id string) string {
 	return filepath.Join(s.dir, api.RecordDir, id+".json")
 }
 
 func (c *container) writeRecord() error {
 	record := c.snapshot()
-	return writeJSON(c.sup.recordPath(record.ID), record)
+	return starter.WriteJSON(c.sup.recordPath(record.ID), record)
 }
 
 func (s *Supervisor) exitPath(id string) string {

@@ -96,13 +96,9 @@ func (c Container) CgroupConfig() *cgroups.Cgroup {
 // made absolute: nothing here depends on the working directory.
 func ReadSpec(bundle string) (*specs.Spec, error) {
 	path := filepath.Join(bundle, "config.json")
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("read the bundle: %w", err)
-	}
 	spec := new(specs.Spec)
-	if err := json.Unmarshal(content, spec); err != nil {
-		return nil, fmt.Errorf("parse %s: %w", path, err)
+	if err := ReadJSON(path, spec); err != nil {
+		return nil, fmt.Errorf("read the bundle: %w", err)
 	}
 	if spec.Root == nil || spec.Process == nil || spec.Linux == nil {
 		return nil, fmt.Errorf("parse %s: root, process and linux are needed", path)
@@ -111,6 +107,35 @@ func ReadSpec(bundle string) (*specs.Spec, error) {
 		spec.Root.Path = filepath.Join(bundle, spec.Root.Path)
 	}
 	return spec, nil
+}
+
+// WriteJSON replaces a file as a whole: a reader sees the old or the new.
+func WriteJSON(path string, value any) error {
+	content, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	temporary := path + ".new"
+	err = os.WriteFile(temporary, content, 0o600)
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(temporary)) // a disk that is full holds half of it
+	}
+	return nil
+}
+
+// ReadJSON decodes a file.
+func ReadJSON(path string, value any) error {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(content, value); err != nil {
+		return fmt.Errorf("parse %s: %w", path, err)
+	}
+	return nil
 }
 
 // Cgroups are the cgroups of a container by controller, "" for version 2.

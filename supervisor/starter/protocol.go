@@ -166,7 +166,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 		for again := err != nil && (request.Verb == Create || request.Verb == Exec); again; time.Sleep(killPause) {
 			killing.Lock()
 			if again = !did; again {
-				killChildren()
+				KillChildren()
 			}
 			killing.Unlock()
 		}
@@ -178,7 +178,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	killing.Unlock()
 	closeAll(files)
 	if failed != nil {
-		repeat(func() (none bool) { killChildren(); return !hasChildren() })
+		repeat(func() (none bool) { KillChildren(); return !hasChildren() })
 		answer = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
@@ -196,9 +196,9 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	return err
 }
 
-// killChildren kills what this process, a sub-reaper, has started. It may miss what is made meanwhile, or listed while
+// KillChildren kills what this process, a sub-reaper, has started. It may miss what is made meanwhile, or listed while
 // others end (proc_pid_task_children(5)).
-func killChildren() {
+func KillChildren() {
 	for _, child := range process.Children("self") {
 		process.KillTree(child)
 	}

@@ -260,22 +260,27 @@ func TestHooks(t *testing.T) {
 }
 
 // A hook that hangs ends at its limit, and one whose children hold its output at that of
-// the call, and leaves nothing; the supervisor continues.
+// the call, and leaves nothing; the supervisor continues. Poststop hooks run once after each creation that
+// fails, and keep no container by failing or hanging.
 func TestHookThatHangs(t *testing.T) {
 	n := newNode(t, harness.Config("[limits]\ncreate = '5s'"))
 	p := runPod(t, n, "web")
 	witness := p.run("witness", "", command("sleep", "1000000"))
-	pids := n.Supervisors()
+	pids, after := n.Supervisors(), filepath.Join(t.TempDir(), "after")
+	with := func(script, kind string) *runtimeapi.ContainerConfig {
+		poststop := harness.Hook{Kind: "poststop", Script: "echo >> " + after + "; sleep 7776 & exit 1", Seconds: 1}
+		return shell("app", "true", noLog, hooked(t, harness.Hook{Kind: kind, Script: script, Seconds: 1}, poststop))
+	}
 	for script, says := range map[string]string{"exec sleep 7776": "hook ran past specified timeout of 1.0s", "sleep 7776 & sleep 7776": ""} {
 		for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
 			before := p.Look()
-			config := shell("app", "true", noLog, hooked(t, harness.Hook{Kind: kind, Script: script, Seconds: 1}))
-			wantError(t, p.inTime(30*time.Second, func() error { return p.runErr(config) }), says)
+			wantError(t, p.inTime(30*time.Second, func() error { return p.runErr(with(script, kind)) }), says)
 			same(t, "the supervisors", n.Supervisors(), pids)
 			p.exec(witness, "true")
 			same(t, fmt.Sprintf("%s, %q: differences", kind, script), p.Differences(before), nil)
 		}
 	}
+	same(t, "poststop hooks", string(harness.Read(t, after)), strings.Repeat("\n", 6))
 }
 
 // Stop and removal of a pod beside a creation whose hook hangs end it, and never the shim.
