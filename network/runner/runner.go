@@ -167,7 +167,7 @@ func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 	run.mu.Unlock()
 	answer, err := run.execute(path, stdin, append(environment, trace.Environment(ctx)...))
 	run.end(report, answer, err)
-	// The next plugin needs a new cgroup: Linux 6.18 kills what is cloned into one that was killed before.
+	// The next plugin needs a new cgroup: Linux kills what is cloned into one that was killed before.
 	if report.Killed && run.alive.Err() == nil && errors.Join(run.Group.Remove(), run.Group.Make()) != nil {
 		run.kill()
 	}
