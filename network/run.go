@@ -228,7 +228,7 @@ func newPluginError(run *runner.Run, r runner.Report, cause, killed error) *Plug
 	e := &PluginError{Network: run.Network, Plugin: r.Plugin, cause: cause}
 	e.Message = r.Text()
 	if r.Killed {
-		if r.Took >= run.Limit { // whatever ended the run later
+		if r.Late { // whatever ended the run later
 			killed = late(run)
 		}
 		e.Message += ": " + cmp.Or(killed, late(run)).Error()

@@ -301,12 +301,14 @@ type Report struct {
 	step.Plugin
 	Start time.Time
 	Took  time.Duration
+	Late  bool // it was killed at its own limit
 }
 
 func (run *Run) end(r *Report, answer []byte, err error) {
 	run.mu.Lock()
 	defer run.mu.Unlock()
-	r.Took, r.Stderr, r.Killed = time.Since(r.Start), run.stderr.String(), run.alive.Err() != nil || errors.Is(err, context.DeadlineExceeded)
+	r.Took, r.Stderr, r.Late = time.Since(r.Start), run.stderr.String(), errors.Is(err, context.DeadlineExceeded)
+	r.Killed = r.Late || run.alive.Err() != nil
 	exit, ran := errors.AsType[*exec.ExitError](err)
 	switch {
 	case r.Killed:
