@@ -228,11 +228,10 @@ func (g Cgroups) RemoveSub(sub string, killed bool) {
 	_, path, _ := g.Tracker()
 	path = filepath.Join(path, sub)
 	repeat(func() bool {
-		err := os.Remove(path)
-		if err == nil || errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) {
 			return true
 		}
-		content, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		return !killed && err == nil && len(content) > 0
+		pids, err := cgroups.GetAllPids(path)
+		return !killed && err == nil && len(pids) > 0 || cgroups.RemovePath(path) == nil // the exec may have made some below
 	})
 }
