@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -286,7 +287,7 @@ func (c *creation) create(ctx context.Context) error {
 	})
 }
 
-// makeLogDirectory follows no symbolic link out of the directory of all pods' logs.
+// makeLogDirectory follows no symbolic link below the directory of all pods' logs.
 func (c *creation) makeLogDirectory() error {
 	base, path, guarded := strings.Cut(c.logFile(), api.PathGuard)
 	if !guarded {
@@ -295,12 +296,21 @@ func (c *creation) makeLogDirectory() error {
 	if err := os.MkdirAll(base, 0o755); err != nil {
 		return err
 	}
-	root, err := os.OpenRoot(base)
-	if err != nil {
-		return err
+	dir, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	for name := range strings.SplitSeq(filepath.Dir(path), "/") {
+		if err != nil {
+			break
+		}
+		above := dir
+		if err = unix.Mkdirat(above, name, 0o755); err == nil || errors.Is(err, unix.EEXIST) {
+			dir, err = unix.Openat(above, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		}
+		_ = unix.Close(above)
 	}
-	defer root.Close()
-	return root.MkdirAll(filepath.Dir(path), 0o755)
+	if err != nil {
+		return fmt.Errorf("make the directory of the log %s, where no symbolic link is followed: %w", c.LogPath, err)
+	}
+	return unix.Close(dir)
 }
 
 // logFile returns "" for no log. It trusts the directory of all pods' logs, such as /var/log/pods, only.

@@ -1,6 +1,6 @@
 // Package process watches and ends processes that may not be children of the daemon: those that
-// an earlier daemon started, and those whose parent ended. Parent reaps for a supervisor. Seal keeps the programs
-// that are started in memory that nobody can change.
+// an earlier daemon started, and those whose parent ended. Parent reaps for a supervisor. Seal keeps programs in
+// memory that nobody can change. OnDisposableThread is for threads that are thrown away.
 //
 // A Process is a pidfd (pidfd_open(2)) and the facts that name a process for good, its pid and
 // its start time: the kernel reuses pids. A Process has one owner, which closes it. The only
@@ -9,6 +9,7 @@ package process
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -234,8 +235,9 @@ func BootID() (string, error) {
 	return id, nil
 }
 
-// Said keeps the first 64 KiB of what a program writes and drops the rest, so a flood costs no memory.
+// Said keeps the first 64 KiB of what a program writes, or Most bytes, and drops the rest, so a flood costs no memory.
 type Said struct {
+	Most int
 	mu   sync.Mutex
 	kept []byte
 }
@@ -244,7 +246,7 @@ type Said struct {
 func (s *Said) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.kept = append(s.kept, p[:min(len(p), 64<<10-len(s.kept))]...)
+	s.kept = append(s.kept, p[:min(len(p), cmp.Or(s.Most, 64<<10)-len(s.kept))]...)
 	return len(p), nil
 }
 

@@ -2,7 +2,8 @@
 //
 // A run is one verb over the plugins of a network, and libcni's Exec for it (invoke.Exec). Each plugin starts
 // in the run's cgroup, where its children stay, and in its own session, so that signals to its process group
-// reach nobody else. A DEL that fails or hangs does not end the chain: libcni hears of it from the last plugin.
+// reach nobody else. A DEL that fails or hangs does not end the chain, unless its plugin cannot
+// be killed: libcni hears of it from the last plugin.
 //
 // A run is over when every plugin has answered or when it is killed. It has no file: its cgroup's name has
 // the verb, the ID and the deadline, which the next daemon needs to wait for it. Run.mu guards the reports.
@@ -114,7 +115,7 @@ type Request struct {
 	// ID is the sandbox, "" for verbs without one. The chain has so many Plugins.
 	ID, Network string
 	Plugins     int
-	// Limit is that of the run, or of each plugin for DEL: one that hangs keeps no other from its DEL.
+	// Limit is that of the run, or of each plugin for DEL: one that is killed at it keeps no other from its DEL.
 	Limit time.Duration
 }
 

@@ -55,7 +55,7 @@ type Client struct {
 var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its place: try again: %w", errdefs.ErrUnavailable)
 
 // Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves: Start one. A supervisor
-// that does not answer within the limit is killed; 0 is no limit.
+// that does not answer within the limit is killed; 0 is an hour.
 func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
 	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
 	if err != nil {
@@ -98,7 +98,7 @@ func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
 // watch asks the supervisor every half of a limit, and kills it if it does not answer within the limit.
 func (c *Client) watch(limit *atomic.Int64) {
 	for {
-		within := cmp.Or(time.Duration(limit.Load()), time.Hour) // 0 is no limit
+		within := cmp.Or(time.Duration(limit.Load()), time.Hour)
 		select {
 		case <-c.life.Done():
 			return

@@ -122,8 +122,8 @@ func (c *libContainer) start() error {
 	return c.runHooks("poststart", spec.Hooks.Poststart, specs.State{Status: specs.StateRunning, Pid: c.InitPID, Annotations: spec.Annotations})
 }
 
-// delete removes a container, even one that was made in part, and then runs the poststop hooks. The
-// supervisor warns of their errors, which do not keep the container (runtime-spec, Lifecycle).
+// delete removes a container, even one that was made in part, and then runs the poststop hooks. Their errors
+// are of the kind ErrFailedPrecondition: they do not keep the container (runtime-spec, Lifecycle).
 func (c *libContainer) delete() error {
 	spec, err := starter.ReadSpec(c.Bundle)
 	if err := c.Remove(); err != nil {
@@ -132,7 +132,11 @@ func (c *libContainer) delete() error {
 	if err != nil || spec.Hooks == nil { // never made, or without any
 		return nil
 	}
-	return c.runHooks("poststop", spec.Hooks.Poststop, specs.State{Status: specs.StateStopped, Annotations: spec.Annotations})
+	err = c.runHooks("poststop", spec.Hooks.Poststop, specs.State{Status: specs.StateStopped, Annotations: spec.Annotations})
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
 }
 
 // newProcess translates a process for libcontainer. The caller sets its streams and Init.

@@ -2,7 +2,7 @@
 
 /*
  * launch makes the system calls of a list, up to execve(2), and ends at the first failure of a call that may
- * not fail. It reads the list (calls.go) from descriptor 3 and maps it at the address for which its pointers
+ * not fail. It reads the list (attempt.go) from descriptor 3 and maps it at the address for which its pointers
  * are made. It has no libc, one thread and a few pages, so that it starts at once and the kernel copies next
  * to nothing.
  */
@@ -54,7 +54,7 @@ enum {
 	ENOENT = 2, EINTR = 4, EACCES = 13, ENOTDIR = 20, EPIPE = 32, MAX_ERRNO = 4095,
 	FAILED = 127,
 };
-/* as in calls.go */
+/* as in attempt.go */
 enum {
 	KEEP = 1, FIRST_KEPT = 2, MAY_FAIL = 4, MAY_MISS = 8, FORKS = 16, IS_LAST = 32, SKIP_SHIFT = 8,
 	NO_LIST = -1, HELPER = -2, PROCESS = -3,

@@ -144,7 +144,7 @@ func decisionsOf(program []bpf.RawInstruction) (decisions string, err error) {
 		return "", err
 	}
 	for _, arch := range []uint32{unix.AUDIT_ARCH_X86_64, unix.AUDIT_ARCH_I386, unix.AUDIT_ARCH_AARCH64} {
-		for _, first := range []uint32{0, 1, 2, 3, 8, 9, 0x10000000} { // an argument, as those of filter_test.go
+		for _, first := range []uint32{0, 1, 2, 3, 8, 9, 0x10000000} { // an argument, as those of pause_test.go
 			decisions += fmt.Sprintf("\n%x %x:", arch, first)
 			last := -1
 			for i := range uint32(1201) { // calls, those of x32, and none

@@ -256,8 +256,10 @@ func (c *container) request(verb starter.Verb) starter.Request {
 // remove kills what is left, and removes cgroups and state, whatever poststop hooks say. It can be repeated.
 func (c *container) remove(ctx context.Context) error {
 	if len(c.record.Program) > 0 || c.record.Poststop {
+		ctx, cancel := context.WithTimeout(ctx, operationLimit)
+		defer cancel()
 		err := c.sup.starters.Run(ctx, c.request(starter.Delete), nil, nil)
-		if err == nil || len(c.record.Program) > 0 {
+		if !errors.Is(err, errdefs.ErrFailedPrecondition) || len(c.record.Program) > 0 {
 			return err
 		}
 		c.sup.log.Warn("a poststop hook failed", "container", c.record.ID, "error", err)

@@ -86,9 +86,14 @@ func (s service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, 
 	}
 	if c != nil && r.Kill && !isClosed(c.created) {
 		c.abandon()
+		limit := process.KillLimit
+		if c.record.Poststop {
+			limit = operationLimit // the creation ends with these hooks
+		}
 		select {
 		case <-c.created:
-		case <-time.After(process.KillLimit):
+		case <-time.After(limit):
+		case <-ctx.Done():
 		}
 	}
 	return s.on(r.Id, func(c *container) error {

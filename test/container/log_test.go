@@ -175,15 +175,28 @@ func TestLogsAreFiles(t *testing.T) {
 // linksOfTheLogDirectory puts symbolic links to another directory in the places
 // of the pod's directory of logs and of one in it: none is followed.
 func (p *pod) linksOfTheLogDirectory(id, elsewhere string) {
-	check(p.t, os.Symlink(elsewhere, filepath.Join(p.config.LogDirectory, "sub")))
-	wantError(p.t, p.createErr(shell("sub", "echo evil", logPath("sub/app.log"))))
-	away := p.config.LogDirectory + ".away"
-	check(p.t, os.Rename(p.config.LogDirectory, away))
-	check(p.t, os.Symlink(elsewhere, p.config.LogDirectory))
-	wantError(p.t, p.reopen(id), "symbolic link")
-	wantError(p.t, p.createErr(shell("pod", "echo evil", logPath("made/pod.log"))))
-	check(p.t, os.Remove(p.config.LogDirectory))
-	check(p.t, os.Rename(away, p.config.LogDirectory))
+	directory, away := p.config.LogDirectory, p.config.LogDirectory+".away"
+	sibling := directory + ".sibling"
+	check(p.t, os.Mkdir(sibling, 0o755))
+	for _, to := range []string{elsewhere, "../" + filepath.Base(sibling)} {
+		link := filepath.Join(directory, "sub")
+		check(p.t, os.Symlink(to, link))
+		for _, path := range []string{"sub/app.log", "sub/made/app.log"} {
+			wantError(p.t, p.createErr(shell("sub", "echo evil", logPath(path))), "symbolic link")
+		}
+		check(p.t, os.Remove(link))
+	}
+	check(p.t, os.Rename(directory, away))
+	for _, to := range []string{elsewhere, filepath.Base(sibling)} {
+		check(p.t, os.Symlink(to, directory))
+		wantError(p.t, p.reopen(id), "symbolic link")
+		for _, path := range []string{"pod.log", "made/pod.log"} {
+			wantError(p.t, p.createErr(shell("pod", "echo evil", logPath(path))), "symbolic link")
+		}
+		check(p.t, os.Remove(directory))
+	}
+	check(p.t, os.Rename(away, directory))
+	check(p.t, os.Remove(sibling)) // it is empty
 	entries, err := os.ReadDir(elsewhere)
 	check(p.t, err)
 	same(p.t, "files behind the links", len(entries), 1)

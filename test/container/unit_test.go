@@ -93,7 +93,7 @@ func TestUnit(t *testing.T) {
 		_, err := os.Stat(path)
 		same(t, "make uninstall: there is "+path, err == nil, stays)
 	}
-	program(t, "rm", "-r", "/var/lib/minicri", "/etc/minicri", "/var/lib/cni/networks/minicri")
+	program(t, "rm", "-rf", "/var/lib/minicri", "/etc/minicri", "/var/lib/cni/networks/minicri")
 	program(t, "ip", "link", "delete", "minicri0")
 }
 

@@ -2,7 +2,7 @@
 // builds: static pods without an API server, on a node of package harness.
 //
 // The kubelet runs in the node's network namespace, so it reaches pods as on a real node, and in a mount namespace of
-// its own (mount_test.go), which keeps the machine out of its reach. Its volumes are in a directory that both share,
+// its own (kubelet_test.go), which keeps the machine out of its reach. Its volumes are in a directory that both share,
 // as on a real node. It is asked by its own API, by way of a relay into the network namespace.
 //
 // There is one test, because what takes most of its time can be shared: the
