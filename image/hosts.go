@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes"
@@ -47,15 +46,18 @@ type hostFields struct {
 	DialTimeout  string         `toml:"dial_timeout"`
 }
 
-// checkHostDir refuses a hosts.toml that is not understood whole, by line and key. The library
-// would ignore it and ask the registry itself, which the file may be there to prevent.
+// checkHostDir refuses certificates that cannot be read, and a hosts.toml that is not understood whole, by line and
+// key. The library would ignore it and ask the registry itself, which the file may be there to prevent.
 func checkHostDir(dir string) error {
 	path := filepath.Join(dir, hostsFileName)
 	data, err := state.ReadFile(path)
 	if err == nil {
 		err = checkHosts(data)
 	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) { // certificates and keys count without it
+	if errors.Is(err, fs.ErrNotExist) { // certificates and keys count without it
+		path, err = dir, nil
+	}
+	if err == nil {
 		_, err = config.ConfigureHosts(context.Background(), config.HostOptions{HostDir: func(string) (string, error) { return dir, nil }})("localhost")
 	}
 	if err != nil {
@@ -197,9 +199,11 @@ func CheckRegistries(certsDirs []string, dockerConfig, verifierDir string) (prob
 			problems = append(problems, fmt.Errorf("registry configuration: %w", err))
 		}
 		for _, host := range hosts {
-			if err := checkHostDir(filepath.Join(dir, host.Name())); !errors.Is(err, syscall.ENOTDIR) { // a file beside them
-				problems = append(problems, err)
+			path := filepath.Join(dir, host.Name())
+			if info, err := os.Stat(path); err == nil && !info.IsDir() && slices.Contains([]string{".md", ".txt", ""}, filepath.Ext(path)) && host.Name() != "_default" {
+				continue // a file beside them, which has no registry's name
 			}
+			problems = append(problems, checkHostDir(path))
 		}
 	}
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })

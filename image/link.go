@@ -59,13 +59,13 @@ func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 		cancel(nil)
 		return nil, err
 	}
-	switch content := resp.Header.Get("Content-Type"); {
+	switch content := strings.ToLower(resp.Header.Get("Content-Type")); {
 	case !isBlob(req) && resp.StatusCode == http.StatusOK && resp.ContentLength > maxManifest:
 		err = tooLong(req)
 	case strings.Contains(strings.ToLower(resp.Header.Get("Content-Encoding")), "zstd"): // the library has no bound for its window
 		err = fmt.Errorf("registry %s sends %s in the encoding zstd: %w", req.URL.Host, req.URL.Path, errdefs.ErrInvalidArgument)
 	// Of a proxy, say, that wants a login. After an error the library asks the next host.
-	case resp.StatusCode == http.StatusOK && strings.HasPrefix(content, "text/html") && l.own(req.URL.Host) && req.Header.Get("Accept") != "":
+	case resp.StatusCode == http.StatusOK && strings.HasPrefix(content, "text/html") && (l.own(req.URL.Host) || !isBlob(req)) && req.Header.Get("Accept") != "":
 		err = fmt.Errorf("%s answers with a page of HTML, as no registry does", req.URL.Host)
 	}
 	if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -106,7 +105,11 @@ func showConfig(output io.Writer, l *config.Loaded, running map[string]any) erro
 	for _, v := range l.Values() {
 		source := v.Source
 		if running != nil && !reflect.DeepEqual(running[v.Name], now[v.Name]) {
-			source += fmt.Sprintf("; the daemon that runs has %v: by a flag of its own, or until it reads this or is restarted", cmp.Or(fmt.Sprint(running[v.Name]), "none"))
+			has := fmt.Sprint(running[v.Name])
+			if slices.Contains([]string{"", "<nil>", "[]"}, has) {
+				has = "none"
+			}
+			source += fmt.Sprintf("; the daemon that runs has %s: by a flag of its own, or until it reads this or is restarted", has)
 		}
 		if _, err := fmt.Fprintf(output, "%s = %s  # %s\n", v.Name, redact.Line(v.Text), redact.Line(source)); err != nil {
 			return err

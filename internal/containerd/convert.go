@@ -77,6 +77,8 @@ func (c *conversion) key(name string, value any, known map[string]rule) {
 	case !is && !empty(value) && (strings.HasPrefix(name, "cri.") || !strings.Contains(name, ".")):
 		c.note("%s = %v: minicri has no such key", name, value)
 	case !is || reflect.DeepEqual(value, r.usual) || value == "" || empty(value) && r.to == "":
+	case value == "/opt/containerd/image-verifier/bin": // which need not be there
+		c.note("%s = %v: if that is there, name it by the key '%s'", name, value, r.to)
 	case r.to != "":
 		if r.as != nil {
 			value = r.as(value)
@@ -303,9 +305,10 @@ const (
 	always  = "minicri always does"
 	never   = "there is no such thing in minicri"
 	kubelet = "the kubelet decides"
+	reject  = "the key 'nri.reject' has a list of such things"
 )
 
-// rules are by key; CRI's plugins have the prefix cri in both versions.
+// rules are by key; CRI's plugins have the prefix cri in all versions.
 func rules() map[string]rule {
 	all := map[string]rule{
 		"version": {}, "root": {}, "state": {}, "temp": {}, "imports": {},
@@ -314,19 +317,28 @@ func rules() map[string]rule {
 		"debug.level":     {to: "log_level", usual: "", as: logLevel},
 		"debug.format":    {usual: "", why: never},
 		"metrics.address": {usual: "", to: "metrics_address"},
-		"plugins.io.containerd.nri.v1.nri.disable":                            {usual: true, to: "nri.enabled", as: not},
-		"plugins.io.containerd.nri.v1.nri.socket_path":                        {usual: "/var/run/nri/nri.sock", to: "nri.socket"},
-		"plugins.io.containerd.nri.v1.nri.plugin_path":                        {usual: "/opt/nri/plugins", to: "nri.plugin_dir"},
-		"plugins.io.containerd.nri.v1.nri.plugin_config_path":                 {usual: "/etc/nri/conf.d", to: "nri.config_dir"},
-		"plugins.io.containerd.nri.v1.nri.disable_connections":                {usual: false},
-		"plugins.io.containerd.nri.v1.nri.plugin_registration_timeout":        {usual: "5s", to: "nri.registration_timeout"},
-		"plugins.io.containerd.nri.v1.nri.plugin_request_timeout":             {usual: "2s", to: "nri.request_timeout"},
-		"plugins.io.containerd.nri.v1.nri.default_validator.required_plugins": {usual: []any{}, why: "the key 'nri.required_plugins' has this list"},
-		"plugins.io.containerd.image-verifier.v1.bindir.bin_dir":              {usual: "/opt/containerd/image-verifier/bin", to: "images.verifier_dir"},
-		"plugins.io.containerd.tracing.processor.v1.otlp.endpoint":            {usual: "", to: "tracing.endpoint"},
-		"plugins.io.containerd.tracing.processor.v1.otlp.insecure":            {usual: false, to: "tracing.insecure"},
-		"plugins.io.containerd.tracing.processor.v1.otlp.protocol":            {usual: "", to: "tracing.protocol"},
-		"plugins.io.containerd.internal.v1.tracing.service_name":              {},
+		"plugins.io.containerd.nri.v1.nri.disable":                                                     {usual: true, to: "nri.enabled", as: not},
+		"plugins.io.containerd.nri.v1.nri.socket_path":                                                 {usual: "/var/run/nri/nri.sock", to: "nri.socket"},
+		"plugins.io.containerd.nri.v1.nri.plugin_path":                                                 {usual: "/opt/nri/plugins", to: "nri.plugin_dir"},
+		"plugins.io.containerd.nri.v1.nri.plugin_config_path":                                          {usual: "/etc/nri/conf.d", to: "nri.config_dir"},
+		"plugins.io.containerd.nri.v1.nri.disable_connections":                                         {usual: false},
+		"plugins.io.containerd.nri.v1.nri.plugin_registration_timeout":                                 {usual: "5s", to: "nri.registration_timeout"},
+		"plugins.io.containerd.nri.v1.nri.plugin_request_timeout":                                      {usual: "2s", to: "nri.request_timeout"},
+		"plugins.io.containerd.nri.v1.nri.default_validator.required_plugins":                          {usual: []any{}, why: "the key 'nri.required_plugins' has this list"},
+		"plugins.io.containerd.nri.v1.nri.default_validator.tolerate_missing_plugins_annotation":       {usual: "", to: "nri.tolerate_missing_annotation"},
+		"plugins.io.containerd.image-verifier.v1.bindir.bin_dir":                                       {to: "images.verifier_dir"},
+		"plugins.io.containerd.image-verifier.v1.bindir.max_verifiers":                                 {usual: int64(10), why: "all verifiers are asked"},
+		"plugins.io.containerd.image-verifier.v1.bindir.per_verifier_timeout":                          {usual: "10s", to: "images.verifier_timeout"},
+		"plugins.io.containerd.nri.v1.nri.default_validator.reject_oci_hook_adjustment":                {usual: false, why: reject},
+		"plugins.io.containerd.nri.v1.nri.default_validator.reject_namespace_adjustment":               {usual: false, why: reject},
+		"plugins.io.containerd.nri.v1.nri.default_validator.reject_sysctl_adjustment":                  {usual: false, why: reject},
+		"plugins.io.containerd.nri.v1.nri.default_validator.reject_runtime_default_seccomp_adjustment": {usual: false, why: reject},
+		"plugins.io.containerd.nri.v1.nri.default_validator.reject_unconfined_seccomp_adjustment":      {usual: false, why: reject},
+		"plugins.io.containerd.nri.v1.nri.default_validator.reject_custom_seccomp_adjustment":          {usual: false, why: reject},
+		"plugins.io.containerd.tracing.processor.v1.otlp.endpoint":                                     {usual: "", to: "tracing.endpoint"},
+		"plugins.io.containerd.tracing.processor.v1.otlp.insecure":                                     {usual: false, to: "tracing.insecure"},
+		"plugins.io.containerd.tracing.processor.v1.otlp.protocol":                                     {usual: "", to: "tracing.protocol"},
+		"plugins.io.containerd.internal.v1.tracing.service_name":                                       {},
 	}
 	maps.Copy(all, rulesOfCRI())
 	return all

@@ -82,11 +82,16 @@ address = '/run/k3s/containerd.sock'
 address = '127.0.0.1:1338'
 [plugins.'io.containerd.image-verifier.v1.bindir']
 bin_dir = '/opt/verifiers'
+per_verifier_timeout = '1m'
+max_verifiers = 3
 [plugins.'io.containerd.nri.v1.nri'.default_validator]
 required_plugins = ['policy']
+tolerate_missing_plugins_annotation = 'a.b/c'
+reject_sysctl_adjustment = true
 `, func(c *config.Config) bool {
-			return c.Metrics == "127.0.0.1:1338" && c.Images.VerifierDir == "/opt/verifiers"
-		}, []string{"grpc.address = /run/k3s/containerd.sock", "nri.required_plugins"}},
+			return c.Metrics == "127.0.0.1:1338" && c.Images.VerifierDir == "/opt/verifiers" && time.Duration(c.Images.VerifierTimeout) == time.Minute && c.NRI.Tolerate == "a.b/c"
+		}, []string{"grpc.address = /run/k3s/containerd.sock", "nri.required_plugins", "nri.reject", "max_verifiers = 3"}},
+		"containerd's verifiers":  {"version = 4\n[plugins.'io.containerd.image-verifier.v1.bindir']\nbin_dir = '/opt/containerd/image-verifier/bin'\n", func(c *config.Config) bool { return c.Images.VerifierDir == "" }, []string{"by the key 'images.verifier_dir'"}},
 		"the handler was skipped": {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd]\ndefault_runtime_name = 'kata'\n" + runtimeV2("kata", "io.containerd.kata.v2", ""), noDefault, []string{"runtime handler kata", "default_runtime_name = kata"}},
 		"its program is relative": {criV2 + runtimeV2("runc", "io.containerd.runc.v2", "BinaryName = 'crun'"), noDefault, []string{"runtime handler runc", "default_runtime_name = runc"}},
 		"runc is crun":            {criV2 + runtimeV2("runc", "io.containerd.runc.v2", "BinaryName = '/usr/bin/crun'"), runcIsDefault, nil},

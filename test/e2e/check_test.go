@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,6 +54,24 @@ func cgroupDir(path string) string {
 	return filepath.Join("/sys/fs/cgroup/pids", path)
 }
 
+// sleeping makes a cgroup of that name, as the driver makes those of containers, with a process in it.
+func sleeping(ctx context.Context, t *testing.T, n *harness.Node, name string) (path string, process *exec.Cmd) {
+	if harness.CgroupDriver() == "systemd" {
+		path = filepath.Join(n.CgroupParent, name+".scope")
+		process = exec.CommandContext(ctx, "systemd-run", "--quiet", "--scope", "--slice", filepath.Base(n.CgroupParent), "--unit", name, "sleep", "600")
+		check(t, process.Start())
+		harness.Eventually(t, "systemd makes "+path, time.Minute, func() bool {
+			_, err := os.Lstat(cgroupDir(path))
+			return err == nil
+		})
+		return path, process
+	}
+	path, process = n.MakeCgroup(name), exec.CommandContext(ctx, "sleep", "600")
+	check(t, process.Start())
+	check(t, os.WriteFile(filepath.Join(cgroupDir(path), "cgroup.procs"), []byte(strconv.Itoa(process.Process.Pid)), 0))
+	return path, process
+}
+
 // What pods and containers leave is seen and removed: namespaces, files, cgroups with what runs in them,
 // mounts, volumes; and nothing of another node.
 func TestCheckFindsAndRemovesOrphans(t *testing.T) {
@@ -60,12 +80,10 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	mark := strings.TrimSuffix(filepath.Base(verbose(t, n, id).NetNamespace), id)
 	node := strings.TrimSuffix(strings.TrimPrefix(mark, "minicri-"), "-")
 	name := strings.Repeat("ab", 32)
-	group, pause := n.MakeCgroup("minicri-c-"+node+"-"+name), n.MakeCgroup(mark+"4567")
-	foreign := n.MakeCgroup("minicri-c-00000000-" + name)
 	ctx := limited(t)
-	process := exec.CommandContext(ctx, "sleep", "600")
-	check(t, process.Start())
-	check(t, os.WriteFile(filepath.Join(cgroupDir(group), "cgroup.procs"), []byte(strconv.Itoa(process.Process.Pid)), 0))
+	group, process := sleeping(ctx, t, n, "minicri-c-"+node+"-"+name)
+	pause, other := sleeping(ctx, t, n, mark+"4567")
+	foreign, stranger := sleeping(ctx, t, n, "minicri-c-00000000-"+name)
 	rootfs := filepath.Join(n.State, "containers", name, "rootfs")
 	left := []string{filepath.Join(n.State, "containers", name), filepath.Join(n.Root, "container-volumes", name), filepath.Join(n.State, "sandboxes", strings.Repeat("89ab", 16))}
 	for _, dir := range append(left, rootfs) {
@@ -84,10 +102,12 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 		_, err := os.Lstat(path)
 		harness.Want(t, err != nil, "%s is still there", path)
 	}
-	_ = process.Wait()
-	harness.Want(t, ctx.Err() == nil, "the process runs on")
+	_, _ = process.Wait(), other.Wait()
+	harness.Want(t, ctx.Err() == nil, "a process runs on")
 	_, err := os.Lstat(cgroupDir(foreign))
-	harness.Want(t, err == nil || harness.CgroupDriver() == "systemd", "the cgroup of another node was removed: %v", err)
+	harness.Want(t, err == nil, "the cgroup of another node was removed: %v", err)
+	check(t, stranger.Process.Kill())
+	_ = stranger.Wait()
 	check(t, os.Remove(notOurs))
 	wantClean(t, n)
 	harness.Want(t, ready(t, n, id), "the pod is not ready")

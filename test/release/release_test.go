@@ -6,6 +6,7 @@ package release
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -134,9 +135,12 @@ func TestPackageWithoutStart(t *testing.T) {
 	const systemctl, asked = "/usr/local/bin/systemctl", "/run/asked"
 	defer os.RemoveAll("/run/systemd")
 	check(t, os.Symlink("/nowhere", "/etc/crictl.yaml"))
-	defer os.Remove("/etc/crictl.yaml")
-	check(t, os.WriteFile(systemctl, []byte("#!/bin/sh\necho \"$@\" >>"+asked+"\ncase $1 in enable | try-restart) exit 1 ;; esac\n"), 0o755))
-	defer os.Remove(systemctl)
+	defer func() {
+		to, err := os.Readlink("/etc/crictl.yaml")
+		harness.Want(t, to == "/nowhere", "/etc/crictl.yaml leads to %q, %v", to, err)
+		check(t, errors.Join(os.Remove("/etc/crictl.yaml"), os.Remove(systemctl), os.Remove(asked)))
+	}()
+	check(t, os.WriteFile(systemctl, []byte("#!/bin/sh\necho \"$@\" >>"+asked+"\ncase \" $* \" in *\" enable \"* | *try-restart*) exit 1 ;; esac\n"), 0o755))
 	deb := file(t, "amd64.deb")
 	defer run(t, "dpkg", "--purge", "minicri")
 	for i, step := range []struct{ deb, want string }{{deb, "--quiet enable minicri"}, {"", "--quiet disable minicri"}, {deb, "enable --now minicri"}, {later(t, deb), "try-restart minicri"}, {"", "disable --now minicri"}, {deb, "enable --now minicri"}} {
