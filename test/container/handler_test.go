@@ -263,7 +263,7 @@ func TestHooks(t *testing.T) {
 // the call, and leaves nothing; the supervisor continues. Poststop hooks run once after each creation that
 // fails, and keep no container by failing or hanging.
 func TestHookThatHangs(t *testing.T) {
-	n := newNode(t, harness.Config("[limits]\ncreate = '5s'"))
+	n := newNode(t, harness.Config("[limits]\ncreate = '10s'"))
 	p := runPod(t, n, "web")
 	witness := p.run("witness", "", command("sleep", "1000000"))
 	pids, after := n.Supervisors(), filepath.Join(t.TempDir(), "after")
@@ -274,7 +274,7 @@ func TestHookThatHangs(t *testing.T) {
 	for script, says := range map[string]string{"exec sleep 7776": "hook ran past specified timeout of 1.0s", "sleep 7776 & sleep 7776": ""} {
 		for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
 			before := p.Look()
-			wantError(t, p.inTime(30*time.Second, func() error { return p.runErr(with(script, kind)) }), says)
+			wantError(t, p.inTime(time.Minute, func() error { return p.runErr(with(script, kind)) }), says)
 			same(t, "the supervisors", n.Supervisors(), pids)
 			p.exec(witness, "true")
 			same(t, fmt.Sprintf("%s, %q: differences", kind, script), p.Differences(before), nil)
