@@ -138,6 +138,7 @@ func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(
 func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Context, *runner.Run) error) (err, killed error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, run.Time(), late(run))
 	defer cancel()
+	run.Until, _ = ctx.Deadline()
 	done := make(chan error, 1)
 	go func() {
 		done <- recovered(func() error { return do(context.WithoutCancel(ctx), run) })
