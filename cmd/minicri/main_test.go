@@ -106,10 +106,12 @@ func TestConfigCheck(t *testing.T) {
 	fifo, base, link := filepath.Join(dir, "fifo"), filepath.Join(dir, "base.json"), filepath.Join(dir, "link")
 	must(t, errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(base, []byte("{}"), 0o600), os.Symlink("/nowhere", link)))
 	taken, port := listenAt(t, "unix", filepath.Join(dir, "nri.sock")).Addr().String(), listenAt(t, "tcp", "127.0.0.1:0").Addr().String()
+	below := fmt.Sprintf("root = %q\nstate = %q\nnetns_dir = %q", dir+"/r/r", dir+"/s/s", dir+"/n/n")
 	for text, key := range map[string]string{
-		fmt.Sprintf("base_spec = %q", base):                                                  "",
-		`base_spec = "/nowhere/base.json"`:                                                   "base_spec",
-		fmt.Sprintf("base_spec = %q", fifo):                                                  "base_spec",
+		below:                               "",
+		fmt.Sprintf("base_spec = %q", base): "",
+		`base_spec = "/nowhere/base.json"`:  "base_spec",
+		fmt.Sprintf("base_spec = %q", fifo): "base_spec",
 		"[runtimes.strict]\ntype = \"builtin\"\nbase_spec = \"/nowhere/base.json\"":          "runtimes.strict.base_spec",
 		fmt.Sprintf("[runtimes.strict]\ntype = \"builtin\"\nbase_spec = %q", t.TempDir()):    "runtimes.strict.base_spec",
 		`default_sysctls = ["kernel.panic=1"]`:                                               "default_sysctls",
@@ -140,7 +142,6 @@ func TestConfigCheck(t *testing.T) {
 		fmt.Sprintf("socket = %q", fifo):                          ":1: socket",
 		`socket = "/proc/s"`:                                      ":1: socket",
 		`socket = "/dev/null/x/s"`:                                ":1: socket",
-		fmt.Sprintf("root = %q\nstate = %q\nnetns_dir = %q", dir+"/r/r", dir+"/s/s", dir+"/n/n"): "",
 	} {
 		file := filepath.Join(dir, "config.toml")
 		must(t, os.WriteFile(file, []byte(text+"\n"), 0o600))

@@ -47,11 +47,11 @@ func TestEndOfTheFirstThread(t *testing.T) {
 	command := exec.Command("/proc/self/exe")
 	command.Env = append(os.Environ(), endFirstThread+"=1")
 	facts := start(t, command)
-	for stat := (process.Stat{}); stat.State != 'Z'; time.Sleep(time.Millisecond) {
-		var err error
-		stat, err = process.ReadStat(facts.PID)
+	harness.Eventually(t, "its first thread has ended", within, func() bool {
+		stat, err := process.ReadStat(facts.PID)
 		harness.Check(t, err)
-	}
+		return stat.State == 'Z'
+	})
 	open(t, facts)
 }
 
