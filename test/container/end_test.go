@@ -52,7 +52,7 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 			adopted := leaves(2, "until test -e /enough; do sleep 0.02; done; exit 3")
 			p.killShim()
 			p.awaitExecs(adopted)
-			_, _ = p.tryExec(adopted, 0, "touch", "/enough") // the end that it brings about may take it along
+			p.letEnd(adopted)
 			p.awaitExit(adopted)
 			wantEmpty("after the end of an adopted one", p.info(adopted).CgroupsPath)
 			same(t, "the first one", p.exec(first, "echo here"), "here")
@@ -78,8 +78,7 @@ func TestEndOnALogDiskThatHangs(t *testing.T) {
 	cgroup := p.info(stops).CgroupsPath
 	thaw := freeze()
 	p.exec(stops, "touch /enough")
-	// It takes the command with it that tells it to end, if that has not ended yet.
-	_, _ = p.tryExec(ends, 0, "touch", "/enough")
+	p.letEnd(ends)
 	p.wantExit(ends, 7, "Error")
 	check(t, p.inTime(30*time.Second, func() error { return p.stop(ends, 1) }))
 	check(t, p.inTime(30*time.Second, func() error { return p.stop(stops, 0) }))

@@ -94,7 +94,7 @@ func TestP39_FullDisk(t *testing.T) {
 	n := newNode(t)
 	small, exchange := t.TempDir(), t.TempDir()
 	check(t, unix.Mount("small", small, "tmpfs", 0, fmt.Sprintf("size=%d", room)))
-	t.Cleanup(func() { check(t, unix.Unmount(small, 0)) })
+	t.Cleanup(func() { check(t, unix.Unmount(small, unix.MNT_DETACH)) })
 	want := numbered(t, filepath.Join(exchange, "lines"), size, 250)
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = filepath.Join(small, "logs") })
 	id := p.run("app", "cat /x/lines; touch /x/written; until test -e /x/room; do sleep 0.02; done; echo after; exit 7", mounted(exchange, "/x"))
@@ -165,7 +165,7 @@ func TestLogsAreFiles(t *testing.T) {
 		check(t, os.Rename(path+"."+kind, path))
 	}
 	p.linksOfTheLogDirectory(id, filepath.Dir(target))
-	p.exec(id, "touch /enough")
+	p.letEnd(id)
 	p.wantExit(id, 0, "Completed")
 	stdout, _ := p.logs(id)
 	same(t, "the log that continues", stdout, "first\nlast\n")
@@ -259,7 +259,7 @@ func TestWritersOutliveTheirSupervisor(t *testing.T) {
 		eventually(t, "the container is known to run", func() bool { return p.status(id).State == running })
 	}
 	p.awaitLine(id, "out 100")
-	p.exec(id, "touch /enough")
+	p.letEnd(id)
 	p.wantExit(id, 0, "Completed")
 	var stdout, stderr string
 	var lines int

@@ -211,7 +211,7 @@ func Disk(t testing.TB, dir string) (freeze func() (thaw func())) {
 	run("truncate", "-s", "64M", file)
 	run("mkfs.ext4", "-q", file)
 	run("mount", "-o", "loop", file, dir)
-	t.Cleanup(func() { run("umount", dir) })
+	t.Cleanup(func() { run("umount", "--lazy", dir) }) // a child of a parallel test has, until it executes, what is open here
 	return func() (thaw func()) {
 		run("fsfreeze", "--freeze", dir)
 		thaw = sync.OnceFunc(func() { run("fsfreeze", "--unfreeze", dir) })
