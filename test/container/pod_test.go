@@ -282,15 +282,13 @@ func eventually(t testing.TB, what string, holds func() bool) {
 	harness.Eventually(t, what, patience, holds)
 }
 
-// reload gives the daemon a drop-in of its configuration, and waits until it is in force.
-func reload(t testing.TB, n *harness.Node, keys string) {
-	const done = "configuration reloaded"
-	before := strings.Count(n.Log(), done)
-	dropIns := filepath.Join(n.Dir, "config.toml.d")
-	check(t, os.MkdirAll(dropIns, 0o755))
-	check(t, os.WriteFile(filepath.Join(dropIns, "test.toml"), []byte(keys), 0o600))
-	check(t, unix.Kill(n.PID(), unix.SIGHUP))
-	eventually(t, "it is reloaded: "+keys, func() bool { return strings.Count(n.Log(), done) > before })
+// reload gives the daemon a drop-in of its configuration, which changes it, and waits until it is in force.
+func reload(t testing.TB, n *harness.Node, keys string) { n.Reload(func() { dropIn(t, n, keys) }) }
+
+func dropIn(t testing.TB, n *harness.Node, keys string) {
+	dir := filepath.Join(n.Dir, "config.toml.d")
+	check(t, os.MkdirAll(dir, 0o755))
+	check(t, os.WriteFile(filepath.Join(dir, "test.toml"), []byte(keys), 0o600))
 }
 
 // beside makes a call beside the test, and gives its error later.

@@ -67,10 +67,7 @@ func rewrite(t *testing.T, n *harness.Node, old, new string) {
 
 // reload changes the configuration of a node, and waits until it is in force.
 func reload(t *testing.T, n *harness.Node, old, new string) {
-	before := strings.Count(n.Log(), "configuration reloaded")
-	rewrite(t, n, old, new)
-	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
-	eventually(t, "it is reloaded: "+new, func() bool { return strings.Count(n.Log(), "configuration reloaded") > before })
+	n.Reload(func() { rewrite(t, n, old, new) })
 }
 
 // A changed file is in force without a restart and without being asked, systemd is told, what cannot be

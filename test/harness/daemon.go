@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -190,6 +191,17 @@ func (n *Node) Restart() {
 func (n *Node) Crash() {
 	n.Kill()
 	n.Start()
+}
+
+// Reload changes the configuration, at least one key that can be reloaded, and waits until it is in force. A daemon that
+// has read a change at SIGHUP reads the files once more, a second or two later: that line may come at any moment.
+func (n *Node) Reload(change func()) {
+	applied := regexp.MustCompile(`configuration reloaded.* applied="?\[[^\]]`)
+	lines := func() int { return len(applied.FindAllString(n.Log(), -1)) }
+	before := lines()
+	change()
+	n.must("asking for a reload", syscall.Kill(n.PID(), syscall.SIGHUP))
+	Eventually(n.t, "the configuration is reloaded", callTime, func() bool { return lines() > before })
 }
 
 // Running reports whether the daemon runs.
