@@ -200,10 +200,14 @@ func TestProperty24_PIDThatIsUsedAgain(t *testing.T) {
 		want[kind] = inodeOf(t, fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
 	}
 	harness.Check(t, unix.Kill(pid, unix.SIGKILL))
-	if _, err := unix.Wait4(pid, nil, 0, nil); err != nil { // as who reaps orphans does
-		t.Fatal(err)
-	}
+	_, err = unix.Wait4(pid, nil, 0, nil) // as who reaps orphans does
+	harness.Check(t, err)
 	foreign := usePIDAgain(t, pid)
+	if foreign == nil {
+		harness.Check(t, holder.End())
+		TestProperty24_PIDThatIsUsedAgain(t)
+		return
+	}
 	for kind, dir := range map[string]*namespace.Dir{"user": users, "net": networks} {
 		harness.Check(t, holder.Pin(dir, "a", kind))
 		if got := inodeOf(t, dir.Path("a")); got != want[kind] {
@@ -214,11 +218,12 @@ func TestProperty24_PIDThatIsUsedAgain(t *testing.T) {
 	harness.Check(t, holder.End())
 }
 
-// usePIDAgain starts a process with the pid, in a network namespace of its own.
+// usePIDAgain starts a process with the pid, in a network namespace of its own; nil where a process of another package's
+// tests has got the pid.
 func usePIDAgain(t *testing.T, pid int) *exec.Cmd {
 	t.Helper()
 	const lastPID = "/proc/sys/kernel/ns_last_pid" // pid_namespaces(7)
-	for range 1000 {
+	for range 100 {
 		if err := os.WriteFile(lastPID, []byte(strconv.Itoa(pid-1)), 0); err != nil {
 			t.Skip("the next pid cannot be chosen here:", err)
 		}
@@ -232,7 +237,6 @@ func usePIDAgain(t *testing.T, pid int) *exec.Cmd {
 		_ = command.Process.Kill()
 		_ = command.Wait()
 	}
-	t.Fatalf("pid %d is not given out again", pid)
 	return nil
 }
 

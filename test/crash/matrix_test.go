@@ -376,7 +376,7 @@ func callStart(_ context.Context, c *trial) error { return c.TryStart() }
 // held: the container is not made: the target is held by a pidfd, not by its number
 // field: containerd and CRI-O join whatever has the number then
 func TestTargetWhosePidIsReused(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t, harness.Alone()) // others would take the pid
 	n.ImportBusybox()
 	pod := n.PodConfig("target")
 	sandbox := n.RunPod(pod)

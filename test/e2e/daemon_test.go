@@ -192,7 +192,7 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 // A daemon that was started from a shell with umask 077 makes what containers of any user can read, and pods
 // with user namespaces.
 func TestUmaskOfTheShellChangesNothing(t *testing.T) {
-	n := newNode(t)
+	n := harness.NewNode(t) // alone: the umask is that of all tests
 	files := func(id string) (modes string) {
 		for _, name := range []string{"", "hostname", "hosts", "resolv.conf", "shm"} {
 			info, err := os.Stat(filepath.Join(n.State, "sandboxes", id, name))

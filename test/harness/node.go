@@ -179,8 +179,7 @@ type options struct {
 	handler, runtimes string
 }
 
-// Runtime adds a runtime handler of that name, an OCI runtime with runc's command line, which RunPod uses
-// from then on.
+// Runtime adds a runtime handler of that name, an OCI runtime with runc's command line, which RunPod uses from then on.
 func Runtime(handler, path string) Option {
 	return func(o *options) {
 		o.handler = handler
@@ -213,6 +212,9 @@ func NoNetwork() Option { return func(o *options) { o.noNetwork = true } }
 // Parallel lets the test run beside others that have this option too. Leaks of processes are then looked for
 // among those that carry the node's name, and those of namespaces only by [Main], when all tests have ended.
 func Parallel() Option { return func(o *options) { o.parallel = true } }
+
+// Alone undoes Parallel.
+func Alone() Option { return func(o *options) { o.parallel = false } }
 
 // Config adds TOML to the daemon's configuration file: keys, then tables. cgroup_driver and cgroup_parent are
 // there already.
