@@ -75,8 +75,7 @@ func (b built) talk(t *testing.T, id, word string) {
 	t.Errorf("container %s does not answer %q", id, word)
 }
 
-// Supervisors of three builds serve beside each other, also when the daemon is killed, and
-// each ends with its last pod.
+// Supervisors of three builds serve beside each other, also when the daemon is killed, and each ends with its last pod.
 func TestSupervisorsOfThreeBuilds(t *testing.T) {
 	n := newNode(t)
 	all := []built{startBuilt(t, n, 0)}

@@ -122,7 +122,7 @@ func TestEndBeforeItIsListed(t *testing.T) {
 	eventually(t, "the daemon hears of the end", func() bool {
 		for _, process := range harness.Processes() {
 			if slices.Contains(process.Args, "init") && slices.Contains(p.Supervisors(), process.Parent) {
-				check(t, unix.Kill(process.PID, unix.SIGKILL))
+				_ = unix.Kill(process.PID, unix.SIGKILL) // that of the round before may have ended it
 			}
 		}
 		return regexp.MustCompile(`container ended.*container=one`).MatchString(p.Log())

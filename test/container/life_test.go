@@ -159,7 +159,7 @@ func TestStartError(t *testing.T) {
 	p.killShim()
 	p.Start()
 	for _, id := range []string{started, stopped} {
-		same(t, "state after a restart", p.status(id).State, created)
+		eventually(t, "it is created after a restart, too", func() bool { return p.status(id).State == created })
 	}
 	wantCode(t, p.update(started, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
 	wantError(t, p.start(started))

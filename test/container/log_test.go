@@ -66,7 +66,7 @@ func TestP39_RotationLosesNothing(t *testing.T) {
 	p := newPod(t)
 	exchange := t.TempDir()
 	want := numbered(t, filepath.Join(exchange, "lines"), 8<<20, 40000)
-	id := p.run("app", "until test -e /x/enough; do cat /x/lines; done", mounted(exchange, "/x"))
+	id := p.run("app", "cat /x/lines; until test -e /x/enough; do cat /x/lines; done", mounted(exchange, "/x"))
 	path := p.status(id).LogPath
 	var files []string
 	for i := range 8 { // as the kubelet rotates
@@ -214,7 +214,7 @@ func TestStreamsOfEveryUser(t *testing.T) {
 		p := runPod(t, n, name, users...)
 		for _, uid := range []int64{0, 1000} {
 			id := p.run(fmt.Sprint("app-", uid), script+"; echo done; exec sleep 1000000", asUser(uid))
-			eventually(t, "it has tried", func() bool { return strings.HasSuffix(p.stdout(id), "done\n") })
+			eventually(t, "it has tried", func() bool { o, e := p.logs(id); return strings.HasSuffix(o, "done\n") && e != "" })
 			stdout, stderr := p.logs(id)
 			answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
 			check(t, err)

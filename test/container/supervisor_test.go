@@ -141,8 +141,7 @@ func (r runs) wantUndisturbed(t *testing.T, i int) {
 	same(t, "log", r.stdout(r.writes), want.String())
 }
 
-// A supervisor is killed under many pods: who comes next serves them all, and what it
-// cannot know it does not make up.
+// A supervisor is killed under many pods: who comes next serves them all, and what it cannot know it does not make up.
 func TestKilledUnderManyPods(t *testing.T) {
 	count := 6
 	if whole() {
@@ -233,7 +232,7 @@ func TestKilledShim(t *testing.T) {
 			} else {
 				eventually(t, "the daemon notices", func() bool { return strings.Contains(p.Log(), "a supervisor is gone") })
 			}
-			eventually(t, "the container is adopted, by itself", func() bool { return p.status(lives).State == running })
+			eventually(t, "both are adopted, by themselves", func() bool { return p.status(lives).State == running && p.status(waits).State == created })
 			same(t, "exec", p.exec(lives, "echo hi"), "hi")
 			if end := p.awaitExit(dies); !withDaemon || end.ExitCode != 255 || end.Reason != "Unknown" {
 				p.wantExit(dies, 3, "Error")
