@@ -16,8 +16,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// page is a document of the repository. Commands are what it shows in code spans
-// and code blocks, one for each line.
+// page is a document of the repository. Commands are what it shows in code spans and code blocks, one for each line.
 type page struct {
 	file, text string
 	spans      []string

@@ -199,8 +199,7 @@ func source(t *testing.T, from, to, address string) netip.Addr {
 	return netip.MustParseAddrPort(accepted.RemoteAddr().String()).Addr().Unmap()
 }
 
-// An nft that fails once at the start is tried again, and rules that are flushed are back
-// at once, whatever the period.
+// An nft that fails once at the start is tried again, and rules that are flushed are back at once, whatever the period.
 func TestTheRuleIsBackAtOnce(t *testing.T) {
 	n := masqueraded(t, "test-br8", "10.97.0.0/24")
 	path := os.Getenv("PATH")

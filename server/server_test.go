@@ -185,8 +185,7 @@ func serveOnSocket(t testing.TB, server *grpc.Server) *grpc.ClientConn {
 
 func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
 
-// Statistics and events that are too long for one message lose their longest texts, as
-// lists do; what fits loses none.
+// Statistics and events that are too long for one message lose their longest texts, as lists do; what fits loses none.
 func TestFit(t *testing.T) {
 	much := map[string]string{"much": strings.Repeat("x", 1<<20)}
 	pod := &runtimeapi.PodSandboxStats{Attributes: &runtimeapi.PodSandboxAttributes{Annotations: much}, Linux: &runtimeapi.LinuxPodSandboxStats{}}

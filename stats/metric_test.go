@@ -150,7 +150,7 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 	// The least of them: the machine may be busy.
 	const most = layerWait + 50*time.Millisecond
 	fastest, measured := time.Hour, false
-	for began := time.Now(); (!measured || fastest > most) && time.Since(began) < 10*time.Second; {
+	for began := time.Now(); (!measured || fastest > most) && time.Since(began) < time.Minute; {
 		began := time.Now()
 		list := m.Containers(t.Context(), []Container{{ID: "hung", Cgroup: path}, {ID: "beside", Cgroup: path}})
 		fastest = min(fastest, time.Since(began))

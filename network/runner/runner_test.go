@@ -158,8 +158,7 @@ func TestPluginHasTheDefaults(t *testing.T) {
 	})
 }
 
-// What a plugin wrote to stderr is known when it was killed with its run, too, and
-// can be shown whatever bytes it has.
+// What a plugin wrote to stderr is known when it was killed with its run, too, and can be shown whatever bytes it has.
 func TestStderrOfAKilledPlugin(t *testing.T) {
 	eachVersion(t, map[string]string{"hang": `head -c 9000 /dev/zero | tr '\0' x >&2; printf 'waits for \377\000the agent\n' >&2; sleep 600`}, func(t *testing.T, s scene) {
 		run := s.begin(t, "ADD", 1)

@@ -106,8 +106,7 @@ func (n *node) wantNoRoom(t *testing.T, config *runtimeapi.PodSandboxConfig, rea
 	harness.Want(t, strings.Contains(fmt.Sprint(err), reason), "want an error that says %q, got %v", reason, err)
 }
 
-// On a disk that went read-only requests fail and say why, and so does a start;
-// when it can be written again they work.
+// On a disk that went read-only requests fail and say why, and so does a start; when it can be written again they work.
 func TestProperty48_ReadOnlyDisk(t *testing.T) {
 	for _, directory := range []string{"root", "state"} {
 		t.Run(directory, func(t *testing.T) {

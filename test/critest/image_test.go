@@ -96,8 +96,7 @@ func addIndex(t *testing.T, r *registry.Registry, name string, layer []byte) dig
 	return r.Manifest(name, ocispec.MediaTypeImageIndex, index).Digest
 }
 
-// link is a symbolic link, or a hard one if its target is absolute, as the mask of one path
-// must not reach the others.
+// link is a symbolic link, or a hard one if its target is absolute, as the mask of one path must not reach the others.
 func link(name, target string) registry.Entry {
 	header := tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target, Mode: 0o755}
 	if path, absolute := strings.CutPrefix(target, "/"); absolute {

@@ -3,12 +3,10 @@
 //
 //	kubernetes [-update | -beside OTHER] REPORT SPECS
 //
-// A line of the list is pass or fail, a tab, the name of the spec, and for a fail a
-// tab and the reason. A spec that fails and is not listed to fail is an error, and
-// so is one that is listed to fail and passes: the list has to be current. With
-// -update the results of the report are written into the list; the reasons stay.
-// With -beside the list of another runtime is compared with the report: a spec that
-// is listed to fail there and passes here is an error.
+// A line of the list is pass or fail, a tab, the name of the spec, and for a fail a tab and the reason. A spec that
+// fails and is not listed to fail is an error, and so is one that is listed to fail and passes: the list has to be
+// current. With -update the results of the report are written into the list; the reasons stay. With -beside the list of
+// another runtime is compared with the report: a spec that is listed to fail there and passes here is an error.
 package main
 
 import (

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is the longest that a test waits for what has no limit of its own.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 var check = harness.Check
 

@@ -175,8 +175,9 @@ func TestSlowDisk(t *testing.T) {
 	freeze := harness.Disk(t, n.Root)
 	t.Cleanup(n.Stop)
 	n.Start()
-	thaw := freeze()
-	frozen := time.AfterFunc(2*time.Second, thaw)
+	began := time.Now()
+	n.RemovePod(n.RunPod(n.PodConfig("usual")))
+	frozen := time.AfterFunc(2*time.Second+2*time.Since(began), freeze()) // longer than all other steps
 	defer frozen.Stop()
 	id := n.RunPod(n.PodConfig("web"))
 	defer n.RemovePod(id)

@@ -155,8 +155,7 @@ func serve(t *testing.T, listener net.Listener, handler http.Handler) {
 	t.Cleanup(func() { _ = server.Close() })
 }
 
-// hookIsTold makes a container with a hook of a vendor's device (CDI), which has to
-// find the trace in its environment.
+// hookIsTold makes a container with a hook of a vendor's device (CDI), which has to find the trace in its environment.
 func hookIsTold(t *testing.T, n *harness.Node, pod string) {
 	seen := filepath.Join(n.Dir, "hook")
 	config := harness.Container("app", "true")
