@@ -14,6 +14,7 @@ import (
 
 	"github.com/minicri/minicri/internal/validate"
 	"github.com/minicri/minicri/oci"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // Update changes the resources in the request that are not zero: all of them or none.
@@ -83,10 +84,6 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if !c.Facts().supervised() {
 		return fmt.Errorf("it cannot be started: %s: %w", c.Facts().StartError, errdefs.ErrFailedPrecondition)
 	}
-	supervisor, err := s.options.Supervisors.Ensure(ctx, c.Supervisor)
-	if err != nil {
-		return err
-	}
 	change := proto.CloneOf(asked)
 	if change.GetMemoryLimitInBytes() != 0 || change.GetMemorySwapLimitInBytes() != 0 { // the kernel has one of both
 		change.MemoryLimitInBytes, change.MemorySwapLimitInBytes = next.GetMemoryLimitInBytes(), next.GetMemorySwapLimitInBytes()
@@ -99,7 +96,10 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if asked.GetOomScoreAdj() != 0 {
 		newAdjust = &adjust
 	}
-	if err := supervisor.Update(ctx, c.ID, oci.Resources(change, machine), newAdjust); err != nil {
+	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(supervisor *client.Client) error {
+		return supervisor.Update(ctx, c.ID, oci.Resources(change, machine), newAdjust)
+	})
+	if err != nil {
 		return err
 	}
 	encoded, err := protojson.Marshal(inForce(oci.Resources(next, machine), adjust))
