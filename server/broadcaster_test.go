@@ -114,6 +114,7 @@ func TestTimesGoOnWhenTheClockJumpsBack(t *testing.T) {
 	b.last = first.GetCreatedAt() + int64(1e12) // what a clock that was ahead left
 	b.Publish("after", created, nothing)
 	harness.Same(t, "the event has the time", next(t, s).GetCreatedAt(), first.GetCreatedAt()+int64(1e12)+1)
+	harness.Same(t, "a status then", b.Time(), b.last)
 }
 
 // The number of consumers is bounded, and one that has left makes room.

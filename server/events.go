@@ -77,7 +77,7 @@ type Broadcaster struct {
 	mu            sync.Mutex // guards what follows; held while an event is made and queued
 	subscriptions map[*Subscription]struct{}
 	closed        bool
-	last          int64 // the time of the last event, in nanoseconds since 1970
+	last          int64 // the time of the last event or status, in nanoseconds since 1970
 }
 
 // NewBroadcaster makes a broadcaster without subscriptions.
@@ -104,6 +104,14 @@ func (b *Broadcaster) Publish(id string, kind runtimeapi.ContainerEventType, loo
 			b.end(s, ErrOverflow)
 		}
 	}
+}
+
+// Time is now, but not before the last event: the kubelet drops a status that is older than what it knows.
+func (b *Broadcaster) Time() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.last = max(b.last, time.Now().UnixNano())
+	return b.last
 }
 
 // Dropped counts the events that a consumer did not get because it was too slow.

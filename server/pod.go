@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -51,7 +50,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, request *runtimeapi.PodSan
 	if err != nil {
 		return nil, err
 	}
-	response := &runtimeapi.PodSandboxStatusResponse{Timestamp: time.Now().UnixNano()} // not after what is looked at then
+	response := &runtimeapi.PodSandboxStatusResponse{Timestamp: r.Events.Time()} // not after what is looked at then
 	response.Status, response.ContainersStatuses = r.snapshot(sb)
 	response = fit(response)
 	if request.GetVerbose() {
