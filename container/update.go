@@ -3,7 +3,6 @@ package container
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/containerd/errdefs"
@@ -96,9 +95,8 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	if asked.GetOomScoreAdj() != 0 {
 		newAdjust = &adjust
 	}
-	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(supervisor *client.Client) error {
-		return supervisor.Update(ctx, c.ID, oci.Resources(change, machine), newAdjust)
-	})
+	limits := oci.Resources(change, machine)
+	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(supervisor *client.Client) error { return supervisor.Update(ctx, c.ID, limits, newAdjust) })
 	if err != nil {
 		return err
 	}
@@ -119,7 +117,7 @@ func merge(now, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxCont
 	}
 	single := proto.CloneOf(asked)
 	if single != nil {
-		single.HugepageLimits, single.Unified = nil, nil
+		single.HugepageLimits = nil
 	}
 	proto.Merge(next, single)
 	for _, limit := range asked.GetHugepageLimits() {
@@ -127,13 +125,6 @@ func merge(now, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxCont
 			return old.GetPageSize() == limit.GetPageSize()
 		})
 		next.HugepageLimits = append(next.HugepageLimits, limit)
-	}
-	if len(asked.GetUnified()) > 0 {
-		next.Unified = maps.Clone(next.GetUnified())
-		if next.Unified == nil {
-			next.Unified = make(map[string]string)
-		}
-		maps.Copy(next.Unified, asked.GetUnified())
 	}
 	return next
 }
