@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -123,8 +124,10 @@ func (k *capture) close() {
 
 // ExecStart starts a process, by a new id. Open its streams, and ExecWait within 30 s, or it is ended.
 func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.Process, stdin bool) error {
-	encoded, err := json.Marshal(process)
-	if err != nil {
+	var encoded bytes.Buffer
+	encoder := json.NewEncoder(&encoded)
+	encoder.SetEscapeHTML(false) // a message of ttrpc may have 4 MiB, arguments and environment may have 2
+	if err := encoder.Encode(process); err != nil {
 		return fmt.Errorf("exec in container %s: %w", id, err)
 	}
 	call, done, err := c.open(ctx)
@@ -132,7 +135,7 @@ func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.
 		return err
 	}
 	defer done()
-	_, err = call.ExecStart(ctx, &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded, Stdin: stdin})
+	_, err = call.ExecStart(ctx, &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded.Bytes(), Stdin: stdin})
 	if err != nil && ended(ctx) {
 		go c.ExecEnd(ctx, id, exec) // it may have been started; within 10 s
 		return context.Cause(ctx)
