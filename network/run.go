@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -23,7 +24,7 @@ import (
 )
 
 var (
-	errLeft = errors.New("the daemon shuts down: the plugins continue, and the next daemon waits for them")
+	errLeft = fmt.Errorf("the daemon shuts down: the plugins continue, and the next daemon waits for them: %w", errdefs.ErrUnavailable)
 	// errEnding is for verbs that change nothing, errLate for runs that have reached a limit.
 	errEnding = errors.New("the daemon shuts down: the plugins were killed")
 	errLate   = errors.New("the plugins were killed")

@@ -237,7 +237,7 @@ func (n *Node) Close() error {
 
 // removePods has a time of its own: it is for a benchmark that was ended, too.
 func (n *Node) removePods() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	pods := Must(n.CRI.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})).GetItems()
 	Parallel(len(pods), func(i int) { n.RemovePod(ctx, pods[i].GetId()) })
