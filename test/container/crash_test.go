@@ -144,7 +144,8 @@ func (c *trial) test(row crashRow, fault string) {
 	if !c.Running() {
 		c.Start()
 	}
-	c.checkWitness()
+	same(c.t, "the other container changed", c.status(c.witness.Id), c.witness)
+	c.exec(c.witness.Id, "true")
 	c.runAgain()
 }
 
@@ -166,11 +167,6 @@ func (c *trial) cancel(call func(context.Context, *trial) error) {
 	eventually(c.t, "the point is reached", c.WasHit)
 	cancel()
 	wantCode(c.t, <-done, codes.Canceled)
-}
-
-func (c *trial) checkWitness() {
-	same(c.t, "the other container changed", c.status(c.witness.Id), c.witness)
-	c.exec(c.witness.Id, "true")
 }
 
 // removeListed: what is listed exists, and can be stopped and removed.

@@ -142,7 +142,7 @@ func TestStartError(t *testing.T) {
 	// Init's output may have bytes of another process, which are no text: only this start fails.
 	id := p.create(shell("bytes", "true", mounts))
 	init := p.info(id).PID
-	check(t, unix.Kill(init, unix.SIGSTOP))
+	harness.Freeze(t, init)
 	failed := beside(func() error { return p.start(id) })
 	for range 20 { // the start listens to it soon
 		check(t, os.WriteFile(fmt.Sprintf("/proc/%d/fd/2", init), []byte("\xff"), 0))
@@ -158,9 +158,7 @@ func TestStartError(t *testing.T) {
 	p.Kill()
 	p.killShim()
 	p.Start()
-	for _, id := range []string{started, stopped} {
-		eventually(t, "it is created after a restart, too", func() bool { return p.status(id).State == created })
-	}
+	eventually(t, "both are created after a restart, too", func() bool { return p.status(started).State == created && p.status(stopped).State == created })
 	wantCode(t, p.update(started, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
 	wantError(t, p.start(started))
 	check(t, p.stop(stopped, 10))

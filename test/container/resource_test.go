@@ -84,8 +84,8 @@ func TestP42_Resources(t *testing.T) {
 	expect(t, r.MemoryLimitInBytes == 96<<20 && r.CpuQuota == 80000 && r.CpuShares == 512 && r.CpusetCpus == "0", "status: %v", r)
 	// The status shows an update whose caller goes away, and then the supervisor.
 	supervisor := p.Node.Supervisors()[0]
-	check(t, unix.Kill(supervisor, unix.SIGSTOP))
-	_, err := p.Runtime.UpdateContainerResources(harness.Limited(t, 300*time.Millisecond), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuQuota: 70000}})
+	harness.Freeze(t, supervisor)
+	_, err := p.Runtime.UpdateContainerResources(harness.Limited(t, 2*time.Second), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuQuota: 70000}})
 	wantCode(t, err, codes.DeadlineExceeded)
 	check(t, unix.Kill(supervisor, unix.SIGKILL))
 	eventually(t, "the update is in force", func() bool { return p.limit(id, "quota") == "70000" })

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,8 +24,7 @@ func TestHungSupervisor(t *testing.T) {
 	gone.run("app", forever)
 	hang := func() (pid int) {
 		pid = p.Node.Supervisors()[0]
-		check(t, unix.Kill(pid, unix.SIGSTOP))
-		t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) })
+		harness.Freeze(t, pid)
 		return pid
 	}
 	wantReplaced := func(hung int) {
@@ -324,13 +322,11 @@ func TestExitWhileNoSupervisorLives(t *testing.T) {
 	p.Crash()
 	id := p.run("app", untilGo+"echo last words; exit 7")
 	pid := p.info(id).PID
-	check(t, unix.Kill(p.PID(), unix.SIGSTOP)) // it starts no supervisor
-	goOn := sync.OnceFunc(func() { check(t, unix.Kill(p.PID(), unix.SIGCONT)) })
-	t.Cleanup(goOn)
+	harness.Freeze(t, p.PID()) // it starts no supervisor
 	p.killShim()
 	release(t, pid)
 	awaitGone(t, pid)
-	goOn()
+	check(t, unix.Kill(p.PID(), unix.SIGCONT))
 	if end := p.awaitExit(id); harness.KernelTellsExits() || end.ExitCode != 255 {
 		p.wantExit(id, 7, "Error")
 	}

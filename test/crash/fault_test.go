@@ -107,7 +107,7 @@ func strikeKill(t *testing.T, c *trial) {
 }
 
 func (c *trial) killAtPoint(t *testing.T) {
-	if isPlugin(c.point) || strings.HasPrefix(c.point, "starter/") {
+	if strings.HasSuffix(c.point, " ADD") || strings.HasSuffix(c.point, " DEL") || strings.HasPrefix(c.point, "starter/") {
 		done := c.begin(limited(t), t, "hang")
 		c.Kill()
 		<-done
@@ -192,10 +192,6 @@ func (c *trial) stopSoon(t *testing.T, request <-chan error) {
 	took := time.Since(began)
 	harness.Want(t, took <= 20*time.Second, "the daemon took %v to end", took)
 	harness.Want(t, <-request != nil, "the request succeeded")
-}
-
-func isPlugin(point string) bool {
-	return strings.HasSuffix(point, " ADD") || strings.HasSuffix(point, " DEL")
 }
 
 func strikeShim(t *testing.T, c *trial, andDaemon bool) {

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
@@ -80,8 +79,7 @@ func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
 	runMany(n, many)
 	hung := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).Items[0].Id
 	for _, pid := range n.Supervisors() {
-		harness.Check(t, unix.Kill(pid, unix.SIGSTOP))
-		t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) }) // it may have been replaced
+		harness.Freeze(t, pid)
 	}
 	ctx := harness.Limited(t, 10*listBound) // the harness's clients read as much as the kubelet
 	within := func(what string, want int, ask func() (count int, err error)) {

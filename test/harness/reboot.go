@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -120,4 +121,13 @@ func KernelTellsExits() bool {
 	var major, minor int
 	_, _ = fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
 	return major > 6 || major == 6 && minor >= 15
+}
+
+// Freeze stops a process until the test's end, and waits until no thread of it runs: one of them has to see the signal
+// before the others stop.
+func Freeze(t testing.TB, pid int) {
+	t.Helper()
+	Check(t, unix.Kill(pid, unix.SIGSTOP))
+	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) }) // it may have been killed
+	Eventually(t, "it has stopped", callTime, func() bool { return process.HasStopped(pid) })
 }
