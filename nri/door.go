@@ -195,12 +195,14 @@ func (d *door) hear(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.U
 		defer d.mu.Unlock()
 		r, is := message.(*api.RegisterPluginRequest)
 		l := d.current
-		if !is || err != nil || l == nil || l.joined {
+		switch {
+		case !is || err != nil:
 			return err
-		}
-		if l.command != nil {
+		case l == nil || l.joined: // nothing could disconnect it
+			return fmt.Errorf("%s is the daemon's own: plugins connect to nri.socket", d.library)
+		case l.command != nil:
 			r.PluginIdx, r.PluginName, _ = api.ParsePluginName(l.name)
-		} else {
+		default:
 			l.name = cmp.Or(r.GetPluginIdx(), "??") + "-" + r.GetPluginName()
 		}
 		return nil

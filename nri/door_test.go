@@ -53,9 +53,13 @@ func (e external) awaitEnd(t *testing.T) {
 }
 
 // NRI switched off, or over to another directory, disconnects plugins that have connected by themselves: nothing of
-// them is left, and what they want is refused. Those that are not back are named.
+// them is left, and what they want is refused. Those that are not back are named. One at the library's own socket, which
+// nothing would disconnect, is refused.
 func TestSwitchedOffIsOff(t *testing.T) {
 	p, socket := open(t, time.Minute)
+	stranger, err := stub.New(idle{}, stub.WithSocketPath(p.door.Load().library), stub.WithPluginName("slow"), stub.WithPluginIdx("10"))
+	harness.Check(t, err)
+	harness.WantError(t, stranger.Start(t.Context()), "plugins connect to nri.socket")
 	off, elsewhere := p.options, p.options
 	off.Enabled = false
 	elsewhere.PluginDir = t.TempDir()
