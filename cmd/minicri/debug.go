@@ -115,7 +115,7 @@ func (b *bundle) networks(folder, directory string) {
 		b.add(folder, func() (any, error) { return nil, err })
 	}
 	for _, entry := range entries {
-		if entry.Type().IsRegular() {
+		if info, err := os.Stat(filepath.Join(directory, entry.Name())); err == nil && info.Mode().IsRegular() {
 			b.add(folder+"/"+entry.Name()+".json", func() (any, error) {
 				data, err := os.ReadFile(filepath.Join(directory, entry.Name()))
 				return redact.JSON(data), err
@@ -129,7 +129,7 @@ func (b *bundle) machine(ctx context.Context) {
 		b.add("machine"+strings.ReplaceAll(path, "/", "-")+".txt", func() (any, error) { return os.ReadFile(path) })
 	}
 	for name, command := range map[string]string{
-		"journal": "journalctl -u minicri -n 5000 --no-pager", "links": "ip -d address", "routes": "ip route show table all", "kernel": "dmesg",
+		"journal": "journalctl -u minicri -n 5000 --no-pager", "links": "ip -d address", "routes": "ip route show table all", "rules": "nft list ruleset", "kernel": "dmesg",
 	} {
 		b.add("machine-"+name+".txt", func() (any, error) {
 			ctx, cancel := context.WithTimeout(ctx, runLimit)
