@@ -28,6 +28,7 @@ import (
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/redact"
+	"github.com/minicri/minicri/network"
 )
 
 func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
@@ -131,11 +132,8 @@ func writeYAML(output io.Writer, value any) error {
 	if err := yaml.Unmarshal(redact.PrintableJSON(document), &read); err != nil {
 		return err
 	}
-	if document, err = yaml.Marshal(read); err != nil {
-		return err
-	}
-	_, err = output.Write(document)
-	return err
+	encoder := yaml.NewEncoder(output)
+	return errors.Join(encoder.Encode(read), encoder.Close())
 }
 
 const (
@@ -169,14 +167,11 @@ func hasEnded(ctx context.Context, socket, id string) bool {
 // building returns the ids of pods that are being made, none if no daemon serves.
 func building(ctx context.Context, socket string) (ids []string, err error) {
 	answer, err := verboseStatus(ctx, socket)
-	if err != nil {
-		return nil, err
-	}
-	list, err := items[struct{ ID string }](answer, "building")
+	list, listErr := items[struct{ ID string }](answer, "building")
 	for _, one := range list {
 		ids = append(ids, one.ID)
 	}
-	return ids, err
+	return ids, errors.Join(err, listErr)
 }
 
 // items returns a list of a verbose status.
@@ -222,7 +217,8 @@ func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []
 	}
 	orphans, err := items[string](answer, "orphanSnapshots")
 	problems, nriErr := items[string](answer, "nriProblems")
-	said.Orphans, said.Err = orphans, errors.Join(err, nriErr)
+	drifted, driftErr := items[network.Drift](answer, "driftedAttachments")
+	said.Orphans, said.Drifted, said.Err = orphans, drifted, errors.Join(err, nriErr, driftErr)
 	if _, on := answer.GetInfo()["nriProblems"]; on {
 		plugins = []error{}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/network"
 )
 
 // Grade says how bad a finding is.
@@ -143,8 +144,9 @@ func (c *checker) when(holds bool, grade Grade, subject, good, bad, advice strin
 // Daemon is what the running daemon says of itself.
 type Daemon struct {
 	Conditions []Condition
-	// Orphans are keys of snapshots without a container.
+	// Orphans are keys of snapshots without a container, Drifted the attachments that CNI CHECK found changed.
 	Orphans []string
+	Drifted []network.Drift
 	// Err is why there is no status.
 	Err error
 }
