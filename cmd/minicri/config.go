@@ -44,10 +44,7 @@ func configCommand(ctx context.Context, arguments []string, output io.Writer) er
 		return checkConfig(ctx, flags, output)
 	case verb == "show" && len(words) == 0:
 		running, err := runningConfig(ctx, l.Socket)
-		if err != nil {
-			err = fmt.Errorf("ask the daemon for its configuration: %w", err)
-		}
-		return errors.Join(showConfig(output, l, running), l.Strict(), err)
+		return errors.Join(showConfig(output, l, running), l.Strict(), about("ask the daemon for its configuration", err))
 	case verb == "from-containerd" && len(words) == 1:
 		data, err := os.ReadFile(words[0])
 		if err == nil {
@@ -77,10 +74,8 @@ func checkConfig(ctx context.Context, flags []string, output io.Writer) error {
 	if err != nil {
 		running = map[string]any{} // one serves, and does not say what
 	}
-	problems := slices.Concat(preflight(l.Config, m), obstacles(ctx, l.Config, running))
-	if _, err := findShim(l.Shim); err != nil {
-		problems = append(problems, fmt.Errorf("shim: %w", err))
-	}
+	_, err = findShim(l.Shim)
+	problems := slices.Concat(preflight(l.Config, m), obstacles(ctx, l.Config, running), []error{about("shim", err)})
 	file := config.File(flags)
 	if err := errors.Join(l.Strict(), errors.Join(located(l, problems)...)); err != nil {
 		return fmt.Errorf("%s is not good:\n%w", file, err)

@@ -21,6 +21,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/validate"
@@ -105,42 +106,39 @@ func readBase(key, path string, otherwise *specs.Spec) (*specs.Spec, error) {
 }
 
 // preflight returns the values that a daemon refuses on this machine, apart from what Config.Check and
-// obstacles find. Each error begins with its key.
+// obstacles find. Each error begins with its key; some may be nil.
 func preflight(c *config.Config, m machine.Machine) (problems []error) {
 	if c.CgroupDriver == "systemd" && !systemdRuns() {
 		problems = append(problems, fmt.Errorf("cgroup_driver: systemd does not run here (there is no /run/systemd/system), so no pod could be started: write 'cgroupfs', for the kubelet too"))
 	}
-	if parent := c.CgroupParent; systemdCgroup(c) && parent != "" && !strings.HasSuffix(parent, ".slice") {
-		problems = append(problems, fmt.Errorf("cgroup_parent: %q is not a slice, but the cgroup driver is systemd", parent))
-	}
 	defaults, err := readDefaults(c, m)
 	_, handlersErr := handlerDefaults(c, defaults)
-	problems = append(problems, err, handlersErr)
-	if err := (stream.TLS{Cert: c.Streaming.TLSCert, Key: c.Streaming.TLSKey}).Check(); err != nil {
-		problems = append(problems, fmt.Errorf("streaming.tls_cert, streaming.tls_key: %w", err))
+	return append(problems, err, handlersErr, about("cgroup_parent", validate.CgroupParent(c.CgroupParent, systemdCgroup(c))),
+		about("streaming.tls_cert, streaming.tls_key", stream.TLS{Cert: c.Streaming.TLSCert, Key: c.Streaming.TLSKey}.Check()),
+		about("metrics_tls_cert, metrics_tls_key", stream.TLS{Cert: c.MetricsCert, Key: c.MetricsKey}.Check()))
+}
+
+func about(key string, err error) error {
+	if err == nil {
+		return nil
 	}
-	if err := (stream.TLS{Cert: c.MetricsCert, Key: c.MetricsKey}).Check(); err != nil {
-		problems = append(problems, fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", err))
-	}
-	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })
+	return fmt.Errorf("%s: %w", key, err)
 }
 
 // obstacles returns what else would stop the start of a daemon, or of its metrics. It makes nothing. running is from
-// runningConfig: what that daemon uses is no obstacle. Each error begins with its key.
+// runningConfig: what that daemon uses is no obstacle. Each error begins with its key; some may be nil.
 func obstacles(ctx context.Context, c *config.Config, running map[string]any) (problems []error) {
-	add := func(key string, err error) {
-		if err != nil {
-			problems = append(problems, fmt.Errorf("%s: %w", key, err))
-		}
+	problems = []error{
+		about("root", canMake(c.Root, true)), about("state", canMake(c.State, false)),
+		about("netns_dir", canMake(c.NetnsDir, false)), about("socket", canMake(filepath.Dir(c.Socket), false)),
 	}
-	add("root", canMake(c.Root, true))
-	add("state", canMake(c.State, false))
-	add("netns_dir", canMake(c.NetnsDir, false))
-	add("socket", canMake(filepath.Dir(c.Socket), false))
+	if identity, err := node.Read(c.Root); err == nil { // 'minicri check' reports one that cannot be read
+		problems = append(problems, identity.Fits(c.Root, c.State, c.NetnsDir))
+	}
 	// Only root can ask the daemon what it has.
 	serves, unprivileged := running != nil, os.Geteuid() != 0
 	if err := socket.CheckFree(c.Socket); !errors.Is(err, socket.ErrInUse) {
-		add("socket", err)
+		problems = append(problems, about("socket", err))
 	}
 	// '' is any free port.
 	for key, address := range map[string]string{"streaming.address": c.Streaming.Address, "metrics_address": c.Metrics} {
@@ -149,13 +147,13 @@ func obstacles(ctx context.Context, c *config.Config, running map[string]any) (p
 			err = listener.Close()
 		}
 		if !errors.Is(err, unix.EADDRINUSE) || !serves && !unprivileged {
-			add(key, err)
+			problems = append(problems, about(key, err))
 		}
 	}
 	if c.NRI.Enabled && c.NRI.Socket != "" {
-		add("nri.socket", canMake(filepath.Dir(c.NRI.Socket), false))
+		problems = append(problems, about("nri.socket", canMake(filepath.Dir(c.NRI.Socket), false)))
 		own := running["nri.enabled"] == true && running["nri.socket"] == c.NRI.Socket
-		if err := nri.CheckSocket(c.NRI.Socket); err != nil && (!errors.Is(err, socket.ErrInUse) || !own && !unprivileged) {
+		if err := nri.CheckSocket(c.NRI.Socket); !errors.Is(err, socket.ErrInUse) || !own && !unprivileged {
 			problems = append(problems, err) // it begins with the key
 		}
 	}
@@ -184,7 +182,7 @@ func canMake(directory string, runs bool) error {
 	if err == nil && runs && found.Flags&unix.ST_NOEXEC != 0 {
 		err = fmt.Errorf("%s is mounted noexec, so no pod could run", above)
 	}
-	if err == nil && slices.Contains([]int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC}, int64(found.Type)) {
+	if err == nil && slices.Contains([]int64{unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEVPTS_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.SECURITYFS_MAGIC}, int64(found.Type)) {
 		err = fmt.Errorf("%s is on a file system of the kernel's, where no file can be made", above)
 	}
 	if os.Geteuid() != 0 && errors.Is(err, fs.ErrPermission) {
@@ -194,6 +192,7 @@ func canMake(directory string, runs bool) error {
 }
 
 func located(l *config.Loaded, problems []error) []error {
+	problems = slices.DeleteFunc(problems, func(err error) bool { return err == nil })
 	for i, problem := range problems {
 		problems[i] = l.Locate(problem)
 	}

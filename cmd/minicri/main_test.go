@@ -19,6 +19,7 @@ import (
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/manual"
+	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -106,6 +107,10 @@ func TestConfigCheck(t *testing.T) {
 	fifo, base, link := filepath.Join(dir, "fifo"), filepath.Join(dir, "base.json"), filepath.Join(dir, "link")
 	must(t, errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(base, []byte("{}"), 0o600), os.Symlink("/nowhere", link)))
 	taken, port := listenAt(t, "unix", filepath.Join(dir, "nri.sock")).Addr().String(), listenAt(t, "tcp", "127.0.0.1:0").Addr().String()
+	inUse := filepath.Join(dir, "in-use")
+	must(t, os.MkdirAll(filepath.Join(inUse, "sandboxes"), 0o700))
+	_, err := node.Open(inUse, "/run/minicri", "/run/netns")
+	must(t, errors.Join(err, os.WriteFile(filepath.Join(inUse, "sandboxes", "0.json"), nil, 0o600)))
 	below := fmt.Sprintf("root = %q\nstate = %q\nnetns_dir = %q", dir+"/r/r", dir+"/s/s", dir+"/n/n")
 	for text, key := range map[string]string{
 		below:                               "",
@@ -126,22 +131,26 @@ func TestConfigCheck(t *testing.T) {
 		`default_capabilities = ["CHWON"]`:                                                   ":1: default_capabilities",
 		`default_ulimits = ["files=1"]`:                                                      "default_ulimits",
 		"cgroup_driver = 'systemd'\ncgroup_parent = '/pods'":                                 ":2: cgroup_parent",
-		`shim = "/nowhere"`:                                       ":1: shim",
-		fmt.Sprintf("shim = %q", dir):                             ":1: shim",
-		`metrics_address = "192.0.2.1:0"`:                         ":1: metrics_address",
-		"[streaming]\naddress = '192.0.2.1:0'":                    ":2: streaming.address",
-		fmt.Sprintf("[streaming]\naddress = %q", port):            ":2: streaming.address",
-		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", taken):  ":3: nri.socket",
-		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", fifo):   ":3: nri.socket",
-		"[nri]\nenabled = true\nsocket = '/dev/null/x/s'":         ":3: nri.socket",
-		fmt.Sprintf("[nri]\nenabled = false\nsocket = %q", taken): "",
-		`root = "/dev/null/x"`:                                    ":1: root",
-		`state = "/dev/null/x"`:                                   ":1: state",
-		fmt.Sprintf("netns_dir = %q", fifo):                       ":1: netns_dir",
-		fmt.Sprintf("netns_dir = %q", link):                       ":1: netns_dir",
-		fmt.Sprintf("socket = %q", fifo):                          ":1: socket",
-		`socket = "/proc/s"`:                                      ":1: socket",
-		`socket = "/dev/null/x/s"`:                                ":1: socket",
+		"cgroup_parent = \"/a\\nb\"":                                                         ":1: cgroup_parent",
+		`shim = "/nowhere"`:                                                                  ":1: shim",
+		fmt.Sprintf("shim = %q", dir):                                                        ":1: shim",
+		`metrics_address = "192.0.2.1:0"`:                                                    ":1: metrics_address",
+		"[streaming]\naddress = '192.0.2.1:0'":                                               ":2: streaming.address",
+		fmt.Sprintf("[streaming]\naddress = %q", port):                                       ":2: streaming.address",
+		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", taken):                             ":3: nri.socket",
+		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", fifo):                              ":3: nri.socket",
+		fmt.Sprintf("[nri]\nenabled = false\nsocket = %q", taken):                            "",
+		`root = "/dev/null/x"`:                                                               ":1: root",
+		fmt.Sprintf("netns_dir = %q", fifo):                                                  ":1: netns_dir",
+		fmt.Sprintf("netns_dir = %q", link):                                                  ":1: netns_dir",
+		fmt.Sprintf("socket = %q", fifo):                                                     ":1: socket",
+		`socket = "/dev/pts/s"`:                                                              ":1: socket",
+		`socket = "/run/x/"`:                                                                 ":1: socket",
+		`socket = "/run/minicri/debug.sock"`:                                                 ":1: socket",
+		"root = '/run/x'\nsocket = '/run/x'":                                                 ":2: socket",
+		"socket = '/run/x'\n[nri]\nsocket = '/run/x'":                                        ":3: nri.socket",
+		"[nri]\nsocket = '/run/minicri/nri.sock'":                                            ":2: nri.socket",
+		fmt.Sprintf("root = %q\nstate = '/other'", inUse):                                    ":2: state",
 	} {
 		file := filepath.Join(dir, "config.toml")
 		must(t, os.WriteFile(file, []byte(text+"\n"), 0o600))

@@ -132,8 +132,8 @@ func (p *problems) checkText(key, text, need string) {
 	case "endpoint":
 		if _, port, err := net.SplitHostPort(text); err != nil {
 			p.add(key, "%v: write it as in '127.0.0.1:9440'", err)
-		} else if _, err := net.LookupPort("tcp", port); err != nil {
-			p.add(key, "%q has no valid port: write it as in '127.0.0.1:9440'", text)
+		} else if _, err := net.LookupPort("tcp", port); err != nil || key == "tracing.endpoint" && strings.Contains(text, "%") { // gRPC takes it for an escape
+			p.add(key, "%q is no address with a valid port: write it as in '127.0.0.1:9440'", text)
 		}
 	case "ulimit":
 		if _, err := units.ParseUlimit(text); err != nil {
@@ -153,10 +153,20 @@ func (p *problems) checkText(key, text, need string) {
 const longestSocket = 107 // sockaddr_un (unix(7)) has room for these and a NUL
 
 func (p *problems) checkPaths(c *Config) {
-	for key, socket := range map[string]string{"socket": c.Socket, "nri.socket": c.NRI.Socket} {
-		if len(socket) > longestSocket {
-			p.add(key, "%q is longer than the %d characters that a unix socket can have", socket, longestSocket)
+	taken := map[string]string{
+		resolved(c.Root): "root", resolved(c.State + "/debug.sock"): "the daemon's own", resolved(c.State + "/nri.sock"): "the daemon's own",
+	}
+	for _, one := range [][2]string{{"state", c.State}, {"socket", c.Socket}, {"nri.socket", c.NRI.Socket}} {
+		key, path := one[0], one[1]
+		switch owner := taken[resolved(path)]; {
+		case key != "state" && len(path) > longestSocket:
+			p.add(key, "%q is longer than the %d characters that a unix socket can have", path, longestSocket)
+		case key != "state" && strings.HasSuffix(path, "/"):
+			p.add(key, "%q is a directory", path)
+		case owner != "":
+			p.add(key, "%q is %s, too", path, owner)
 		}
+		taken[resolved(path)] = key
 	}
 	if most := longestSocket - len("/shims/0123456789abcdef/stream.sock"); len(c.State) > most {
 		p.add("state", "%q is longer than %d characters: the sockets below it would be longer than the %d that a unix socket can have", c.State, most, longestSocket)
@@ -169,9 +179,6 @@ func (p *problems) checkPaths(c *Config) {
 		if i := strings.IndexAny(path, `:,\`); i >= 0 {
 			p.add(key, "%q has %q in it, which mount options and lists of paths take apart: write a path without it", path, path[i])
 		}
-	}
-	if filepath.Clean(c.Root) == filepath.Clean(c.State) {
-		p.add("state", "%q is root, too: a reboot may remove one and must not remove the other", c.State)
 	}
 }
 
@@ -195,11 +202,10 @@ func ParseSubnets(subnets string) (prefixes []netip.Prefix, err error) {
 
 func (p *problems) checkStreaming(c *Config) {
 	s := &c.Streaming
-	if (s.TLSCert == "") != (s.TLSKey == "") {
-		p.add("streaming.tls_cert, streaming.tls_key", "one is of no use without the other")
-	}
-	if (c.MetricsCert == "") != (c.MetricsKey == "") {
-		p.add("metrics_tls_cert, metrics_tls_key", "one is of no use without the other")
+	for keys, files := range map[string][2]string{"streaming.tls_cert, streaming.tls_key": {s.TLSCert, s.TLSKey}, "metrics_tls_cert, metrics_tls_key": {c.MetricsCert, c.MetricsKey}} {
+		if (files[0] == "") != (files[1] == "") {
+			p.add(keys, "one is of no use without the other")
+		}
 	}
 	if s.SelfSigned && s.TLSCert != "" {
 		p.add("streaming.tls_self_signed", "streaming.tls_cert names a certificate already")

@@ -46,10 +46,8 @@ func Open(root, stateDir, netnsDir string) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n.facts.BootID == boot && hasRecords(root) {
-		if err := errors.Join(changed("state", n.facts.State, stateDir), changed("netns_dir", n.facts.NetnsDir, netnsDir)); err != nil {
-			return nil, err
-		}
+	if err := n.Fits(root, stateDir, netnsDir); err != nil {
+		return nil, err
 	}
 	was := n.facts
 	n.facts.State, n.facts.NetnsDir, n.facts.BootID = stateDir, netnsDir, boot
@@ -59,11 +57,19 @@ func Open(root, stateDir, netnsDir string) (*Node, error) {
 	return n, nil
 }
 
+// Fits refuses directories that are not those of this boot's pods. Its error begins with the key.
+func (n *Node) Fits(root, stateDir, netnsDir string) error {
+	if boot, err := process.BootID(); err != nil || n.facts.BootID != boot || !hasRecords(root) {
+		return err
+	}
+	return errors.Join(changed("state", n.facts.State, stateDir), changed("netns_dir", n.facts.NetnsDir, netnsDir))
+}
+
 func changed(key, was, is string) error {
 	if filepath.Clean(was) == filepath.Clean(is) {
 		return nil
 	}
-	return fmt.Errorf("%s is %s, but pods of this node have theirs in %s: start with %[1]s = %[3]q, or remove all pods first", key, is, was)
+	return fmt.Errorf("%s: it is %s, but pods of this node have theirs in %s: start with %[1]s = %[3]q, or remove all pods first", key, is, was)
 }
 
 // Read is Open without a change, for a node whose daemon may be running.

@@ -53,7 +53,7 @@ func Pod(config *runtimeapi.PodSandboxConfig, handler string, node Node) error {
 	c.dns()
 	c.portMappings()
 	c.bandwidth()
-	if err := checkCgroupParent(config.GetLinux().GetCgroupParent(), node.SystemdCgroup); err != nil {
+	if err := CgroupParent(config.GetLinux().GetCgroupParent(), node.SystemdCgroup); err != nil {
 		c.bad("config.linux.cgroup_parent", "%w", err)
 	}
 	c.namespaces()
@@ -167,7 +167,8 @@ func (c *pod) sysctls() {
 	}
 }
 
-func checkCgroupParent(parent string, systemd bool) error {
+// CgroupParent reports why no pod can have this parent.
+func CgroupParent(parent string, systemd bool) error {
 	switch {
 	case leadsUp(parent):
 		return fmt.Errorf("%q has an element '..'", parent)
@@ -183,8 +184,8 @@ const longestElement = 255 // NAME_MAX, in bytes
 
 // CgroupName reports why no cgroup can have the name or path: it could be neither found nor removed.
 func CgroupName(name string) error {
-	if strings.ContainsRune(name, 0) {
-		return fmt.Errorf("%q has a NUL character: %w", name, errdefs.ErrInvalidArgument)
+	if strings.ContainsAny(name, "\x00\n") {
+		return fmt.Errorf("%q has a NUL or a newline: %w", name, errdefs.ErrInvalidArgument)
 	}
 	for element := range strings.SplitSeq(name, "/") {
 		if len(element) > longestElement {

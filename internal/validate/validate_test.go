@@ -109,7 +109,7 @@ func TestCheckCgroupParent(t *testing.T) {
 		"bytes":       {"/" + strings.Repeat("a", longestElement+1): false},
 	} {
 		for parent, systemd := range parents {
-			wantText(t, parent, checkCgroupParent(parent, systemd), says)
+			wantText(t, parent, CgroupParent(parent, systemd), says)
 		}
 	}
 }
