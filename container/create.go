@@ -31,16 +31,16 @@ import (
 // creation is one pass through the steps of Create. After an error the remaining steps do nothing.
 type creation struct {
 	*Container
-	owner       *Store
-	sandbox     *sandbox.Sandbox
-	image       image.Image
-	mounted     []ImageMount   // the images that the container mounts
-	parts       *oci.Container // what the spec is made from
-	spec        *specs.Spec
-	labels      oci.SELinux
-	joined      []*process.Process // the processes whose namespaces it joins
-	ctx, caller context.Context    // ctx outlives the caller's
-	steps       *step.Sequence
+	owner   *Store
+	sandbox *sandbox.Sandbox
+	image   image.Image
+	mounted []ImageMount   // the images that the container mounts
+	parts   *oci.Container // what the spec is made from
+	spec    *specs.Spec
+	labels  oci.SELinux
+	joined  []*process.Process // the processes whose namespaces it joins
+	ctx     context.Context
+	steps   *step.Sequence
 }
 
 // Create makes a container in a Ready sandbox, and returns its id. pod, if any, is the caller's copy of
@@ -52,8 +52,9 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	defer stop()
 	ctx, abandon := context.WithCancelCause(ctx)
 	defer abandon(nil)
+	defer context.AfterFunc(caller, func() { abandon(context.Cause(caller)) })()
 	timeline := step.NewTimeline(nil)
-	c := &creation{owner: s, ctx: ctx, caller: caller, steps: step.Begin(ctx, s.options.Observe, timeline)}
+	c := &creation{owner: s, ctx: ctx, steps: step.Begin(ctx, s.options.Observe, timeline)}
 	c.steps.Step(stepCheck, func(context.Context) error { return c.check(sandboxID, config, pod) })
 	c.steps.Step(stepReserve, func(context.Context) error { return c.reserve(config, timeline, abandon) })
 	if c.Container == nil {
@@ -100,16 +101,13 @@ func (c *creation) run() {
 	c.steps.Step(stepRecheck, c.recheck)
 }
 
-// recheck fails if the sandbox was stopped, if the caller is gone, who alone would know the id, or if a
-// process whose namespace was joined has ended: its pid may be another's now.
+// recheck fails if the sandbox was stopped, or if a process whose namespace was joined has ended: its pid may be
+// another's now.
 func (c *creation) recheck(context.Context) error {
 	for _, held := range c.joined {
 		if held.Ended() {
 			return fmt.Errorf("process %d, whose namespaces it was to join, has ended: %w", held.PID, errdefs.ErrFailedPrecondition)
 		}
-	}
-	if c.caller.Err() != nil {
-		return context.Cause(c.caller)
 	}
 	if !c.sandbox.Ready() {
 		return fmt.Errorf("sandbox %s was stopped while the container was being created: %w", c.SandboxID, errdefs.ErrFailedPrecondition)

@@ -217,9 +217,8 @@ func TestP61_ClientThatGoesAway(t *testing.T) {
 	before := p.Look()
 	config := shell("app", forever, noLog)
 	for i := range 25 {
-		ctx, cancel := context.WithTimeout(limited(t), time.Duration(i)*4*time.Millisecond)
-		answer, err := p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
-		cancel()
+		caller := harness.Limited(t, time.Duration(i)*4*time.Millisecond)
+		answer, err := p.Runtime.CreateContainer(caller, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
 		if err == nil {
 			check(t, p.remove(answer.ContainerId))
 		}
@@ -260,15 +259,21 @@ func TestShutdownCancelsWaits(t *testing.T) {
 	p.wantExit(id, 137, "Error")
 }
 
-// A container that is being made when the daemon is stopped is undone, and the caller is told to ask the next daemon.
+// A container that is being made is undone, with all that makes it, when its caller leaves, and when the daemon is
+// stopped: then the caller is told to ask the next one.
 //
 // cri: CreateContainerRequest.config
-func TestShutdownDuringCreate(t *testing.T) {
-	p := newPod(t)
-	out := t.TempDir()
-	config := shell("app", forever, hooked(t, harness.Hook{Kind: "createRuntime", Script: "touch " + out + "/began; exec sleep 1000"}))
-	answer := beside(func() error { return p.createErr(config) })
-	eventually(t, "the hook runs", func() bool { _, err := os.Stat(filepath.Join(out, "began")); return err == nil })
+func TestEndDuringCreate(t *testing.T) {
+	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '1h'")), "web")
+	hangs := hooked(t, harness.Hook{Kind: "createRuntime", Script: "exec sleep 7774", Seconds: 7774})
+	hookRuns := func() bool { return len(processesWithArgument(t, "7774")) > 0 }
+	ctx, leave := context.WithCancel(limited(t))
+	go p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("app", forever, hangs), SandboxConfig: p.config})
+	eventually(t, "the hook runs", hookRuns)
+	leave()
+	eventually(t, "the hook has ended", func() bool { return !hookRuns() })
+	answer := beside(func() error { return p.createErr(shell("other", forever, hangs)) })
+	eventually(t, "the hook runs", hookRuns)
 	p.Stop()
 	wantCode(t, <-answer, codes.Unavailable, "shutting down")
 	p.Start()
