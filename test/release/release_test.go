@@ -128,7 +128,7 @@ func TestPackage(t *testing.T) {
 	harness.Want(t, !hierarchies.Exists("/minicri"), "dpkg --purge left the daemon's cgroup")
 }
 
-// TestPackageWithoutStart has a systemd that starts no daemon: dpkg goes on, whoever
+// TestPackageWithoutStart has a systemd that does nothing it is asked for: dpkg goes on, whoever
 // installs is told, and a package that was removed starts as one that is new. Before, systemd does not run, as where
 // an image is built: the unit is enabled. A link of crictl's that leads nowhere is left alone.
 func TestPackageWithoutStart(t *testing.T) {
@@ -140,7 +140,7 @@ func TestPackageWithoutStart(t *testing.T) {
 		harness.Want(t, to == "/nowhere", "/etc/crictl.yaml leads to %q, %v", to, err)
 		check(t, errors.Join(os.Remove("/etc/crictl.yaml"), os.Remove(systemctl), os.Remove(asked)))
 	}()
-	check(t, os.WriteFile(systemctl, []byte("#!/bin/sh\necho \"$@\" >>"+asked+"\ncase \" $* \" in *\" enable \"* | *try-restart*) exit 1 ;; esac\n"), 0o755))
+	check(t, os.WriteFile(systemctl, []byte("#!/bin/sh\necho \"$@\" >>"+asked+"\nexit 1\n"), 0o755))
 	deb := file(t, "amd64.deb")
 	defer run(t, "dpkg", "--purge", "minicri")
 	for i, step := range []struct{ deb, want string }{{deb, "--quiet enable minicri"}, {"", "--quiet disable minicri"}, {deb, "enable --now minicri"}, {later(t, deb), "try-restart minicri"}, {"", "disable --now minicri"}, {deb, "enable --now minicri"}} {
