@@ -53,8 +53,7 @@ func (e external) awaitEnd(t *testing.T) {
 }
 
 // NRI switched off, or over to another directory, disconnects plugins that have connected by themselves: nothing of
-// them is left, and what they want is refused. Those that are not back are named. One at the library's own socket, which
-// nothing would disconnect, is refused.
+// them is left, and what they want is refused. Those that are not back are named. The library's own socket takes none.
 func TestSwitchedOffIsOff(t *testing.T) {
 	p, socket := open(t, time.Minute)
 	stranger, err := stub.New(idle{}, stub.WithSocketPath(p.door.Load().library), stub.WithPluginName("slow"), stub.WithPluginIdx("10"))
