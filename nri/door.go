@@ -195,10 +195,11 @@ func (d *door) hear(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.U
 		defer d.mu.Unlock()
 		r, is := message.(*api.RegisterPluginRequest)
 		l := d.current
+		_, here := d.links[l]
 		switch {
 		case !is || err != nil:
 			return err
-		case l == nil || l.joined: // nothing could disconnect it
+		case !here || l.joined: // nothing could disconnect it
 			return fmt.Errorf("%s is the daemon's own: plugins connect to nri.socket", d.library)
 		case l.command != nil:
 			r.PluginIdx, r.PluginName, _ = api.ParsePluginName(l.name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -56,7 +57,13 @@ func (e external) awaitEnd(t *testing.T) {
 // them is left, and what they want is refused. Those that are not back are named. The library's own socket takes none.
 func TestSwitchedOffIsOff(t *testing.T) {
 	p, socket := open(t, time.Minute)
-	stranger, err := stub.New(idle{}, stub.WithSocketPath(p.door.Load().library), stub.WithPluginName("slow"), stub.WithPluginIdx("10"))
+	none, err := net.Dial("unix", socket) // it registers nothing
+	harness.Check(t, err)
+	_, err = none.Write([]byte("none"))
+	harness.Check(t, errors.Join(err, none.Close()))
+	d := p.door.Load()
+	awaitThat(t, "it has left", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.current != nil && len(d.links) == 0 })
+	stranger, err := stub.New(idle{}, stub.WithSocketPath(d.library), stub.WithPluginName("slow"), stub.WithPluginIdx("10"))
 	harness.Check(t, err)
 	harness.WantError(t, stranger.Start(t.Context()), "plugins connect to nri.socket")
 	off, elsewhere := p.options, p.options
