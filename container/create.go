@@ -46,13 +46,13 @@ type creation struct {
 // Create makes a container in a Ready sandbox, and returns its id. pod, if any, is the caller's copy of
 // the sandbox's config. If the caller goes away, nobody knows the id, so the container is destroyed.
 func (s *Store) Create(caller context.Context, sandboxID string, config *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig) (string, error) {
-	ctx, cancel := s.outlive(caller)
+	limit := s.options.Sandboxes.Limits().Create
+	ctx, cancel := context.WithTimeoutCause(caller, limit, fmt.Errorf("not done within %v: %w", limit, context.DeadlineExceeded))
 	defer cancel()
 	ctx, stop := s.repeatable(ctx)
 	defer stop()
 	ctx, abandon := context.WithCancelCause(ctx)
 	defer abandon(nil)
-	defer context.AfterFunc(caller, func() { abandon(context.Cause(caller)) })()
 	timeline := step.NewTimeline(nil)
 	c := &creation{owner: s, ctx: ctx, steps: step.Begin(ctx, s.options.Observe, timeline)}
 	c.steps.Step(stepCheck, func(context.Context) error { return c.check(sandboxID, config, pod) })

@@ -126,7 +126,7 @@ func (k *capture) close() {
 func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.Process, stdin bool) error {
 	var encoded bytes.Buffer
 	encoder := json.NewEncoder(&encoded)
-	encoder.SetEscapeHTML(false) // a message of ttrpc may have 4 MiB, arguments and environment may have 2
+	encoder.SetEscapeHTML(false) // for which a "<" has six bytes; ttrpc takes messages of 4 MiB
 	if err := encoder.Encode(process); err != nil {
 		return fmt.Errorf("exec in container %s: %w", id, err)
 	}

@@ -132,7 +132,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 		if err == nil {
 			options := s.options.Start
 			options.Dir = g.dir
-			err = Start(ctx, options)
+			err = Start(context.WithoutCancel(ctx), options) // others wait for it, too
 		}
 		if err == nil {
 			supervisor, err = g.connect(ctx, s)

@@ -120,15 +120,9 @@ func (c *container) change(ctx context.Context) (context.Context, func(), error)
 
 // create makes a container whose init waits at the exec barrier. On an error nothing is left.
 func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
-	spec, err := starter.ReadSpec(request.Bundle)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
-	}
 	c := s.newContainer(record{
-		Container:  starter.Container{ID: request.Id, Bundle: request.Bundle, Program: request.Runtime, CgroupsPath: spec.Linux.CgroupsPath},
-		MountLabel: spec.Linux.MountLabel, Poststart: spec.Hooks != nil && len(spec.Hooks.Poststart) > 0,
-		Poststop: len(request.Runtime) == 0 && spec.Hooks != nil && len(spec.Hooks.Poststop) > 0, Version: api.RecordVersion,
-		LogPath: request.LogPath, Terminal: spec.Process.Terminal, Bare: request.Bare,
+		Container: starter.Container{ID: request.Id, Bundle: request.Bundle, Program: request.Runtime},
+		Version:   api.RecordVersion, LogPath: request.LogPath, Bare: request.Bare,
 	})
 	c.stdinOnce = request.StdinOnce
 	ctx, done, err := c.change(ctx)
@@ -136,10 +130,10 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 		return nil, err
 	}
 	defer done()
-	if err := s.reserve(c); err != nil {
+	if err := s.reserve(c); err != nil { // at once: a Delete may be close behind
 		return nil, err
 	}
-	if err := c.build(ctx, request, spec); err != nil {
+	if err := c.build(ctx, request); err != nil {
 		s.forget(request.Id)
 		close(c.created)
 		return nil, err
@@ -156,7 +150,22 @@ func (c *container) publish() {
 	}
 }
 
-func (c *container) build(ctx context.Context, request *api.CreateRequest, spec *specs.Spec) error {
+// describe notes what the spec says.
+func (c *container) describe(spec *specs.Spec) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := &c.record
+	r.CgroupsPath, r.MountLabel, r.Terminal = spec.Linux.CgroupsPath, spec.Linux.MountLabel, spec.Process.Terminal
+	r.Poststart = spec.Hooks != nil && len(spec.Hooks.Poststart) > 0
+	r.Poststop = len(r.Program) == 0 && spec.Hooks != nil && len(spec.Hooks.Poststop) > 0
+}
+
+func (c *container) build(ctx context.Context, request *api.CreateRequest) error {
+	spec, err := starter.ReadSpec(request.Bundle)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
+	}
+	c.describe(spec)
 	options := c.streamOptions()
 	options.Stdin = request.Stdin
 	if err := c.writeRecord(); err != nil {
