@@ -148,8 +148,11 @@ func TestConfigCheck(t *testing.T) {
 		`socket = "/run/x/"`:                                                                 ":1: socket",
 		`socket = "/run/minicri/debug.sock"`:                                                 ":1: socket",
 		"root = '/run/x'\nsocket = '/run/x'":                                                 ":2: socket",
-		"socket = '/run/x'\n[nri]\nsocket = '/run/x'":                                        ":3: nri.socket",
-		"[nri]\nsocket = '/run/minicri/nri.sock'":                                            ":2: nri.socket",
+		"socket = '/run/x'\n[nri]\nenabled = true\nsocket = '/run/x'":                        ":4: nri.socket",
+		"[nri]\nenabled = true\nsocket = '/run/minicri/nri.sock'":                            ":3: nri.socket",
+		"[nri]\nsocket = '/run/minicri/nri.sock'":                                            "",
+		`state = "/dev/null/x"`:                                                              ":1: state",
+		`socket = "/proc/s"`:                                                                 ":1: socket",
 		fmt.Sprintf("root = %q\nstate = '/other'", inUse):                                    ":2: state",
 	} {
 		file := filepath.Join(dir, "config.toml")

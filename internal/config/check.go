@@ -132,7 +132,7 @@ func (p *problems) checkText(key, text, need string) {
 	case "endpoint":
 		if _, port, err := net.SplitHostPort(text); err != nil {
 			p.add(key, "%v: write it as in '127.0.0.1:9440'", err)
-		} else if _, err := net.LookupPort("tcp", port); err != nil || key == "tracing.endpoint" && strings.Contains(text, "%") { // gRPC takes it for an escape
+		} else if _, err := net.LookupPort("tcp", port); err != nil || key == "tracing.endpoint" && strings.Contains(text, "%") { // an escape for gRPC
 			p.add(key, "%q is no address with a valid port: write it as in '127.0.0.1:9440'", text)
 		}
 	case "ulimit":
@@ -154,19 +154,20 @@ const longestSocket = 107 // sockaddr_un (unix(7)) has room for these and a NUL
 
 func (p *problems) checkPaths(c *Config) {
 	taken := map[string]string{
-		resolved(c.Root): "root", resolved(c.State + "/debug.sock"): "the daemon's own", resolved(c.State + "/nri.sock"): "the daemon's own",
+		resolved(c.Root): "root, too", resolved(c.State + "/debug.sock"): "the daemon's own", resolved(c.State + "/nri.sock"): "the daemon's own",
 	}
 	for _, one := range [][2]string{{"state", c.State}, {"socket", c.Socket}, {"nri.socket", c.NRI.Socket}} {
 		key, path := one[0], one[1]
+		used := key != "nri.socket" || c.NRI.Enabled
 		switch owner := taken[resolved(path)]; {
 		case key != "state" && len(path) > longestSocket:
 			p.add(key, "%q is longer than the %d characters that a unix socket can have", path, longestSocket)
-		case key != "state" && strings.HasSuffix(path, "/"):
+		case key != "state" && used && strings.HasSuffix(path, "/"):
 			p.add(key, "%q is a directory", path)
-		case owner != "":
-			p.add(key, "%q is %s, too", path, owner)
+		case owner != "" && used:
+			p.add(key, "%q is %s", path, owner)
 		}
-		taken[resolved(path)] = key
+		taken[resolved(path)] = key + ", too"
 	}
 	if most := longestSocket - len("/shims/0123456789abcdef/stream.sock"); len(c.State) > most {
 		p.add("state", "%q is longer than %d characters: the sockets below it would be longer than the %d that a unix socket can have", c.State, most, longestSocket)
