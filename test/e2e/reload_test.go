@@ -144,6 +144,7 @@ required_plugins = []
 	check(t, os.WriteFile(filepath.Join(n.Dir, "config.toml.d", "network.toml"), fmt.Appendf(nil,
 		"[default_network]\nenabled = true\nname = %q\nbridge = %q\nsubnet = '10.77.0.0/24'\ndata_dir = %q\n", n.Network, n.Bridge, filepath.Dir(n.Addresses)), 0o600))
 	becomesReady(t, n, true)
+	eventually(t, "the drop-in is in force", func() bool { return strings.Contains(n.Log(), `applied="[default_network`) })
 	id := n.RunPod(n.PodConfig("web"))
 
 	reload(t, n, "required_plugins = []", "required_plugins = ['absent']")

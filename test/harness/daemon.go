@@ -193,8 +193,8 @@ func (n *Node) Crash() {
 	n.Start()
 }
 
-// Reload changes the configuration, at least one key that can be reloaded, and waits until it is in force. A daemon that
-// has read a change at SIGHUP reads the files once more, a second or two later: that line may come at any moment.
+// Reload changes the configuration, one key that can be reloaded at least, and waits until it is in force. A daemon
+// that has read a change at SIGHUP reads the files once more, a second or two later: that line may come at any moment.
 func (n *Node) Reload(change func()) {
 	applied := regexp.MustCompile(`configuration reloaded.* applied="?\[[^\]]`)
 	lines := func() int { return len(applied.FindAllString(n.Log(), -1)) }
