@@ -46,13 +46,17 @@ func ReadFile(path string) ([]byte, error) {
 // WriteFile replaces the file at path in one step. With durable it returns once the data and the name
 // are on the disk (fsync(2) of the file and its directory).
 func WriteFile(path string, data []byte, durable bool) error {
+	return writeFile(path, data, durable, os.Rename)
+}
+
+func writeFile(path string, data []byte, durable bool, put func(temporary, path string) error) error {
 	temporary, err := writeTemporary(path, data, durable)
 	if err != nil {
 		return err
 	}
 	err = failpoint.Hit("rename " + filepath.Base(filepath.Dir(path)))
 	if err == nil {
-		err = os.Rename(temporary, path)
+		err = put(temporary, path)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(temporary))
@@ -61,6 +65,21 @@ func WriteFile(path string, data []byte, durable bool) error {
 		return nil
 	}
 	return syncFile(filepath.Dir(path))
+}
+
+// exchange puts a file in the place of one that has to be there, in one step where the file system can (renameat2(2)).
+func exchange(temporary, path string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, temporary, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE)
+	switch {
+	case err == nil:
+		return os.Remove(temporary)
+	case !errors.Is(err, unix.EINVAL):
+		return err
+	}
+	if _, err = os.Lstat(path); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
 }
 
 func writeTemporary(path string, data []byte, durable bool) (string, error) {

@@ -49,18 +49,17 @@ func (r *Records[T]) WrittenBy(writer string) { r.writer = writer }
 func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, id+suffix) }
 
 // Write replaces the record of id.
-func (r *Records[T]) Write(id string, record T) error { return r.write(id, record, r.durable) }
+func (r *Records[T]) Write(id string, record T) error {
+	return r.write(id, record, r.durable, os.Rename)
+}
 
 // Update replaces the record of id; fs.ErrNotExist if another process removed it.
 func (r *Records[T]) Update(id string, record T) error {
-	if _, err := os.Lstat(r.Path(id)); err != nil {
-		return err
-	}
-	return r.Write(id, record)
+	return r.write(id, record, r.durable, exchange)
 }
 
 // Put replaces the record of id, even for a daemon after a crash, but a power cut may undo it until Sync.
-func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false) }
+func (r *Records[T]) Put(id string, record T) error { return r.write(id, record, false, os.Rename) }
 
 // Sync makes what Put wrote durable.
 func (r *Records[T]) Sync(id string) error {
@@ -70,10 +69,10 @@ func (r *Records[T]) Sync(id string) error {
 	return syncFile(r.directory)
 }
 
-func (r *Records[T]) write(id string, record T, durable bool) error {
+func (r *Records[T]) write(id string, record T, durable bool, put func(temporary, path string) error) error {
 	data, err := json.MarshalIndent(envelope[T]{r.version, r.writer, record}, "", " ")
 	if err == nil {
-		err = WriteFile(r.Path(id), append(data, '\n'), durable)
+		err = writeFile(r.Path(id), append(data, '\n'), durable, put)
 	}
 	if err != nil {
 		return fmt.Errorf("write the record of %s: %w", id, err)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/test/harness"
@@ -129,4 +130,13 @@ func TestUpdateBesideItsRemoval(t *testing.T) {
 	harness.Want(t, errors.Is(err, fs.ErrNotExist), "an update of no record: %v", err)
 	harness.Check(t, errors.Join(records.Write("a", pod{Name: "old"}), records.Update("a", pod{Name: "new"})))
 	harness.Same(t, "what is loaded", load(t, records)["a"].Name, "new")
+	for i := range 100 {
+		updated := make(chan error, 1)
+		go func() { updated <- records.Update("a", pod{}) }()
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
+		harness.Check(t, os.Remove(records.Path("a")))
+		err := <-updated
+		harness.Need(t, len(load(t, records)) == 0, "it is there after its removal, and the update says %v", err)
+		harness.Check(t, records.Write("a", pod{}))
+	}
 }
