@@ -133,7 +133,7 @@ func TestUpdateBesideItsRemoval(t *testing.T) {
 	for i := range 100 {
 		updated := make(chan error, 1)
 		go func() { updated <- records.Update("a", pod{}) }()
-		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond) // the removal is before, in and after the update
 		harness.Check(t, os.Remove(records.Path("a")))
 		err := <-updated
 		harness.Need(t, len(load(t, records)) == 0, "it is there after its removal, and the update says %v", err)

@@ -135,7 +135,9 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			err = Start(context.WithoutCancel(ctx), options) // others wait for it, too
 		}
 		if err == nil {
-			supervisor, err = g.connect(ctx, s)
+			if supervisor, err = g.connect(ctx, s); err != nil && ctx.Err() != nil {
+				return nil, err // it serves, and the caller has left
+			}
 		}
 		if err == nil {
 			g.pause = 0
