@@ -212,7 +212,7 @@ func stepProblems(of string, rows []step.Row) (all []Problem) {
 func failure(of, text string, rows []step.Row) Problem {
 	problem := Problem{Of: of, Text: text}
 	var failed time.Time
-	for _, row := range rows {
+	for i, row := range rows {
 		switch {
 		case !isStep(row):
 		case problem.Step == "" && row.Error != "":
@@ -223,7 +223,7 @@ func failure(of, text string, rows []step.Row) Problem {
 		case problem.Step == "" || row.Start.Before(failed):
 		case row.Error != "":
 			problem.NotUndone = append(problem.NotUndone, row.Step+": "+row.Error)
-		case pluginFailed(rows, row):
+		case pluginFailed(rows, i):
 			problem.NotUndone = append(problem.NotUndone, row.Step+": a plugin failed, it is retried in the background")
 		default:
 			problem.Undone = append(problem.Undone, row.Step)
@@ -233,8 +233,11 @@ func failure(of, text string, rows []step.Row) Problem {
 }
 
 // pluginFailed reports whether a plugin of the step failed. The journal then retries the DEL.
-func pluginFailed(rows []step.Row, of step.Row) bool {
-	return slices.ContainsFunc(rows, func(r step.Row) bool {
-		return r.Kind == "plugin" && r.Error != "" && r.Parent == of.Step && !r.Start.Before(of.Start) && !r.Start.After(end(of))
-	})
+func pluginFailed(rows []step.Row, of int) bool {
+	for i, r := range rows {
+		if r.Kind == "plugin" && r.Error != "" && stepOf(rows, i) == of {
+			return true
+		}
+	}
+	return false
 }

@@ -49,6 +49,20 @@ func text(t *testing.T, p Pod, style Style) string {
 	return b.String()
 }
 
+// A plugin is drawn below its step also where the clock puts its beginning after the step's end: the clock is read
+// twice there, and the machine was busy in between.
+func TestPluginBesideItsStepByTheClock(t *testing.T) {
+	p := failedPod()
+	p.Rows[2].Start = p.Rows[1].Start.Add(p.Rows[1].Took + time.Millisecond)
+	p.Rows[3].Start = p.Rows[2].Start.Add(p.Rows[2].Took + time.Millisecond)
+	p.Rows = append(p.Rows[:5], row("pod", "cni del", "", 30, 6, ""), row("plugin", "bridge DEL", "cni del", 40, 3, "it stays"), row("pod", "remove record", "", 50, 1, ""))
+	p.Finish()
+	got := text(t, p, Style{})
+	for _, want := range []string{"  ✗ bridge ADD", "    ✗ host-local ADD", "  ✗ bridge DEL", "NOT undone: cni del: a plugin failed"} {
+		harness.Want(t, strings.Contains(got, want), "%q is not in\n%s", want, got)
+	}
+}
+
 func TestTextOfAFailure(t *testing.T) {
 	p := failedPod()
 	got := text(t, p, Style{})

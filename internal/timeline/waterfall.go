@@ -94,26 +94,34 @@ func (p *Pod) episodes() (all []*episode) {
 	return all
 }
 
-// tree puts the rows of plugins below what ran them: the last line of that name that was under way then.
+// tree puts the rows of plugins below what ran them.
 func tree(rows []step.Row, container string) (roots []*line) {
-	var lines []*line
-	for _, row := range rows {
+	lines := make([]*line, len(rows))
+	for i, row := range rows {
 		l := &line{Row: row, container: container}
-		var parent *line
-		for _, before := range lines {
-			could := before.Kind != "plugin" || strings.Contains(row.Parent, " ")
-			if row.Parent != "" && before.Step == row.Parent && could && !row.Start.After(end(before.Row)) {
-				parent = before
-			}
-		}
-		if lines = append(lines, l); parent == nil {
+		lines[i] = l
+		above := stepOf(rows, i)
+		if above < 0 {
 			roots = append(roots, l)
 			continue
 		}
+		parent := lines[above]
 		l.depth, l.container = parent.depth+1, ""
 		parent.children = append(parent.children, l)
 	}
 	return roots
+}
+
+// stepOf returns the index of the row that rows[i] belongs to, -1 if none: the last one before it with the name that
+// it gives as its parent. Their times do not tell: two readings of the clock may be as far apart as the machine is busy.
+func stepOf(rows []step.Row, i int) int {
+	parent := rows[i].Parent
+	for at := i - 1; at >= 0 && parent != ""; at-- {
+		if rows[at].Step == parent && (rows[at].Kind != "plugin" || strings.Contains(parent, " ")) {
+			return at
+		}
+	}
+	return -1
 }
 
 // waits says what a step waits for, to tell the runtime from what is around it.

@@ -225,7 +225,8 @@ func TestFilesOfAPod(t *testing.T) {
 // up neither another pod nor the end of the daemon.
 func TestLogDirectoryOnADeadMount(t *testing.T) {
 	const short, long = "run = \"2s\"\ncni_add = \"1s\"\n", "run = \"2m\"\ncni_add = \"1m\"\n"
-	n := newNode(t, harness.Config("[limits]\nreload = \"20ms\"\nshutdown = \"2s\"\n"+short))
+	n := newNode(t, harness.Config("[limits]\nreload = \"20ms\"\nshutdown = \"2s\"\n"+long))
+	reload(t, n, long, short) // only now: the daemon's own first pause has these limits too
 	config := n.PodConfig("web")
 	config.LogDirectory = filepath.Join(harness.DeadMount(t), "logs")
 	for range 2 {
