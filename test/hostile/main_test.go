@@ -223,6 +223,8 @@ func releaseStopped(t testing.TB, of int) {
 const (
 	// reference is how long is looked before an attack, for what is usual.
 	reference = 4 * time.Second
+	// mostLonger is how much longer than usual another pod's calls may take in one.
+	mostLonger = 2 * time.Second
 	// tact is how often something happens in the other pod.
 	tact = 100 * time.Millisecond
 	// moreThreads is what Go's scheduler may start of its own accord.
@@ -300,14 +302,19 @@ func (p *neighbour) watch(end <-chan struct{}) (slowest map[string]time.Duration
 	}
 }
 
+// usual is watch for a while in which nothing is attacked.
+func (p *neighbour) usual() map[string]time.Duration {
+	end := make(chan struct{})
+	time.AfterFunc(reference, func() { close(end) })
+	return p.watch(end)
+}
+
 // besides makes an attack while things happen in another pod, and fails the test if that delays them, costs a
 // supervisor its life or leaves anything with it. target is what is attacked, and stays.
 func besides(t *testing.T, n *harness.Node, attack func()) {
 	t.Helper()
 	p := newNeighbour(t, n)
-	pause := make(chan struct{})
-	time.AfterFunc(reference, func() { close(pause) })
-	usual := p.watch(pause)
+	usual := p.usual()
 	harness.Need(t, !t.Failed(), "this failed before the attack")
 	pids := n.Supervisors()
 	node, own := n.Look(), held(t, pids)
@@ -318,9 +325,19 @@ func besides(t *testing.T, n *harness.Node, attack func()) {
 		defer close(end)
 		attack()
 	}()
-	for name, took := range <-watched { // a call is slow where system calls are, in a virtual machine
-		t.Logf("%s in another pod: at most %v, %v before the attack", name, took, usual[name])
-		harness.Want(t, took <= 4*usual[name]+2*time.Second, "%s in another pod took %v, %v before the attack", name, took, usual[name])
+	slowest := <-watched
+	slow := func(name string) bool { return slowest[name] > usual[name]+mostLonger }
+	for name := range slowest {
+		if slow(name) { // perhaps the machine is busier than it was before: what is usual now?
+			for name, took := range p.usual() {
+				usual[name] = max(usual[name], took)
+			}
+			break
+		}
+	}
+	for name, took := range slowest {
+		t.Logf("%s in another pod: at most %v, %v without the attack", name, took, usual[name])
+		harness.Want(t, !slow(name), "%s in another pod took %v, %v without the attack", name, took, usual[name])
 	}
 	harness.Same(t, "the supervisors", n.Supervisors(), pids)
 	if !t.Failed() {
