@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -391,4 +392,21 @@ func TestRestOfThePipeIsRead(t *testing.T) {
 	n, err := from.Read(make([]byte, 2))
 	harness.Need(t, n <= 0 && errors.Is(err, os.ErrDeadlineExceeded), "%d bytes are read after the deadline, %v", n, err)
 	harness.Same(t, "the rest of the pipe", string(rest(from)), "{}")
+}
+
+// FuzzAnswer reads what a plugin that failed has printed. Results of success are
+// parsed by libcni; what is parsed here are errors.
+func FuzzAnswer(f *testing.F) {
+	for _, seed := range []string{
+		"", "{}", `{"code":11,"msg":"try again"}`, `{"code":-1}`, `{"code":"11","msg":5}`, "[", "null", "\xff\x00", `{"msg":"\u0000\u001b[2J","details":"d"}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := Report{Plugin: step.Plugin{Exit: 1}}
+		r.takeError(data)
+		if text := r.Text(); text == "" || !utf8.ValidString(text) || len(r.Message) > 8*maxShown+64 {
+			t.Errorf("%d bytes became %q", len(data), text)
+		}
+	})
 }
