@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	oneByOne = 40
+	oneByOne = 120
 	warmUp   = 4
 	// idleTime is how long a daemon that was started is left alone before it is weighed.
 	idleTime = 6 * time.Second
