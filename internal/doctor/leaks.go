@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/internal/cgroup"
@@ -85,10 +88,12 @@ func hasFile(dir, id string) bool {
 	return err != nil || slices.ContainsFunc(quarantined, func(path string) bool { return state.IDOf(path) == id })
 }
 
-func (c *checker) recordDir() string     { return filepath.Join(c.Config.Root, "sandboxes") }
-func (c *checker) factsDir() string      { return filepath.Join(c.Config.State, "facts") }
-func (c *checker) containerDir() string  { return filepath.Join(c.Config.Root, "containers") }
-func (c *checker) attachmentDir() string { return filepath.Join(c.Config.Root, "attachments") }
+func (c *checker) recordDir() string         { return filepath.Join(c.Config.Root, "sandboxes") }
+func (c *checker) factsDir() string          { return filepath.Join(c.Config.State, "facts") }
+func (c *checker) containerDir() string      { return filepath.Join(c.Config.Root, "containers") }
+func (c *checker) attachmentDir() string     { return filepath.Join(c.Config.Root, "attachments") }
+func (c *checker) containerFactsDir() string { return filepath.Join(c.Config.Root, "container-facts") }
+func (c *checker) shimsDir() string          { return filepath.Join(c.Config.State, "shims") }
 
 func (c *checker) netns() *namespace.Dir { return namespace.Find(c.Config.NetnsDir, c.Node.Mark()) }
 
@@ -134,7 +139,7 @@ func (c *checker) quarantine() {
 		{c.recordDir(), retry(func(r sandbox.Record) string { return r.ID })},
 		{c.factsDir(), retry[sandbox.Facts](nil)},
 		{c.containerDir(), retry(func(r container.Record) string { return r.ID })},
-		{filepath.Join(c.Config.Root, "container-facts"), retry[container.Facts](nil)},
+		{c.containerFactsDir(), retry[container.Facts](nil)},
 		{c.attachmentDir(), retry(c.ownerOfAttachment)},
 	} {
 		files, err := state.Quarantined(kind.dir)
@@ -203,9 +208,9 @@ func (c *checker) sandboxes() {
 		if err == nil {
 			err = pause.Close()
 		}
-		lost := len(facts.Addresses) > 0 && !c.netns().Alive(id)
+		lost, off := len(facts.Addresses) > 0 && !c.netns().Alive(id), offBridge(facts.CNIResult)
 		switch {
-		case (err != nil || lost) && c.Ended != nil && c.Ended(id):
+		case (err != nil || lost || off != nil) && c.Ended != nil && c.Ended(id):
 			continue
 		case errors.Is(err, process.ErrGone):
 			c.problem("sandbox", fmt.Sprintf("%s is recorded as Ready, but its pause process is gone: %v", id, err), "the daemon notices when it starts, and the kubelet makes the pod again")
@@ -215,5 +220,35 @@ func (c *checker) sandboxes() {
 		if lost {
 			c.problem("sandbox", id+" has lost its network namespace", "stop and remove the pod")
 		}
+		if off != nil && !lost {
+			c.problem("sandbox", fmt.Sprintf("%s has no network: %v", id, off), "remove the pod, which is made again; its network makes the bridge")
+		}
 	}
+}
+
+// offBridge returns an error if a pod's link has left its bridge, which else only a CHECK finds. The answer of the
+// plugin bridge begins with the bridge, the link on it, and that in the pod.
+func offBridge(answers json.RawMessage) error {
+	var all []struct {
+		Interfaces []struct{ Name, Sandbox string }
+	}
+	if err := json.Unmarshal(answers, &all); err != nil || len(all) == 0 || len(all[0].Interfaces) < 3 {
+		return nil
+	}
+	bridge, link, inside := all[0].Interfaces[0], all[0].Interfaces[1], all[0].Interfaces[2]
+	if bridge.Sandbox != "" || link.Sandbox != "" || inside.Sandbox == "" {
+		return nil
+	}
+	found, err := netlink.LinkByName(bridge.Name)
+	if err != nil {
+		return fmt.Errorf("the bridge %s: %w", bridge.Name, err)
+	}
+	end, err := netlink.LinkByName(link.Name)
+	if err != nil {
+		return fmt.Errorf("its link %s: %w", link.Name, err)
+	}
+	if _, is := found.(*netlink.Bridge); is && end.Attrs().MasterIndex != found.Attrs().Index {
+		return fmt.Errorf("its link %s is off the bridge %s", link.Name, bridge.Name)
+	}
+	return nil
 }

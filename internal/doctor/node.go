@@ -194,6 +194,11 @@ func (c *checker) daemon() {
 		return
 	}
 	c.add("daemon", Good, "serves "+c.Config.Socket, "")
+	for _, dir := range []string{c.recordDir(), c.factsDir(), c.containerDir(), c.containerFactsDir(), c.attachmentDir(), c.shimsDir()} {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			c.problem("daemon", dir+" was removed, and no pod or container is made without it", "restart the daemon, which makes it: systemctl restart minicri")
+		}
+	}
 	advice := map[string]string{
 		"NetworkReady":        "until then the kubelet runs no pod but those of the node's network: docs/troubleshooting.md",
 		"RuntimeHandlerReady": "install what is missing, or remove the handler from the configuration",
@@ -224,7 +229,7 @@ func (c *checker) supervisors() {
 			pods[record.Supervisor]++
 		}
 	}
-	older, err := client.Older(filepath.Join(c.Config.State, "shims"), build, pods)
+	older, err := client.Older(c.shimsDir(), build, pods)
 	c.failed("supervisors", err)
 	for _, one := range older {
 		message := fmt.Sprintf("build %s, version %s, has %d pods", one.Group, one.Version, one.Pods)

@@ -225,10 +225,17 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 		for _, link := range links {
 			err = errors.Join(err, netlink.LinkSetNoMaster(link)) // as when its bridge has been made anew
 		}
-		return errors.Join(err, unix.Kill(n.PID(), unix.SIGUSR1))
+		return err
 	})
-	eventually(t, "the pod that is off its bridge is found", func() bool { return len(harness.Info[[]any](t, n, "driftedAttachments")) == 1 })
+	empty := filepath.Join(n.Root, "containers")
+	check(t, os.Remove(empty))
 	found, _ := problems(t, n)
+	check(t, os.Mkdir(empty, 0o700))
+	wantFound(t, found, "sandbox", pod+" has no network: its link")
+	wantFound(t, found, "daemon", empty+" was removed")
+	check(t, unix.Kill(n.PID(), unix.SIGUSR1))
+	eventually(t, "the pod that is off its bridge is found", func() bool { return len(harness.Info[[]any](t, n, "driftedAttachments")) == 1 })
+	found, _ = problems(t, n)
 	wantFound(t, found, "attachment", pod+" is not as ADD left it")
 	found, _ = problems(t, n, "--cni-bin-dir", t.TempDir())
 	wantFound(t, found, "network", "host-local", "bridge")
