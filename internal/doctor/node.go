@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
@@ -136,6 +138,12 @@ func (c *checker) programs(ctx context.Context) {
 	}
 	for _, problem := range c.Registries {
 		c.add("registries", Warning, problem.Error(), "correct the file: it is read at each pull")
+	}
+	for _, pair := range [][2]string{{c.Config.Streaming.TLSCert, c.Config.Streaming.TLSKey}, {c.Config.MetricsCert, c.Config.MetricsKey}} {
+		found, err := tls.LoadX509KeyPair(pair[0], pair[1]) // one that cannot be read is a problem of the configuration
+		if err == nil && time.Now().After(found.Leaf.NotAfter) {
+			c.add("certificate", Warning, fmt.Sprintf("%s has expired, %v: clients refuse it", pair[0], found.Leaf.NotAfter), "replace the files: they are read for each connection")
+		}
 	}
 	c.daemon()
 }

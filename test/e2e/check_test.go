@@ -267,6 +267,11 @@ func TestCheckBeforeTheFirstStart(t *testing.T) {
 		return found
 	}
 	wantFound(t, look("[streaming]\ntls_cert = '/nowhere/cert.pem'\ntls_key = '/nowhere/key.pem'\n"), "configuration", "/nowhere/cert.pem")
+	cert, key := filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
+	harness.Certificate(t, cert, key, -time.Minute)
+	check(t, os.WriteFile(config, fmt.Appendf(nil, "metrics_tls_cert = %q\nmetrics_tls_key = %q\n", cert, key), 0o600))
+	output, err := n.RunCommand("check", "--config", config)
+	harness.Want(t, err == nil && strings.Contains(output, cert+" has expired"), "check: %v, %s", err, output)
 	wantFound(t, look("", "--pod"), "pod", "no daemon serves")
 	dirs := t.TempDir()
 	check(t, unix.Mount("small", dirs, "tmpfs", 0, "size=1m,nr_inodes=64"))

@@ -251,7 +251,7 @@ func daemonOf(socket string) int {
 // of pods under cAdvisor's names.
 func TestMetricsAddress(t *testing.T) {
 	cert, key, pool := filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem"), x509.NewCertPool()
-	pool.AppendCertsFromPEM(harness.Certificate(t, cert, key))
+	pool.AppendCertsFromPEM(harness.Certificate(t, cert, key, time.Hour))
 	n := newNode(t, harness.Config(fmt.Sprintf("log_format = 'text'\nmetrics_address = '127.0.0.1:9440'\nmetrics_tls_cert = '%s'\nmetrics_tls_key = '%s'\n", cert, key)))
 	n.RunPod(n.PodConfig("shown"))
 	client := http.Client{Timeout: patience, Transport: &http.Transport{

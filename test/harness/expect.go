@@ -248,8 +248,8 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// Certificate makes one for 127.0.0.1 that is its own authority, and its key.
-func Certificate(t testing.TB, cert, key string) (authority []byte) {
+// Certificate makes one for 127.0.0.1 that is its own authority and lasts so long, and its key.
+func Certificate(t testing.TB, cert, key string, lasts time.Duration) (authority []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	Check(t, err)
@@ -257,7 +257,7 @@ func Certificate(t testing.TB, cert, key string) (authority []byte) {
 	Check(t, err)
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "node " + serial.String()}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(lasts), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	Check(t, err)

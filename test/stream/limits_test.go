@@ -70,7 +70,7 @@ func (s *stalled) Write(p []byte) (int, error) {
 func TestCertificate(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	authority := harness.Certificate(t, cert, key)
+	authority := harness.Certificate(t, cert, key, time.Hour)
 	p := newPod(t, forever, nil, harness.Config(fmt.Sprintf("tls_cert = '%s'\ntls_key = '%s'\n", cert, key)))
 	for range 2 {
 		p.wantSecret(func(t testing.TB, u *url.URL) remotecommand.Executor {
@@ -78,7 +78,7 @@ func TestCertificate(t *testing.T) {
 			check(t, err)
 			return e
 		})
-		authority = harness.Certificate(t, cert, key)
+		authority = harness.Certificate(t, cert, key, time.Hour)
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(authority)
