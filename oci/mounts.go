@@ -276,10 +276,7 @@ func podFiles(c *Container) []*mount {
 			MountOptions: []string{"nosuid", "nodev", "noexec"},
 		},
 	}
-	mountsDev := mountsAt(c, "/dev")
-	return slices.DeleteFunc(files, func(f *mount) bool {
-		return mountsAt(c, f.GetContainerPath()) || mountsDev && strings.HasPrefix(f.GetContainerPath(), "/dev/")
-	})
+	return slices.DeleteFunc(files, func(f *mount) bool { return mountsAt(c, f.GetContainerPath()) })
 }
 
 func mountsAt(c *Container, place string) bool {

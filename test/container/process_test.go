@@ -178,6 +178,9 @@ func TestPrivileged(t *testing.T) {
 	id := p.run("app", forever, privileged)
 	p.exec(id, "mount -t tmpfs x /tmp && umount /tmp && test -e /dev/kmsg && test -w /sys && unshare -U true")
 	same(t, "seccomp", harness.ProcStatus(t, p.info(id).PID, "Seccomp"), "0")
+	// Who mounts the node's /dev shares memory with its pod, not with the node.
+	p.exec(id, "touch /dev/shm/of-the-pod")
+	p.exec(p.run("devices", forever, privileged, mounted("/dev", "/dev")), "test -e /dev/shm/of-the-pod")
 }
 
 // cri: LinuxContainerSecurityContext.no_new_privs LinuxContainerSecurityContext.seccomp LinuxContainerSecurityContext.seccomp_profile_path
