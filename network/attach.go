@@ -35,6 +35,42 @@ type Result struct {
 	Raw       []*types100.Result
 }
 
+// Journal writes the attachment, and SyncJournal makes it durable beside other steps; only then Attach may run ADD.
+func (n *CNI) Journal(a Attachment) error {
+	n.supersede(a)
+	a.Node, a.Boot = n.options.Mark, n.bootID
+	if err := n.journal.Put(a.ID, a); err != nil {
+		return fmt.Errorf("journal the attachment: %w", err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.attachments[a.ID] = newAttachment(a)
+	return nil
+}
+
+// supersede removes the namespaces of the same pod's earlier tries whose ADD failed: a pod has one.
+func (n *CNI) supersede(a Attachment) {
+	pod := func(of Attachment) string {
+		return of.Args["K8S_POD_UID"] + " " + of.Args["K8S_POD_NAMESPACE"] + "/" + of.Args["K8S_POD_NAME"]
+	}
+	for _, other := range n.Pending() {
+		if !other.Releasing || !other.NeverAttached || a.Args["K8S_POD_NAME"] == "" || pod(a) != pod(other) {
+			continue
+		}
+		if err := n.options.Namespaces.Remove(other.ID); err != nil {
+			other.logger(n.options.Logger).Error("the network namespace of an earlier try of a pod stays", "err", err)
+		}
+	}
+}
+
+// SyncJournal makes the attachment of id durable, if there is one.
+func (n *CNI) SyncJournal(id string) error {
+	if n.find(id) == nil {
+		return nil
+	}
+	return n.journal.Sync(id)
+}
+
 // Attach runs ADD for the journalled attachment of id in the namespace at path. If it fails, or the context
 // ends first, the attachment stays in the journal and the caller has to call Detach.
 func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {

@@ -187,12 +187,12 @@ func (n *CNI) NamespacePath(id string) string {
 // atOnce is how many DELs run in the background at once.
 const atOnce = 16
 
-// repeat has the background run DEL until the attachment is gone, unless it already does.
-func (n *CNI) repeat(a *attachment, atOnce bool) {
+// repeat has the background run DEL until the attachment is gone, unless it already does; the first at once, if hurried.
+func (n *CNI) repeat(a *attachment, hurried bool) {
 	if a.repeated.Swap(true) {
 		return
 	}
-	if atOnce {
+	if hurried {
 		notify(a.hurried)
 	}
 	n.inBackground(func() {

@@ -122,34 +122,6 @@ func (n *CNI) openJournal() error {
 // Quarantined returns the files of attachments that cannot be decoded.
 func (n *CNI) Quarantined() []string { return n.journal.Quarantined() }
 
-// Journal writes the attachment. ADD may run only after SyncJournal.
-func (n *CNI) Journal(a Attachment) error {
-	n.supersede(a)
-	a.Node, a.Boot = n.options.Mark, n.bootID
-	if err := n.journal.Put(a.ID, a); err != nil {
-		return fmt.Errorf("journal the attachment: %w", err)
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.attachments[a.ID] = newAttachment(a)
-	return nil
-}
-
-// supersede removes the namespaces of the same pod's earlier tries whose ADD failed: a pod has one.
-func (n *CNI) supersede(a Attachment) {
-	pod := func(of Attachment) string {
-		return of.Args["K8S_POD_UID"] + " " + of.Args["K8S_POD_NAMESPACE"] + "/" + of.Args["K8S_POD_NAME"]
-	}
-	for _, other := range n.Pending() {
-		if !other.Releasing || !other.NeverAttached || a.Args["K8S_POD_NAME"] == "" || pod(a) != pod(other) {
-			continue
-		}
-		if err := n.options.Namespaces.Remove(other.ID); err != nil {
-			other.logger(n.options.Logger).Error("the network namespace of an earlier try of a pod stays", "err", err)
-		}
-	}
-}
-
 // addSucceeded reports whether ADD did: libcni caches its answer once all plugins have succeeded, until DEL.
 func addSucceeded(a Attachment) bool {
 	_, err := os.Lstat(CachePath(a.Network, a.ID))
@@ -168,14 +140,6 @@ func (n *CNI) KnowAttached(id string) {
 	} else if _, err := cachedAttachment(id); err == nil {
 		n.openUnreadable(state.Bad{ID: id, Path: n.journal.Path(id), Reason: fs.ErrNotExist})
 	}
-}
-
-// SyncJournal makes the attachment of id durable, if there is one.
-func (n *CNI) SyncJournal(id string) error {
-	if n.find(id) == nil {
-		return nil
-	}
-	return n.journal.Sync(id)
 }
 
 func (n *CNI) remove(a *attachment) error {
