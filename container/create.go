@@ -26,21 +26,23 @@ import (
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/client"
 )
 
 // creation is one pass through the steps of Create. After an error the remaining steps do nothing.
 type creation struct {
 	*Container
-	owner   *Store
-	sandbox *sandbox.Sandbox
-	image   image.Image
-	mounted []ImageMount   // the images that the container mounts
-	parts   *oci.Container // what the spec is made from
-	spec    *specs.Spec
-	labels  oci.SELinux
-	joined  []*process.Process // the processes whose namespaces it joins
-	ctx     context.Context
-	steps   *step.Sequence
+	owner      *Store
+	sandbox    *sandbox.Sandbox
+	image      image.Image
+	mounted    []ImageMount   // the images that the container mounts
+	parts      *oci.Container // what the spec is made from
+	spec       *specs.Spec
+	labels     oci.SELinux
+	joined     []*process.Process // the processes whose namespaces it joins
+	supervisor *client.Client     // the pod's
+	ctx        context.Context
+	steps      *step.Sequence
 }
 
 // Create makes a container in a Ready sandbox, and returns its id. pod, if any, is the caller's copy of
@@ -89,11 +91,10 @@ func (c *creation) run() {
 		c.steps.Step(stepNRICreate, c.adjust)
 	}
 	c.steps.Step(stepLabels, func(context.Context) error { return relabel(c.parts) })
-	c.steps.Step(stepSupervisor, func(ctx context.Context) error {
-		if err := c.makeLogDirectory(); err != nil {
-			return err
+	c.steps.Step(stepSupervisor, func(ctx context.Context) (err error) {
+		if err = c.makeLogDirectory(); err == nil {
+			c.supervisor, err = c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
 		}
-		_, err := c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
 		return err
 	})
 	c.steps.Step(stepCreate, c.create)
@@ -137,7 +138,7 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 	}
 	made := newContainer(record, config)
 	made.Rows, made.abandon = timeline, abandon
-	made.Hold() // no other goroutine has the container yet
+	made.LockNew()
 	other, err := c.owner.Reserve(made, func(created int64) { made.CreatedAt = created })
 	if err != nil {
 		return err
@@ -252,10 +253,6 @@ func checkPod(asked *runtimeapi.PodSandboxConfig, of *sandbox.Sandbox) error {
 // create brings init to the barrier. libcontainer already knows here if the program cannot run; other
 // runtimes say it at the start, so the container is made and its start fails.
 func (c *creation) create(ctx context.Context) error {
-	supervisor, err := c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
-	if err != nil {
-		return err
-	}
 	handler, err := c.owner.options.Handlers.Find(ctx, c.sandbox.Handler())
 	if err != nil {
 		return err
@@ -263,9 +260,8 @@ func (c *creation) create(ctx context.Context) error {
 	if err := checkAbility(c.spec, handler); err != nil {
 		return err
 	}
-	answer, err := supervisor.Create(ctx, &api.CreateRequest{
-		Runtime: handler.Program,
-		Id:      c.ID, Bundle: c.owner.dir(c.ID), LogPath: c.logFile(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+	answer, err := c.supervisor.Create(ctx, &api.CreateRequest{
+		Id: c.ID, Bundle: c.owner.dir(c.ID), Program: handler.Program, LogPath: c.logFile(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""
 	if errdefs.IsFailedPrecondition(err) {

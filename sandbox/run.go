@@ -94,7 +94,7 @@ func (s *Store) reserve(config *runtimeapi.PodSandboxConfig, handler string, tim
 	}
 	sb = newSandbox(record, config)
 	sb.Rows = timeline
-	sb.Hold() // for build
+	sb.LockNew() // for build
 	if other, err = s.Reserve(sb, func(created int64) { sb.CreatedAt = created }); other != nil || err != nil {
 		return nil, other, err
 	}

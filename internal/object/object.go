@@ -99,8 +99,8 @@ func (o *Object[F]) Acquire(ctx context.Context) (unlock func(), err error) {
 	return o.Unlock, nil
 }
 
-// Hold takes the lock of an object that no other goroutine has.
-func (o *Object[F]) Hold() { o.lock.TryAcquire(1) }
+// LockNew takes the lock of an object that no other goroutine has yet.
+func (o *Object[F]) LockNew() { o.lock.TryAcquire(1) }
 
 // Unlock releases the lock, which the caller holds.
 func (o *Object[F]) Unlock() { o.lock.Release(1) }

@@ -39,8 +39,8 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 	if _, err := c.findExec(request.ExecId); err == nil || request.ExecId == "" {
 		return fmt.Errorf("exec %q in container %s: %w", request.ExecId, request.Id, errdefs.ErrAlreadyExists)
 	}
-	spec := new(specs.Process)
-	if err := json.Unmarshal(request.Process, spec); err != nil {
+	command := new(specs.Process)
+	if err := json.Unmarshal(request.Process, command); err != nil {
 		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}
 	if status := c.state().Status; status != api.Status_STATUS_RUNNING && status != api.Status_STATUS_CREATED {
@@ -52,7 +52,7 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 	ctx, done := c.bound(ctx)
 	defer done()
 	e := &exec{container: c, exited: make(chan struct{})}
-	if err := e.start(ctx, spec, request.Stdin); err != nil {
+	if err := e.start(ctx, command, request.Stdin); err != nil {
 		if exiting, _ := c.init.exiting(); exiting {
 			err = fmt.Errorf("it ended while the command was being started: %w: %w", errdefs.ErrFailedPrecondition, err)
 		}
@@ -78,9 +78,9 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 	return nil
 }
 
-func (e *exec) start(ctx context.Context, spec *specs.Process, stdin bool) (err error) {
+func (e *exec) start(ctx context.Context, command *specs.Process, stdin bool) (err error) {
 	var ends stdio.Ends
-	if spec.Terminal {
+	if command.Terminal {
 		e.pipes = stdio.NewTerminalPipes()
 	} else {
 		options := e.container.streamOptions()
@@ -94,29 +94,29 @@ func (e *exec) start(ctx context.Context, spec *specs.Process, stdin bool) (err 
 	if len(record.Program) == 0 || record.ExecCgroups == starter.ExecCgroupByName || record.ExecCgroups == starter.ExecCgroupByPath && record.Cgroups[""] != "" {
 		e.cgroup = e.container.newExecCgroup()
 	}
-	if e.proc, err = e.makeProcess(ctx, spec, ends); err != nil {
+	if e.proc, err = e.makeProcess(ctx, command, ends); err != nil {
 		e.pipes.Close()
 		return errors.Join(err, e.cgroup.kill(), e.cgroup.close())
 	}
-	if spec.Terminal {
+	if command.Terminal {
 		e.pipes.TakeTerminal(e.proc.terminal)
 	}
 	return nil
 }
 
 // makeProcess launches the process, or has a starter make what a launch cannot.
-func (e *exec) makeProcess(ctx context.Context, spec *specs.Process, ends stdio.Ends) (*proc, error) {
+func (e *exec) makeProcess(ctx context.Context, command *specs.Process, ends stdio.Ends) (*proc, error) {
 	c := e.container
 	if len(c.record.Program) == 0 {
-		container, err := starter.ReadSpec(c.record.Bundle)
+		spec, err := starter.ReadSpec(c.record.Bundle)
 		if err != nil {
 			return nil, err
 		}
-		if launch.CanExec(container, spec) {
+		if launch.CanExec(spec, command) {
 			if c.init.gone() {
 				return nil, os.ErrProcessDone
 			}
-			made, err := c.sup.launcher.Exec(ctx, launch.Exec{ID: c.record.ID, Init: c.init.found, Spec: container, Process: spec, Streams: ends, Cgroups: e.cgroups()})
+			made, err := c.sup.launcher.Exec(ctx, launch.Exec{ID: c.record.ID, Init: c.init.found, Spec: spec, Process: command, Streams: ends, Cgroups: e.cgroups()})
 			if err != nil {
 				return nil, err
 			}
@@ -124,7 +124,7 @@ func (e *exec) makeProcess(ctx context.Context, spec *specs.Process, ends stdio.
 		}
 	}
 	request := c.request(starter.Exec)
-	request.Terminal, request.Process = spec.Terminal, spec
+	request.Terminal, request.Process = command.Terminal, command
 	if e.cgroup != nil {
 		controller, _, _ := c.record.Cgroups.Tracker()
 		request.ExecCgroup = starter.ExecCgroup{Controller: controller, Sub: e.cgroup.sub, Form: c.record.ExecCgroups}
