@@ -97,8 +97,10 @@ func ignoreGone(err error) error {
 // ErrBusy means that processes survive SIGKILL in uninterruptible sleep; the cgroup stays until they wake.
 var ErrBusy = fmt.Errorf("processes remain in the cgroup after SIGKILL: %w", errdefs.ErrUnavailable)
 
-// scopeLimit is how long systemd may take to remove a scope that is empty.
-const scopeLimit = 3 * time.Second
+const (
+	scopeLimit = 3 * time.Second  // for systemd to remove a scope that is empty
+	scopePause = time.Millisecond // between two looks at it
+)
 
 // Remove kills what runs in the cgroup, up to the limit, and removes it from every hierarchy, if it exists.
 func (h Hierarchies) Remove(path string, limit time.Duration) error {
@@ -120,7 +122,7 @@ func (h Hierarchies) Remove(path string, limit time.Duration) error {
 		// systemd removes an empty scope and its unit, slowly while it is reloading. If the
 		// cgroup is gone before it looks, it takes the scope for running, forever.
 		for end := time.Now().Add(scopeLimit); h.Exists(path) && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
+			time.Sleep(scopePause)
 		}
 	}
 	var errs []error

@@ -163,7 +163,9 @@ func Adopt() error {
 const (
 	// reapAfter is how long a child is dead before it is an orphan: the daemon waits for its own at once.
 	reapAfter = 2 * time.Second
-	stopLimit = time.Second // for KillTree to stop one process
+	reapPause = 20 * time.Millisecond // before a look at the dead: the daemon waits for its own children sooner
+	stopLimit = time.Second           // for KillTree to stop one process
+	stopPause = 100 * time.Microsecond
 )
 
 // Orphans are processes that come to the daemon when their parent dies, and whose exit status it needs.
@@ -201,7 +203,7 @@ func ReapOrphans(ctx context.Context, known Orphans) {
 		case <-changed:
 		case <-later:
 		}
-		time.Sleep(20 * time.Millisecond) // the daemon waits for its own children sooner
+		time.Sleep(reapPause)
 	}
 }
 
@@ -275,7 +277,7 @@ func KillTree(root int) {
 			pidfds = append(pidfds, pidfd)
 			// It finishes a fork(2) before it stops; a hanging system call prevents that.
 			for end := time.Now().Add(stopLimit); !HasStopped(pid) && time.Now().Before(end); {
-				time.Sleep(100 * time.Microsecond)
+				time.Sleep(stopPause)
 			}
 		}
 	}

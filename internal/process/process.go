@@ -148,7 +148,7 @@ func (p *Process) KernelExit() (status unix.WaitStatus, known bool) {
 	return unix.WaitStatus(info.Exit_code), known
 }
 
-// KillLimit is how long killed processes may take to be gone. Longer takes only an uninterruptible sleep.
+// KillLimit is how long killed processes may take to be gone. Only an uninterruptible sleep takes longer.
 const KillLimit = 3 * time.Second
 
 // Kill sends SIGKILL and waits for the end, up to the limit. It reaps our own or adopted child.
@@ -301,12 +301,13 @@ func Seal(name string, program io.Reader) (*os.File, error) {
 // addSeals adds seals (fcntl(2), F_ADD_SEALS). F_SEAL_WRITE fails with EBUSY while anything holds a page of the
 // file, such as the kernel's own reclaim or compaction, for a moment. Each try waits 150 ms in the kernel.
 func addSeals(file *os.File, seals int) (err error) {
-	for range 20 {
+	const tries, pause = 20, 50 * time.Millisecond
+	for range tries {
 		_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, seals)
 		if !errors.Is(err, unix.EBUSY) {
 			break
 		}
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(pause)
 	}
 	return os.NewSyscallError("fcntl(F_ADD_SEALS)", err)
 }

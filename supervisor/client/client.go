@@ -24,16 +24,18 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// What the daemon waits for at most, beside process.KillLimit.
+// Limits and pauses of the daemon's side, beside process.KillLimit.
 const (
-	startLimit  = 10 * time.Second       // for a supervisor to start, and to end an exec whose client is gone
+	startLimit  = 10 * time.Second       // for a supervisor to start
+	endLimit    = 10 * time.Second       // for a supervisor to end an exec whose client is gone
 	execSlack   = 5 * time.Second        // for a supervisor to end an exec after its time-out
 	minBack     = 100 * time.Millisecond // between two starts of a supervisor that does not start; it doubles
 	maxBack     = 5 * time.Second
-	endingLimit = 2 * time.Second // for a supervisor that holds the lock and does not answer to end by itself
-	greetLimit  = time.Second     // for the answer to greet
-	lastWords   = time.Second     // to read the last answers of a supervisor that has ended
-	logPeriod   = 2 * time.Second // between two looks at the supervisors' logs
+	endingLimit = 2 * time.Second       // for a supervisor that holds the lock and does not answer to end by itself
+	greetLimit  = time.Second           // for the answer to greet
+	lastWords   = time.Second           // to read the last answers of a supervisor that has ended
+	logPeriod   = 2 * time.Second       // between two looks at the supervisors' logs
+	queuePause  = 10 * time.Millisecond // between two tries to connect while a supervisor's queue is full
 	// RetryPause is the pause between two tries to reach a supervisor while another takes its place.
 	RetryPause = 20 * time.Millisecond
 )
@@ -108,7 +110,7 @@ func (c *Client) watch(limit *atomic.Int64) {
 		// It asks over a connection of its own: on one full of calls that nobody reads, ttrpc waits without a limit.
 		call, done, err := c.open(ctx)
 		for errors.Is(err, unix.EAGAIN) && ctx.Err() == nil { // its queue is full (connect(2))
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(queuePause)
 			call, done, err = c.open(ctx)
 		}
 		if err == nil {

@@ -3,6 +3,7 @@
 // errdefs.ErrUnavailable of Connect that none serves: Start another one on its directory, which adopts the
 // containers. A Set replaces the node's supervisors that die.
 //
-// Many goroutines may use a Client. It has one connection for control; a start, a stream and a wait of an exec (but
-// that of ExecEnd), the events and the question whether the supervisor hangs each have their own.
+// Many goroutines may use a Client. Its calls share one connection, but those that last have one of their own: an
+// exec's start, its streams and the wait for it (but not that of ExecEnd), the events, and the question whether the
+// supervisor hangs.
 package client

@@ -58,7 +58,7 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 		code, err = c.execWait(bounded, id, exec)
 	}
 	if err != nil {
-		go func() { // within 10 s
+		go func() { // within endLimit
 			c.ExecEnd(ctx, id, exec)
 			output.close() // not before: what its reader leaves ends by itself, without what it has started
 		}()
@@ -137,7 +137,7 @@ func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.
 	defer done()
 	_, err = call.ExecStart(ctx, &api.ExecStartRequest{Id: id, ExecId: exec, Process: encoded.Bytes(), Stdin: stdin})
 	if err != nil && ended(ctx) {
-		go c.ExecEnd(ctx, id, exec) // it may have been started; within 10 s
+		go c.ExecEnd(ctx, id, exec) // it may have been started; within endLimit
 		return context.Cause(ctx)
 	}
 	return native(err)
@@ -174,7 +174,7 @@ func (c *Client) execWait(ctx context.Context, id, exec string) (int32, error) {
 
 // ExecEnd ends an exec whose client is gone, and all that it started, also when ctx has ended.
 func (c *Client) ExecEnd(ctx context.Context, id, exec string) {
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit) // the supervisor may be busy
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit) // the supervisor may be busy
 	defer cancel()
 	// Fails if the process has ended, or its supervisor, whose successor ends it.
 	_ = c.ExecKill(end, id, exec, uint32(unix.SIGKILL), true)

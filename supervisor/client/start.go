@@ -254,7 +254,7 @@ func (s *Set) passLogOn(name string, passed map[string]int64) error {
 		// The disk is released but for the end: cutting the file while the supervisor appends would lose a
 		// line. Without the note the next daemon passes on again what the file has.
 		if over := (from - keptLog) &^ 4095; over > 0 {
-			_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, over) // it stays long
+			_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, over) // else the file keeps its blocks
 		}
 		_ = unix.Fsetxattr(int(file.Fd()), passedOn, strconv.AppendInt(nil, from, 10), 0)
 	}

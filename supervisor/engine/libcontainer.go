@@ -169,8 +169,10 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 	return process, nil
 }
 
-// hookLimit limits hooks that set no limit. Processes that they leave end with the starter.
-const hookLimit = 30 * time.Second
+const (
+	hookLimit   = 30 * time.Second // for hooks that set no limit; processes that they leave end with the starter
+	outputLimit = time.Second      // for what a hook has left to close its output: Run waits for that
+)
 
 // runHooks runs all hooks, in spite of errors.
 func (c *libContainer) runHooks(name string, hooks []specs.Hook, state specs.State) (err error) {
@@ -180,7 +182,7 @@ func (c *libContainer) runHooks(name string, hooks []specs.Hook, state specs.Sta
 		if hook.Timeout != nil {
 			command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
 		}
-		late := time.AfterFunc(*command.Timeout+time.Second, starter.KillChildren) // Run waits for all that have its output
+		late := time.AfterFunc(*command.Timeout+outputLimit, starter.KillChildren)
 		if e := command.Run(&state); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s hook %s: %w", name, hook.Path, e))
 		}

@@ -132,7 +132,7 @@ func (p *proc) close() error {
 	return p.found.Close()
 }
 
-// openBarrier lets init through, which waits for a reader, until init has gone on. running ends with init.
+// openBarrier lets init, which waits for a reader, through, and returns when it has gone on. running ends with init.
 func openBarrier(ctx, running context.Context, dir string) error {
 	path := filepath.Join(dir, launch.FIFOFile)
 	// Opened for both, because a fifo that nobody has open for writing yet reads as ended.

@@ -265,7 +265,7 @@ func (s *Supervisor) serveStreams(listener net.Listener) {
 			return
 		}
 		if err != nil { // no descriptors left, for example
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(acceptPause)
 			continue
 		}
 		go s.serveStream(conn.(*net.UnixConn))
@@ -372,7 +372,7 @@ func feed(stdin *os.File, conn *net.UnixConn, over func()) (move func(), err err
 		for chunk, n := make([]byte, 32<<10), 0; err == nil; {
 			n, err = conn.Read(chunk)
 			for rest := chunk[:n]; len(rest) > 0; {
-				_ = stdin.SetWriteDeadline(time.Now().Add(time.Second))
+				_ = stdin.SetWriteDeadline(time.Now().Add(stdinPause))
 				taken, failed := stdin.Write(rest)
 				if failed != nil && (!errors.Is(failed, os.ErrDeadlineExceeded) || stdio.Polled(conn, 0)) {
 					return

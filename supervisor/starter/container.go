@@ -174,10 +174,11 @@ func (g Cgroups) Frozen() bool {
 	return says(g[""], "cgroup.freeze", "1") || says(g[""], "cgroup.events", "frozen 1") // by those above it, too
 }
 
-// repeat calls do until it is done, which it is when killed processes are gone.
+// repeat calls do until it is done, up to process.KillLimit: killed processes are gone then.
 func repeat(do func() (done bool)) {
+	const pause = 500 * time.Microsecond
 	for deadline := time.Now().Add(process.KillLimit); !do() && time.Now().Before(deadline); {
-		time.Sleep(500 * time.Microsecond)
+		time.Sleep(pause)
 	}
 }
 

@@ -198,9 +198,12 @@ func readChunk(source *os.File) ([]byte, error) {
 	return chunk[:n], err
 }
 
-// Finish says that the process has ended: what is in the pipe still counts. A pipe that stays empty for 5
-// ms is at its end, because a background child may keep it open forever.
-func (p *Pump) Finish() { _ = p.source.SetReadDeadline(time.Now().Add(5 * time.Millisecond)) }
+// emptyLimit is how long a pipe may stay empty after its process has ended.
+const emptyLimit = 5 * time.Millisecond
+
+// Finish says that the process has ended: what is in the pipe still counts. A pipe that stays empty for
+// emptyLimit is at its end, because a background child may keep it open forever.
+func (p *Pump) Finish() { _ = p.source.SetReadDeadline(time.Now().Add(emptyLimit)) }
 
 // unread reports whether bytes wait, or the end. Of a terminal's last bytes TIOCINQ may not know yet: poll(2)
 // has the kernel hand them over first.
