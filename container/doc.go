@@ -14,10 +14,10 @@
 //	 7 spec      the runtime-spec, from the CRI's config
 //	 8 nri create  with NRI: its plugins adjust the spec (plugins.go)
 //	 9 labels    of SELinux, for the sources of mounts that ask for it
-//	10 supervisor  the pod's supervisor serves; it is started if none does
+//	10 supervisor  the pod's supervisor serves; it is started if none does; the log has a directory
 //	11 create    the container's init waits at the exec barrier
 //	12 nri created  with NRI: its plugins are notified
-//	13 recheck   the pod was not stopped at the same time, and the caller still waits
+//	13 recheck   the pod was not stopped meanwhile, what it joins lives, and the caller still waits
 //
 // StartContainer has the steps nri start, start and nri started; UpdateContainerResources nri update and nri updated.
 // StopContainer has the step kill, after the grace; nri stop comes after every end, asked for or not. RemoveContainer

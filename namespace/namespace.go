@@ -91,8 +91,8 @@ func (n *Dir) Pin(id, source string) error {
 	return nil
 }
 
-// Alive reports whether a namespace is pinned for id, also where that cannot be found out. A reboot or a person may
-// have removed it.
+// Alive reports whether a namespace is pinned for id; a reboot or a person may have removed it. Where that cannot
+// be found out, it is taken to be there.
 func (n *Dir) Alive(id string) bool {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(n.Path(id), &stat); err != nil {

@@ -185,7 +185,8 @@ func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 	return answer, nil
 }
 
-// execute runs the program and returns its stdout. It waits up to leftDelay for children that hold its pipes.
+// execute runs the program and returns its stdout. For children that hold its pipes it waits up to twice leftDelay:
+// for those of stdin and stderr, and then for that of stdout.
 func (run *Run) execute(path string, stdin []byte, environment []string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("failed to find the plugin %s in %s: install it or set cni_bin_dir", path, strings.Join(run.searched, ":"))

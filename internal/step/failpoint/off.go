@@ -5,8 +5,8 @@
 // MINICRI_FAILPOINTS names at each point. It keeps no state.
 //
 // The points are "STEP before" and "STEP after" for each step (see packages sandbox and container); "rename
-// DIRECTORY" between the writing and the renaming of a record in sandboxes, attachments or facts; "lock
-// pods" while the lock of all pods is held; and of a starter (package supervisor/starter) "starter/asked",
+// DIRECTORY" between the writing and the renaming of a record there (package state); "lock pod sandbox" and
+// "lock container" while the lock of all of a kind is held; and of a starter (package supervisor/starter) "starter/asked",
 // "starter/made" before it answers, and "starter/answered".
 package failpoint
 
