@@ -82,6 +82,7 @@ func (r *Runtime) ContainerStatus(_ context.Context, request *runtimeapi.Contain
 	}
 	response.Info, err = encodeInfo(map[string]any{"info": map[string]any{
 		"sandboxID": c.SandboxID, "pid": c.Facts().Process.PID, "snapshot": c.ID, "cgroupsPath": c.CgroupsPath, "runtimeSpec": spec,
+		"privileged": c.Config().GetLinux().GetSecurityContext().GetPrivileged(),
 	}})
 	return response, err
 }

@@ -152,6 +152,7 @@ type info struct {
 	PID         int    `json:"pid"`
 	SandboxID   string `json:"sandboxID"`
 	Snapshot    string `json:"snapshot"`
+	Privileged  bool   `json:"privileged"`
 	CgroupsPath string `json:"cgroupsPath"`
 	RuntimeSpec struct {
 		Process struct {

@@ -176,6 +176,7 @@ func TestCapabilities(t *testing.T) {
 func TestPrivileged(t *testing.T) {
 	p := newPod(t, privilegedPod)
 	id := p.run("app", forever, privileged)
+	harness.Want(t, p.info(id).Privileged && !p.info(p.run("plain", forever)).Privileged, "the verbose status does not say which container is privileged")
 	p.exec(id, "mount -t tmpfs x /tmp && umount /tmp && test -e /dev/kmsg && test -w /sys && unshare -U true")
 	same(t, "seccomp", harness.ProcStatus(t, p.info(id).PID, "Seccomp"), "0")
 	// Who mounts the node's /dev shares memory with its pod, not with the node.
