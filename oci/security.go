@@ -15,20 +15,19 @@ import (
 	"github.com/minicri/minicri/internal/state"
 )
 
-// parseProfile reads the older form: runtime/default, docker/default, unconfined, localhost/PATH or /NAME.
+// parseProfile reads the older form: runtime/default, docker/default, unconfined, localhost/PATH or /NAME. Another
+// text is taken for a PATH or NAME, and package validate refuses it if it is none.
 func parseProfile(text string) *runtimeapi.SecurityProfile {
 	profile := &runtimeapi.SecurityProfile{}
-	ref, isLocal := strings.CutPrefix(text, "localhost/")
-	switch {
-	case text == "":
+	switch text {
+	case "":
 		return nil
-	case isLocal:
-		profile.ProfileType = runtimeapi.SecurityProfile_Localhost
-		profile.LocalhostRef = ref
-	case text == "unconfined":
+	case "runtime/default", "docker/default":
+	case "unconfined":
 		profile.ProfileType = runtimeapi.SecurityProfile_Unconfined
 	default:
-		profile.ProfileType = runtimeapi.SecurityProfile_RuntimeDefault
+		profile.ProfileType = runtimeapi.SecurityProfile_Localhost
+		profile.LocalhostRef = strings.TrimPrefix(text, "localhost/")
 	}
 	return profile
 }

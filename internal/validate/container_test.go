@@ -163,6 +163,15 @@ func TestContainerRefuses(t *testing.T) {
 			//lint:ignore SA1019 the older form is still sent
 			containerSecurity(c).Apparmor, containerSecurity(c).ApparmorProfile = nil, "localhost/web"
 		}},
+		// What is no form of a profile is not the default one.
+		{securityContext + "seccomp", func(c *config) {
+			//lint:ignore SA1019 the older form is still sent
+			containerSecurity(c).Seccomp, containerSecurity(c).SeccompProfilePath = nil, "confined"
+		}},
+		{securityContext + "apparmor", func(c *config) {
+			//lint:ignore SA1019 the older form is still sent
+			containerSecurity(c).Apparmor, containerSecurity(c).ApparmorProfile = nil, "runtime-default"
+		}},
 	} {
 		c := goodContainer()
 		test.change(c)
