@@ -335,10 +335,15 @@ func (s *Store) Tag(ctx context.Context, refOrID, name string) error {
 	})
 }
 
-// Remove removes an image with all of its names, pinned or not (CRI, RemoveImage). Its files are collected in the
-// background; containers that run from it keep theirs. It is no error if the image is not there.
+// Remove removes an image with all of its names, pinned or not (CRI, RemoveImage), and returns when its files are
+// deleted: the kubelet measures the disk then, and evicts pods if it is still full. What cannot be deleted is left to
+// the collection in the background; containers that run from it keep theirs. It is no error if it is not there.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
-	return s.removeNames(ctx, refOrID, func(image Image) []string { return image.names })
+	err := s.removeNames(ctx, refOrID, func(image Image) []string { return image.names })
+	s.collecting.Lock() // also until one that is under way has deleted what it found
+	defer s.collecting.Unlock()
+	_ = s.Collect(ctx)
+	return err
 }
 
 // Untag removes one name of an image, and the image with its last one. A repository's

@@ -155,6 +155,7 @@ func TestRemoveByIDRemovesAllNames(t *testing.T) {
 			harness.Want(t, image.Pinned, "%+v is not pinned", image)
 			checkLeft(t, s, leftovers{blobs: 2, snapshots: 1, records: 1}) // a manifest, a configuration and a layer
 			remove(t, s, of(image))
+			harness.Same(t, "layers on the disk after Remove", entries(t, LayersDir(filepath.Dir(s.dir))), 0)
 			checkLeft(t, s, leftovers{})
 			remove(t, s, of(image)) // again: no error
 		})

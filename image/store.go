@@ -108,7 +108,7 @@ type Store struct {
 	end        context.CancelCauseFunc
 	work       sync.WaitGroup
 	closing    sync.Mutex  // orders begin and Close
-	collecting sync.Mutex  // held by the collection in the background
+	collecting sync.Mutex  // held by the collection in the background, and by that of Remove
 	asked      atomic.Bool // whether a collection is to begin
 	compared   atomic.Bool // whether compareDisk has run since the start
 
