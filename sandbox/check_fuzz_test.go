@@ -3,10 +3,8 @@ package sandbox
 import (
 	"errors"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -56,19 +54,19 @@ func FuzzCheck(f *testing.F) {
 }
 
 func seeds() []*runtimeapi.RunPodSandboxRequest {
-	bad := goodConfig()
+	bad := harness.GoodPod()
 	bad.Metadata.Name, bad.Hostname, bad.LogDirectory = "../x", "a b", "log"
 	bad.PortMappings[0].HostPort = -1
 	bad.Linux.Sysctls["kernel/panic"] = "\x00"
-	options(bad).Network, options(bad).UsernsOptions.Uids = 9, ids(5, 5, 0)
-	node := goodConfig()
+	options(bad).Network, options(bad).UsernsOptions.Uids = 9, harness.IDs(5, 5, 0)
+	node := harness.GoodPod()
 	node.Linux.Sysctls, options(node).UsernsOptions = nil, nil
 	options(node).Network, options(node).Ipc, options(node).Pid = 2, 2, 2
 	return []*runtimeapi.RunPodSandboxRequest{
 		{},
 		{Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}}},
-		{Config: goodConfig(), RuntimeHandler: "runc"},
-		{Config: goodConfig(), RuntimeHandler: "kata"},
+		{Config: harness.GoodPod(), RuntimeHandler: "runc"},
+		{Config: harness.GoodPod(), RuntimeHandler: "kata"},
 		{Config: bad},
 		{Config: node},
 	}
@@ -89,34 +87,6 @@ func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest
 	}
 	_, err = oci.ForSandbox(&oci.Sandbox{ID: sb.ID, Config: sb.config, CgroupsPath: sb.CgroupsPath})
 	harness.Want(t, err == nil, "spec: %v", err)
-}
-
-// goodConfig asks for much that a pod can ask for at once.
-func goodConfig() *runtimeapi.PodSandboxConfig {
-	return &runtimeapi.PodSandboxConfig{
-		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1}, Hostname: "web-0.example", LogDirectory: "/var/log/pods/x",
-		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::a"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
-		PortMappings: []*runtimeapi.PortMapping{{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 65535, HostIp: "127.0.0.1"}, {}},
-		Labels:       map[string]string{"app": "web", "": ""}, Annotations: map[string]string{validate.IngressBandwidth: "10M", "any": "thing\n"},
-		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent: "/kubepods/pod3f0c", Sysctls: map[string]string{"net.core.somaxconn": "512", "kernel.shm_rmid_forced": "1"},
-			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, SupplementalGroups: []int64{0, math.MaxUint32 - 1},
-				Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{
-					Mode: runtimeapi.NamespaceMode_POD, Uids: ids(0, 65536, 1000, 2000, 100000, 10), Gids: ids(0, 65536, 65536),
-				}},
-			},
-		},
-	}
-}
-
-// ids makes mappings of container id, host id and length, three by three.
-func ids(numbers ...uint32) (mappings []*runtimeapi.IDMapping) {
-	for of := range slices.Chunk(numbers, 3) {
-		mappings = append(mappings, &runtimeapi.IDMapping{ContainerId: of[0], HostId: of[1], Length: of[2]})
-	}
-	return mappings
 }
 
 func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {

@@ -102,7 +102,7 @@ func TestContainerRefuses(t *testing.T) {
 			"log_path": {"/var/log/x", "a/../../x", "./"}, "windows": {&runtimeapi.WindowsContainerConfig{}},
 			"mounts[0].container_path": {"", "a", "/a/../..", "//"}, "mounts[0].host_path": {"", "b"}, "mounts[0].mount_options[1]": {"rw"},
 			"mounts[1].host_path": {"/b"}, "mounts[1].readonly": {false}, "mounts[2].propagation": {9},
-			"mounts[2].gidMappings": {[]*runtimeapi.IDMapping{{}}}, "mounts[2].uidMappings": {ids(0, math.MaxUint32, 2)},
+			"mounts[2].gidMappings": {[]*runtimeapi.IDMapping{{}}}, "mounts[2].uidMappings": {harness.IDs(0, math.MaxUint32, 2)},
 			"devices[0].host_path": {""}, "devices[1].container_path": {"y"}, "devices[0].permissions": {"", "rx"}, "CDI_devices[0].name": {"eth0"},
 
 			"linux.resources.cpu_period": {-1, 999, 1_000_001}, "linux.resources.cpu_quota": {-2, 999, 1 << 44},

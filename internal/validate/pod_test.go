@@ -2,7 +2,6 @@ package validate
 
 import (
 	"math"
-	"slices"
 	"strings"
 	"testing"
 
@@ -19,45 +18,6 @@ const (
 	ofTarget    = runtimeapi.NamespaceMode_TARGET
 )
 
-// goodConfig asks for all that a pod can ask for at once.
-func goodConfig() *runtimeapi.PodSandboxConfig {
-	return &runtimeapi.PodSandboxConfig{
-		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1},
-		Hostname: "web-0.example", LogDirectory: "/var/log/pods/default_web-0_3f0c-11",
-		DnsConfig: &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::a"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
-		PortMappings: []*runtimeapi.PortMapping{
-			{Protocol: runtimeapi.Protocol_TCP, ContainerPort: 80, HostPort: 8080},
-			{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 65535, HostIp: "127.0.0.1"},
-			{Protocol: runtimeapi.Protocol_SCTP, ContainerPort: 65535, HostIp: "::1"},
-			{},
-		},
-		Labels:      map[string]string{"app": "web", "": ""},
-		Annotations: map[string]string{IngressBandwidth: "10M", EgressBandwidth: "1Gi", "any": "thing\n"},
-		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent: "/kubepods/pod3f0c",
-			Sysctls:      map[string]string{"net.core.somaxconn": "512", "kernel.shm_rmid_forced": "1"},
-			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 0},
-				SupplementalGroups:       []int64{0, math.MaxUint32 - 1},
-				SupplementalGroupsPolicy: runtimeapi.SupplementalGroupsPolicy_Strict,
-				Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-				Apparmor:                 &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: ofContainer, UsernsOptions: &runtimeapi.UserNamespace{
-					Mode: ofPod, Uids: ids(0, 65536, 1000, 2000, 100000, 10), Gids: ids(0, 65536, 65536),
-				}},
-			},
-		},
-	}
-}
-
-// ids makes mappings of container id, host id and length, three by three.
-func ids(numbers ...uint32) (mappings []*runtimeapi.IDMapping) {
-	for of := range slices.Chunk(numbers, 3) {
-		mappings = append(mappings, &runtimeapi.IDMapping{ContainerId: of[0], HostId: of[1], Length: of[2]})
-	}
-	return mappings
-}
-
 func security(c *runtimeapi.PodSandboxConfig) *runtimeapi.LinuxSandboxSecurityContext {
 	return c.Linux.SecurityContext
 }
@@ -72,11 +32,11 @@ func goodNode() Node {
 
 func TestPodAccepts(t *testing.T) {
 	for name, config := range map[string]*runtimeapi.PodSandboxConfig{
-		"all at once": goodConfig(),
+		"all at once": harness.GoodPod(),
 		"a user namespace in the node's network": {
 			Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"},
 			Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofPod, Uids: ids(0, 65536, 65536), Gids: ids(0, 65536, 65536)}},
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofPod, Uids: harness.IDs(0, 65536, 65536), Gids: harness.IDs(0, 65536, 65536)}},
 			}},
 		},
 		"nothing but a name": {Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}},
@@ -115,8 +75,8 @@ func TestPodRefuses(t *testing.T) {
 
 		"linux.security_context.namespace_options.network": {9, 1}, "linux.security_context.namespace_options.pid": {-1, 2, 3},
 		"linux.security_context.namespace_options.ipc": {4, 1}, "linux.security_context.namespace_options.target_id": {"abc"},
-		"linux.security_context.namespace_options.userns_options.uids": {nil, ids(0, 1000, 10, 9, 5000, 10), ids(0, math.MaxUint32-5, 10), manyMappings(maxMappings + 1)},
-		"linux.security_context.namespace_options.userns_options.gids": {nil, ids(0, 1000, 10, 100, 991, 10), ids(1, 1000, 10)},
+		"linux.security_context.namespace_options.userns_options.uids": {nil, harness.IDs(0, 1000, 10, 9, 5000, 10), harness.IDs(0, math.MaxUint32-5, 10), manyMappings(maxMappings + 1)},
+		"linux.security_context.namespace_options.userns_options.gids": {nil, harness.IDs(0, 1000, 10, 100, 991, 10), harness.IDs(1, 1000, 10)},
 		"linux.security_context.run_as_user":                           {-1, math.MaxUint32}, "linux.security_context.run_as_group": {1 << 33},
 		"linux.security_context.supplemental_groups[1]": {-5}, "linux.security_context.supplemental_groups_policy": {2},
 		"linux.security_context.seccomp.profile_type": {3}, "linux.security_context.apparmor.profile_type": {-2},
@@ -124,7 +84,7 @@ func TestPodRefuses(t *testing.T) {
 		"linux.security_context.apparmor": {localhostProfile("web")},
 	} {
 		for _, value := range values {
-			c := goodConfig()
+			c := harness.GoodPod()
 			set(c.ProtoReflect(), field, value)
 			wantRefusal(t, Pod(c, "runc", goodNode()), "config."+field)
 		}
@@ -165,24 +125,24 @@ func TestPodRefuses(t *testing.T) {
 			security(c).SeccompProfilePath = "localhost//nowhere/profile.json"
 		}},
 	} {
-		c := goodConfig()
+		c := harness.GoodPod()
 		test.change(c)
 		wantRefusal(t, Pod(c, "runc", goodNode()), test.field)
 	}
 	wantRefusal(t, Pod(nil, "", goodNode()), "config")
-	wantRefusal(t, Pod(goodConfig(), "kata", goodNode()), "runtime_handler")
-	old, confined, systemd, profiled := goodNode(), goodNode(), goodNode(), goodConfig()
+	wantRefusal(t, Pod(harness.GoodPod(), "kata", goodNode()), "runtime_handler")
+	old, confined, systemd, profiled := goodNode(), goodNode(), goodNode(), harness.GoodPod()
 	old.Machine.UserNamespaces = false // overlays cannot be mapped
-	wantRefusal(t, Pod(goodConfig(), "", old), namespaceField+"userns_options")
+	wantRefusal(t, Pod(harness.GoodPod(), "", old), namespaceField+"userns_options")
 	confined.Machine.AppArmor, security(profiled).Apparmor = true, localhostProfile("web") // which is not loaded
 	wantRefusal(t, Pod(profiled, "", confined), securityField+"apparmor")
 	systemd.SystemdCgroup = true
-	wantRefusal(t, Pod(goodConfig(), "", systemd), "config.linux.cgroup_parent")
+	wantRefusal(t, Pod(harness.GoodPod(), "", systemd), "config.linux.cgroup_parent")
 }
 
 func manyMappings(n uint32) (mappings []*runtimeapi.IDMapping) {
 	for i := range n {
-		mappings = append(mappings, ids(i, 1000+i, 1)...)
+		mappings = append(mappings, harness.IDs(i, 1000+i, 1)...)
 	}
 	return mappings
 }

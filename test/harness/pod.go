@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,6 +42,45 @@ func (n *Node) PodConfig(name string, opts ...PodOption) *runtimeapi.PodSandboxC
 		option(config)
 	}
 	return config
+}
+
+// GoodPod asks for all that a pod can ask for at once.
+func GoodPod() *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web-0", Namespace: "default", Uid: "3f0c-11", Attempt: 1},
+		Hostname: "web-0.example", LogDirectory: "/var/log/pods/default_web-0_3f0c-11",
+		DnsConfig: &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::a"}, Searches: []string{"svc.local"}, Options: []string{"ndots:5"}},
+		PortMappings: []*runtimeapi.PortMapping{
+			{Protocol: runtimeapi.Protocol_TCP, ContainerPort: 80, HostPort: 8080},
+			{Protocol: runtimeapi.Protocol_UDP, ContainerPort: 53, HostPort: 65535, HostIp: "127.0.0.1"},
+			{Protocol: runtimeapi.Protocol_SCTP, ContainerPort: 65535, HostIp: "::1"},
+			{},
+		},
+		Labels:      map[string]string{"app": "web", "": ""},
+		Annotations: map[string]string{"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1Gi", "any": "thing\n"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: "/kubepods/pod3f0c",
+			Sysctls:      map[string]string{"net.core.somaxconn": "512", "kernel.shm_rmid_forced": "1"},
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 0},
+				SupplementalGroups:       []int64{0, math.MaxUint32 - 1},
+				SupplementalGroupsPolicy: runtimeapi.SupplementalGroupsPolicy_Strict,
+				Seccomp:                  &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				Apparmor:                 &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{
+					Mode: runtimeapi.NamespaceMode_POD, Uids: IDs(0, 65536, 1000, 2000, 100000, 10), Gids: IDs(0, 65536, 65536),
+				}},
+			},
+		},
+	}
+}
+
+// IDs makes mappings of container id, host id and length, three by three.
+func IDs(numbers ...uint32) (mappings []*runtimeapi.IDMapping) {
+	for of := range slices.Chunk(numbers, 3) {
+		mappings = append(mappings, &runtimeapi.IDMapping{ContainerId: of[0], HostId: of[1], Length: of[2]})
+	}
+	return mappings
 }
 
 // HostNetwork puts a pod into the node's network namespace.
