@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 
@@ -62,12 +63,19 @@ func Survey(directory string, binDirs []string) (*Configuration, []error) {
 	return good[0], slices.Concat(problems, missing(good[0], binDirs, true))
 }
 
-// missing returns an error for each plugin of a network without a program that runs, with IPAM plugins if wanted.
-func missing(c *Configuration, directories []string, withIPAM bool) (problems []error) {
+// missing returns an error for each plugin of a network without a program; if it is to be thorough, that starts, and
+// for IPAM plugins too.
+func missing(c *Configuration, directories []string, thorough bool) (problems []error) {
 	find := func(name, what string) {
 		path, err := invoke.FindInPath(name, directories)
 		if info, _ := os.Stat(path); err == nil && (info == nil || info.Size() == 0 || unix.Access(path, unix.X_OK) != nil) {
 			err = fmt.Errorf("plugin %s cannot be executed, or is empty", path)
+		}
+		if program := exec.Command(path); err == nil && thorough {
+			program.Env = []string{"CNI_COMMAND=VERSION"}
+			if err = program.Start(); err == nil { // what is for another machine does not start
+				_, _ = program.Process.Kill(), program.Wait()
+			}
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("network %q: %s%w: install the plugin or set cni_bin_dir", c.Name, what, err))
@@ -75,7 +83,7 @@ func missing(c *Configuration, directories []string, withIPAM bool) (problems []
 	}
 	for _, plugin := range chainOf(c.Bytes) {
 		find(plugin.Type, "")
-		if withIPAM && plugin.IPAM.Type != "" {
+		if thorough && plugin.IPAM.Type != "" {
 			find(plugin.IPAM.Type, "ipam: ")
 		}
 	}

@@ -103,8 +103,9 @@ func TestMissingPlugins(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "beam"), "no program")
 	must(t, os.WriteFile(filepath.Join(dir, "warp"), nil, 0o755)) // as a power cut leaves it
-	err = errors.Join(missing(list("beam", "bridge", "warp"), []string{dir, realPlugins}, true)...)
-	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "cannot be executed", filepath.Join(dir, "warp"), "empty")
+	must(t, os.WriteFile(filepath.Join(dir, "shield"), []byte("of another machine"), 0o755))
+	err = errors.Join(missing(list("beam", "bridge", "warp", "shield"), []string{dir, realPlugins}, true)...)
+	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "cannot be executed", filepath.Join(dir, "warp"), "empty", "exec "+filepath.Join(dir, "shield"))
 	errs := missing(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false)
 	harness.Want(t, len(errs) == 0, "%v", errs)
 }
