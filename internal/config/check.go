@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/distribution/reference"
 	"github.com/docker/go-units"
@@ -172,11 +173,15 @@ func (p *problems) checkPaths(c *Config) {
 	if most := longestSocket - len("/shims/0123456789abcdef/stream.sock"); len(c.State) > most {
 		p.add("state", "%q is longer than %d characters: the sockets below it would be longer than the %d that a unix socket can have", c.State, most, longestSocket)
 	}
-	for key, path := range map[string]string{"root": c.Root, "state": c.State} {
+	for key, path := range map[string]string{"root": c.Root, "state": c.State, "netns_dir": c.NetnsDir} {
 		if filepath.Clean(path) == "/" {
 			p.add(key, "%q is the root directory of the machine: write a directory that is minicri's alone", path)
 		}
-		// Overlay's options take these apart; CNI's IPAM plugins and runtimes' command lines the colon.
+		if !utf8.ValidString(path) { // as protobuf and JSON need it, on the way to the supervisor
+			p.add(key, "%q is not UTF-8", path)
+		}
+		// Overlay's options take these apart, and libcontainer its list of namespaces; CNI's IPAM plugins and
+		// runtimes' command lines the colon.
 		if i := strings.IndexAny(path, `:,\`); i >= 0 {
 			p.add(key, "%q has %q in it, which mount options and lists of paths take apart: write a path without it", path, path[i])
 		}

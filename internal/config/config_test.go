@@ -141,6 +141,8 @@ func TestCheck(t *testing.T) {
 		"state: \"/var/lib/minicri/\" is root":    func(c *Config) { c.State = c.Root + "/" },
 		"root: \"/data:1/minicri\" has ':' in it": func(c *Config) { c.Root = "/data:1/minicri" },
 		"state: \"/run/a,b\" has ','":             func(c *Config) { c.State = "/run/a,b" },
+		"netns_dir: \"/run/a,b\" has ','":         func(c *Config) { c.NetnsDir = "/run/a,b" },
+		`state: "/a\xff" is not UTF-8`:            func(c *Config) { c.State = "/a\xff" },
 		"cni_bin_dir: \"b\"":                      func(c *Config) { c.CNIBin = "/a:b" },
 		"cni_bin_dir: \"\"":                       func(c *Config) { c.CNIBin = "" },
 		"metrics_address: ":                       func(c *Config) { c.Metrics = "9440" },
