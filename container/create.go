@@ -91,8 +91,9 @@ func (c *creation) run() {
 		c.steps.Step(stepNRICreate, c.adjust)
 	}
 	c.steps.Step(stepLabels, func(context.Context) error { return relabel(c.parts) })
-	c.steps.Step(stepSupervisor, func(ctx context.Context) (err error) {
-		if err = c.makeLogDirectory(); err == nil {
+	c.steps.Step(stepSupervisor, func(ctx context.Context) error {
+		_, err := object.Await(ctx, &c.owner.hostPaths, c.LogPath, func() (string, error) { return "", c.makeLogDirectory() })
+		if err == nil {
 			c.supervisor, err = c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
 		}
 		return err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"path"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -209,15 +208,12 @@ func (c *creation) checkMount(ctx context.Context, m *specs.Mount) error {
 	if m.Destination = path.Clean(m.Destination); !bound {
 		return nil
 	}
-	if err := c.owner.awaitHostPath(ctx, m.Destination, m.Source); err != nil {
-		return err
-	}
-	if err := makeSource(m.Source, c.parts.Pod.GetMetadata().GetUid()); err != nil {
+	source, err := c.owner.source(ctx, m.Source, c.parts.Pod.GetMetadata().GetUid())
+	if err != nil {
 		return fmt.Errorf("make the source: %w", err)
 	}
-	source, err := filepath.EvalSymlinks(m.Source)
 	m.Source = source
-	return err
+	return nil
 }
 
 // takeCgroup checks and records a plugin's cgroup. It must be new: it is emptied with the container.

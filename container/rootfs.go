@@ -257,17 +257,30 @@ func fillVolume(rootfs string, v oci.Volume, user owner) error {
 	})
 }
 
-// makeSources makes missing directories that mounts come from. They stay when the container goes.
-func makeSources(c *oci.Container) error {
-	for _, m := range c.Config.GetMounts() {
-		if m.GetImage() != nil {
+// makeSources makes missing directories that mounts come from, which stay when the container goes, and returns what
+// each source is behind its symbolic links.
+func (s *Store) makeSources(ctx context.Context, mounts []*runtimeapi.Mount, podUID string) (resolved map[string]string, err error) {
+	resolved = make(map[string]string)
+	for _, m := range mounts {
+		path := m.GetHostPath()
+		if m.GetImage() != nil || path == "" {
 			continue
 		}
-		if err := makeSource(m.GetHostPath(), c.Pod.GetMetadata().GetUid()); err != nil {
-			return fmt.Errorf("make the source of mount %s: %w", m.GetContainerPath(), err)
+		if resolved[path], err = s.source(ctx, path, podUID); err != nil {
+			return nil, fmt.Errorf("make the source of mount %s: %w", m.GetContainerPath(), err)
 		}
 	}
-	return nil
+	return resolved, nil
+}
+
+// source does that for one. Each access to a source may hang, also after others: the daemon has no other but relabel's.
+func (s *Store) source(ctx context.Context, path, podUID string) (string, error) {
+	return object.Await(ctx, &s.hostPaths, path, func() (string, error) {
+		if err := makeSource(path, podUID); err != nil {
+			return "", err
+		}
+		return filepath.EvalSymlinks(path)
+	})
 }
 
 // makeSource makes a missing directory. The CRI wants an error, but the kubelet relies on the runtime
@@ -299,30 +312,6 @@ func relabel(c *oci.Container) error {
 		if err := c.Machine.Relabel(source.HostPath, c.SELinux.Mount, c.SELinux.Shared()); err != nil {
 			return fmt.Errorf("label the source of mount %s: %w", source.ContainerPath, err)
 		}
-	}
-	return nil
-}
-
-// awaitHostPaths waits until the mounts' sources answer, existing or not.
-func (s *Store) awaitHostPaths(ctx context.Context, mounts []*runtimeapi.Mount) error {
-	for _, mount := range mounts {
-		if mount.GetHostPath() == "" {
-			continue
-		}
-		if err := s.awaitHostPath(ctx, mount.GetContainerPath(), mount.GetHostPath()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *Store) awaitHostPath(ctx context.Context, mountPoint, path string) error {
-	err := object.Await(ctx, &s.hostPaths, path, func() error {
-		_, _ = os.Stat(path) // its error is returned by the step that needs the path
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("mount %s: %w", mountPoint, err)
 	}
 	return nil
 }

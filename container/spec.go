@@ -25,9 +25,10 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// makeSources waits until the sources of all mounts answer, then makes the missing ones.
+// makeSources makes the sources of mounts that are missing.
 func (c *creation) makeSources(ctx context.Context) error {
-	if err := c.owner.awaitHostPaths(ctx, c.config.GetMounts()); err != nil {
+	resolved, err := c.owner.makeSources(ctx, c.config.GetMounts(), c.sandbox.Config().GetMetadata().GetUid())
+	if err != nil {
 		return err
 	}
 	images, err := c.imageSources()
@@ -38,10 +39,10 @@ func (c *creation) makeSources(ctx context.Context) error {
 	c.parts = &oci.Container{
 		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
 		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
-		VolumesDir: c.owner.volumes(c.ID), ImageMounts: images,
+		VolumesDir: c.owner.volumes(c.ID), ImageMounts: images, Resolved: resolved,
 		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox), SELinux: c.labels,
 	}
-	return makeSources(c.parts)
+	return nil
 }
 
 func (c *creation) fillVolumes(context.Context) error {

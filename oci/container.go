@@ -39,6 +39,8 @@ type Container struct {
 	VolumesDir    string // for the volumes of its image (see ImageVolumes)
 	// ImageMounts are the host directories of image mounts by container_path, image_sub_path applied.
 	ImageMounts map[string]string
+	// Resolved is what host_paths of mounts are behind symbolic links, where the caller knows.
+	Resolved    map[string]string
 	CgroupsPath string
 	PidsLimit   int64      // the most processes; 0 is no limit
 	SELinux     SELinux    // its labels (see ContainerSELinux)

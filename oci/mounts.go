@@ -87,6 +87,8 @@ func bindSource(c *Container, m *mount) (string, error) {
 		return source, nil
 	case source == "":
 		return "", errors.New("it has no source on the host")
+	case c.Resolved[source] != "":
+		return c.Resolved[source], nil
 	}
 	return filepath.EvalSymlinks(source)
 }

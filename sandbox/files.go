@@ -37,7 +37,7 @@ func (c *creation) makeFiles(ctx context.Context) (err error) {
 		return err
 	}
 	if logs := c.config.GetLogDirectory(); logs != "" {
-		err := object.Await(ctx, &c.owner.logDirs, logs, func() error { return os.MkdirAll(logs, 0o755) })
+		_, err := object.Await(ctx, &c.owner.logDirs, logs, func() (string, error) { return "", os.MkdirAll(logs, 0o755) })
 		if err != nil {
 			return fmt.Errorf("make log_directory: %w", err)
 		}

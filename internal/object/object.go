@@ -148,13 +148,13 @@ func Steps(operation string, names ...step.Name) (steps []step.Step) {
 }
 
 // Await waits for a call on a path, up to ctx. On a dead mount it may never return, so one is left for each path.
-func Await(ctx context.Context, calls *singleflight.Group, path string, call func() error) error {
+func Await(ctx context.Context, calls *singleflight.Group, path string, call func() (string, error)) (string, error) {
 	select {
-	case done := <-calls.DoChan(path, func() (any, error) { return nil, call() }):
-		return done.Err
+	case done := <-calls.DoChan(path, func() (any, error) { return call() }):
+		return done.Val.(string), done.Err
 	case <-ctx.Done():
 		// %v: the deadline is not the caller's.
-		return fmt.Errorf("%s on the node does not answer, it may be on a mount whose server is gone: %w: %v", path, errdefs.ErrUnavailable, context.Cause(ctx))
+		return "", fmt.Errorf("%s on the node does not answer, it may be on a mount whose server is gone: %w: %v", path, errdefs.ErrUnavailable, context.Cause(ctx))
 	}
 }
 

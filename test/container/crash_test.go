@@ -132,6 +132,22 @@ func TestEndBeforeItIsListed(t *testing.T) {
 	same(t, "events", p.events(stream, "one STOPPED"), []string{"one CREATED: READY one EXITED", "one STOPPED: READY one EXITED"})
 }
 
+// A source that has answered may not do so when it is accessed again: the creation ends at its limit all the same.
+func TestSourceThatHangsLater(t *testing.T) {
+	binaries, err := filepath.Abs("../../bin/failpoints")
+	check(t, err)
+	points := harness.Failpoints(filepath.Join(t.TempDir(), "points"))
+	p := runPod(t, newNode(t, harness.Binaries(binaries), points.Option(), harness.Config("[limits]\ncreate = '10s'")), "web")
+	dead, volume := harness.DeadMount(t), t.TempDir()
+	points.Arm(t, "container/spec before hang")
+	made := beside(func() error { return p.createErr(shell("one", quiet, mounted(volume, "/volume"))) })
+	eventually(t, "the point is reached", points.WasHit)
+	check(t, unix.Mount(dead, volume, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { check(t, unix.Unmount(volume, unix.MNT_DETACH)) })
+	points.Disarm(t)
+	wantCode(t, <-made, codes.DeadlineExceeded, "not done within 10s")
+}
+
 func (c *trial) test(row crashRow, fault string) {
 	c.config = shell("case", quiet, imageMount("/data"), noLog)
 	row.prepare(c)
