@@ -122,8 +122,9 @@ func TestExecBeforeTheStart(t *testing.T) {
 	wantCode(t, p.execErr(id, "true"), codes.FailedPrecondition)
 	never := p.create(shell("never", forever))
 	go func() { _, _ = p.tryExec(never, 0, "sleep", "1000") }()
+	cgroup := p.info(never).CgroupsPath
 	eventually(t, "the exec runs", func() bool {
-		return strings.Contains(strings.Join(p.inCgroup(p.info(never).CgroupsPath), " "), "sleep")
+		return slices.Contains(append(p.inCgroup(cgroup), p.inCgroup(cgroup+"/minicri-exec-*")...), "sleep")
 	})
 	check(t, p.remove(never))
 }
