@@ -7,6 +7,7 @@
 package hostile
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -101,6 +102,11 @@ func ofAttacker(args ...string) change {
 	return func(c *runtimeapi.ContainerConfig) {
 		c.Image.Image, c.Command = attackerImage, append([]string{"/attacker"}, args...)
 	}
+}
+
+// outOfAppArmor lets a container signal what is about to become another: the runtime's profile does not.
+func outOfAppArmor(c *runtimeapi.ContainerConfig) {
+	c.Linux.SecurityContext.Apparmor = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
 }
 
 func pidNamespace(mode runtimeapi.NamespaceMode, target string) change {
@@ -326,7 +332,11 @@ func besides(t *testing.T, n *harness.Node, attack func()) {
 		attack()
 	}()
 	slowest := <-watched
-	slow := func(name string) bool { return slowest[name] > usual[name]+mostLonger }
+	beside := time.Duration(1)
+	if bytes.Contains(harness.Read(t, "/proc/cpuinfo"), []byte("User Mode Linux")) {
+		beside = 4 // there each system call takes longer beside any work, an attack or not
+	}
+	slow := func(name string) bool { return slowest[name] > beside*usual[name]+mostLonger }
 	for name := range slowest {
 		if slow(name) { // perhaps the machine is busier than it was before: what is usual now?
 			for name, took := range p.usual() {

@@ -125,7 +125,7 @@ func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
 		p := newTenant(t, n, "attacker", func(c *runtimeapi.PodSandboxConfig) {
 			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
 		})
-		p.newStopper("stopper", unix.SIGSTOP, shared)
+		p.newStopper("stopper", unix.SIGSTOP, shared, outOfAppArmor)
 		stopped := 0
 		for i := 0; i < 4 || stopped == 0 && i < 40; i++ { // the attacker has to be quick
 			began := time.Now()
