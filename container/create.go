@@ -92,7 +92,7 @@ func (c *creation) run() {
 	}
 	c.steps.Step(stepLabels, func(context.Context) error { return relabel(c.parts) })
 	c.steps.Step(stepSupervisor, func(ctx context.Context) error {
-		_, err := object.Await(ctx, &c.owner.hostPaths, c.LogPath, func() (string, error) { return "", c.makeLogDirectory() })
+		_, err := object.Await(ctx, &c.owner.logDirs, c.LogPath, func() (string, error) { return "", c.makeLogDirectory() })
 		if err == nil {
 			c.supervisor, err = c.owner.options.Supervisors.Ensure(ctx, c.Supervisor)
 		}

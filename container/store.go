@@ -53,6 +53,7 @@ type Store struct {
 	bootID          string
 	files           *state.Objects[Record, Facts]
 	hostPaths       singleflight.Group // the host paths that mounts wait for
+	logDirs         singleflight.Group // the logs whose directories are being made
 	stopping        sync.Map           // the sandboxes between StopPod and RemovePod
 	captured        client.Captured    // by ExecSync
 }

@@ -336,14 +336,25 @@ func (s *Store) Tag(ctx context.Context, refOrID, name string) error {
 }
 
 // Remove removes an image with all of its names, pinned or not (CRI, RemoveImage), and returns when its files are
-// deleted: the kubelet measures the disk then, and evicts pods if it is still full. What cannot be deleted is left to
-// the collection in the background; containers that run from it keep theirs. It is no error if it is not there.
+// deleted: the kubelet measures the disk then, and evicts pods if it is still full. What a caller cannot wait for is
+// left to the collection in the background; containers that run from it keep theirs. It is no error if it is not there.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	err := s.removeNames(ctx, refOrID, func(image Image) []string { return image.names })
-	s.collecting.Lock() // also until one that is under way has deleted what it found
-	defer s.collecting.Unlock()
-	_ = s.Collect(ctx)
-	return err
+	if err != nil || s.begin() != nil {
+		return err
+	}
+	defer s.work.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	if s.collecting.Acquire(ctx, 1) != nil { // one that is under way may not have seen that the image is gone
+		return nil
+	}
+	defer s.collecting.Release(1)
+	if err := s.Collect(ctx); err != nil && ctx.Err() == nil {
+		s.log.Error("the files of a removed image stay until the next collection", "image", refOrID, "error", err)
+	}
+	return nil
 }
 
 // Untag removes one name of an image, and the image with its last one. A repository's

@@ -162,6 +162,20 @@ func TestRemoveByIDRemovesAllNames(t *testing.T) {
 	}
 }
 
+// A removal whose caller cannot wait for a collection that takes long ends with its caller, and has removed the image.
+func TestRemoveBesideALongCollection(t *testing.T) {
+	s, registry := openStore(t), newTestRegistry(t)
+	image := pull(t, s, registry.push(t, "one:1", smallImage(t)))
+	must(t, s.collecting.Acquire(t.Context(), 1))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	must(t, s.Remove(ctx, image.ID))
+	layers := entries(t, LayersDir(filepath.Dir(s.dir)))
+	harness.Want(t, len(s.List()) == 0 && layers == 1, "%d images and %d layers are left", len(s.List()), layers)
+	s.collecting.Release(1)
+	checkLeft(t, s, leftovers{})
+}
+
 func remove(t *testing.T, s *Store, refOrID string) { must(t, s.Remove(t.Context(), refOrID)) }
 
 // TestMovedTag: a tag that points elsewhere leaves the old image under its

@@ -107,10 +107,10 @@ type Store struct {
 	ctx        context.Context
 	end        context.CancelCauseFunc
 	work       sync.WaitGroup
-	closing    sync.Mutex  // orders begin and Close
-	collecting sync.Mutex  // held by the collection in the background, and by that of Remove
-	asked      atomic.Bool // whether a collection is to begin
-	compared   atomic.Bool // whether compareDisk has run since the start
+	closing    sync.Mutex          // orders begin and Close
+	collecting *semaphore.Weighted // held by a collection in the background, and by Remove's
+	asked      atomic.Bool         // whether a collection is to begin
+	compared   atomic.Bool         // whether compareDisk has run since the start
 
 	unmounted errgroup.Group // ends file systems that are mounted nowhere any more
 }
@@ -137,7 +137,7 @@ func newStore(config Config) *Store {
 	dir := filepath.Join(config.Root, "image")
 	s := &Store{
 		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger),
-		locks: locks{held: map[string]*hold{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd),
+		locks: locks{held: map[string]*hold{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd), collecting: semaphore.NewWeighted(1),
 	}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.unmounted.SetLimit(closesAtOnce)
@@ -354,8 +354,10 @@ func (s *Store) collectSoon() {
 		case <-s.ctx.Done():
 			return
 		}
-		s.collecting.Lock()
-		defer s.collecting.Unlock()
+		if s.collecting.Acquire(s.ctx, 1) != nil {
+			return
+		}
+		defer s.collecting.Release(1)
 		s.asked.Store(false)
 		if err := s.Collect(s.ctx); err != nil && s.ctx.Err() == nil {
 			s.log.Error("garbage collection of images failed: it is retried after the next removal", "error", err)

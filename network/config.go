@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
@@ -72,7 +73,7 @@ func missing(c *Configuration, directories []string, thorough bool) (problems []
 			err = fmt.Errorf("plugin %s cannot be executed, or is empty", path)
 		}
 		if program := exec.Command(path); err == nil && thorough {
-			program.Env = []string{"CNI_COMMAND=VERSION"}
+			program.Env, program.SysProcAttr = []string{"CNI_COMMAND=VERSION"}, &syscall.SysProcAttr{Setsid: true}
 			if err = program.Start(); err == nil { // what is for another machine does not start
 				_, _ = program.Process.Kill(), program.Wait()
 			}

@@ -240,15 +240,21 @@ func offBridge(answers json.RawMessage) error {
 		return nil
 	}
 	found, err := netlink.LinkByName(bridge.Name)
-	if err != nil {
+	end, linkErr := netlink.LinkByName(link.Name)
+	_, isBridge := found.(*netlink.Bridge)
+	switch {
+	case isGone(err):
 		return fmt.Errorf("the bridge %s: %w", bridge.Name, err)
-	}
-	end, err := netlink.LinkByName(link.Name)
-	if err != nil {
-		return fmt.Errorf("its link %s: %w", link.Name, err)
-	}
-	if _, is := found.(*netlink.Bridge); is && end.Attrs().MasterIndex != found.Attrs().Index {
+	case isGone(linkErr):
+		return fmt.Errorf("its link %s: %w", link.Name, linkErr)
+	case isBridge && linkErr == nil && end.Attrs().MasterIndex != found.Attrs().Index:
 		return fmt.Errorf("its link %s is off the bridge %s", link.Name, bridge.Name)
 	}
 	return nil
+}
+
+// isGone reports whether an error of LinkByName says that there is no such link. Others say nothing of the node.
+func isGone(err error) bool {
+	_, gone := errors.AsType[netlink.LinkNotFoundError](err)
+	return gone
 }

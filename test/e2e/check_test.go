@@ -237,6 +237,17 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 	eventually(t, "the pod that is off its bridge is found", func() bool { return len(harness.Info[[]any](t, n, "driftedAttachments")) == 1 })
 	found, _ = problems(t, n)
 	wantFound(t, found, "attachment", pod+" is not as ADD left it")
+	rename := func(from, to string) error {
+		link, err := netlink.LinkByName(from)
+		if err == nil {
+			err = errors.Join(netlink.LinkSetDown(link), netlink.LinkSetName(link, to), netlink.LinkSetUp(link))
+		}
+		return err
+	}
+	n.RunInNetns(func() error { return rename(n.Bridge, "another") })
+	found, _ = problems(t, n)
+	n.RunInNetns(func() error { return rename("another", n.Bridge) })
+	wantFound(t, found, "sandbox", pod+" has no network: the bridge "+n.Bridge)
 	found, _ = problems(t, n, "--cni-bin-dir", t.TempDir())
 	wantFound(t, found, "network", "host-local", "bridge")
 	bridge := n.BridgePlugin()
