@@ -183,18 +183,21 @@ func (c *creation) run() {
 	steps := c.steps
 	steps.Step(stepRecord, c.writeRecord)
 	synced := steps.Async(stepSync, c.syncRecord)
-	steps.Step(stepFiles, c.makeFiles)
+	filed := steps.Async(stepFiles, c.makeFiles) // needs no namespace
 	if oci.UserNamespace(c.config) != nil {
 		steps.Step(stepUserns, c.makeUserns)
 	}
 	if !c.hostNetwork() {
 		steps.Step(stepNetns, c.makeNetns)
-		steps.Step(stepLoopback, func(context.Context) error { return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID)) })
 	}
+	steps.Join(filed)
 	late := needsInterfaces(c.config.GetLinux().GetSysctls()) || needsInterfaces(c.owner.options.Defaults.Sysctls)
 	var prepared *step.Async
 	if c.hostNetwork() || !late {
 		prepared = steps.Async(stepPrepare, c.prepare)
+	}
+	if !c.hostNetwork() {
+		steps.Step(stepLoopback, func(context.Context) error { return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID)) })
 	}
 	steps.Join(synced)
 	if !c.hostNetwork() {

@@ -135,8 +135,8 @@ const (
 	stepFiles          step.Name = "pod/files"
 	stepUserns         step.Name = "pod/userns"
 	stepNetns          step.Name = "pod/netns"
-	stepLoopback       step.Name = "pod/loopback"
 	stepPrepare        step.Name = "pod/prepare"
+	stepLoopback       step.Name = "pod/loopback"
 	stepAdd            step.Name = "pod/cni add"
 	stepAddresses      step.Name = "pod/addresses"
 	stepNRIRun         step.Name = "pod/nri run"
@@ -163,12 +163,12 @@ const (
 	OwnUsers   = "user namespace" // a pod with one
 )
 
-// Steps returns the steps of a pod's life, by operation, in order. "sync" overlaps those from "files"
-// to "loopback", "prepare" overlaps "cni add", and "end pause" overlaps "cni del". Undo and recovery do
-// those of stop and remove from "end pause" on, without "record stopped".
+// Steps returns the steps of a pod's life, by operation, in order. "sync" overlaps those from "files" to "loopback",
+// "files" overlaps "userns" and "netns", "prepare" overlaps "loopback" and "cni add", and "end pause" overlaps
+// "cni del". Undo and recovery do those of stop and remove from "end pause" on, without "record stopped".
 func Steps() []step.Step {
 	steps := slices.Concat(
-		object.Steps("run", stepCheck, stepReserve, stepRecord, stepSync, stepFiles, stepUserns, stepNetns, stepLoopback, stepPrepare, stepAdd, stepAddresses, stepNRIRun, stepStart),
+		object.Steps("run", stepCheck, stepReserve, stepRecord, stepSync, stepFiles, stepUserns, stepNetns, stepPrepare, stepLoopback, stepAdd, stepAddresses, stepNRIRun, stepStart),
 		object.Steps("update", stepNRIUpdate, stepNRIUpdated),
 		object.Steps("stop", stepStopContainers, stepNRIStop, stepEndPause, stepDel, stepRemoveNetns, stepRemoveUserns, stepUnmountFiles, stepRecordStopped),
 		object.Steps("remove", stepRemoveAll, stepNRIRemove, stepRemoveFiles, stepRemoveRecord),
