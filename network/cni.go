@@ -74,7 +74,7 @@ type CNI struct {
 	runner     *runner.Runner
 	journal    *state.Records[Attachment]
 	bootID     string
-	unread     []string // ids of entries that Open could not read, which GC spares
+	unread     []string // ids of entries that cannot be read or are lost, which GC spares
 	slots      *semaphore.Weighted
 	checkNow   chan struct{}
 	// mu guards the fields below, attachments' records and drifts, and linger.stuck.

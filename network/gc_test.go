@@ -21,7 +21,7 @@ import (
 const often = 200 * time.Millisecond
 
 // GC gives the plugins of each network the attachments that are valid: all that
-// the journal has of this network, and no other's.
+// the journal has of this network, no other's, and those that it has lost.
 func TestGCNamesTheValidAttachments(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
 	n.configure(t, "10.conflist", "before", n.script())
@@ -31,6 +31,7 @@ func TestGCNamesTheValidAttachments(t *testing.T) {
 	for _, id := range []string{"web", "db"} {
 		n.journalled(t, id, nil)
 	}
+	n.KnowAttached("lost")
 	n.runs(t)
 	seen := make(map[string]string)
 	eventually(t, within, "both networks are collected", func() bool {
@@ -53,7 +54,7 @@ func TestGCNamesTheValidAttachments(t *testing.T) {
 		seen[stdin.Name] = strings.Join(ids, " ")
 		return len(seen) == 2
 	})
-	harness.Same(t, "valid attachments", seen, map[string]string{"before": "old/eth0", "now": "db/eth0 web/eth0"})
+	harness.Same(t, "valid attachments", seen, map[string]string{"before": "lost/eth0 old/eth0", "now": "db/eth0 lost/eth0 web/eth0"})
 	harness.Same(t, "GC ran DEL", n.calls(t, "DEL"), nil)
 }
 

@@ -133,12 +133,15 @@ func CachePath(network, id string) string {
 	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
 }
 
-// KnowAttached says that the ADD of id succeeded. An entry that is gone is made of libcni's cache, which DEL removes.
+// KnowAttached says that the ADD of id succeeded. An entry that is gone is made of libcni's cache, which DEL removes;
+// if that is gone, too, GC at least spares what the pod has.
 func (n *CNI) KnowAttached(id string) {
 	if a := n.find(id); a != nil {
 		n.change(a, func(r *Attachment) { r.NeverAttached = false })
 	} else if _, err := cachedAttachment(id); err == nil {
 		n.openUnreadable(state.Bad{ID: id, Path: n.journal.Path(id), Reason: fs.ErrNotExist})
+	} else {
+		n.unread = append(n.unread, id)
 	}
 }
 
