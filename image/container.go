@@ -125,9 +125,15 @@ func (s *Store) labelMounts(mounts []mount.Mount, selinux string) error {
 
 const emptyDir = "empty" // in the store
 
-// RemoveSnapshot removes a prepared snapshot; its files go in the background. It is no error if there is none.
+// RemoveSnapshot removes a prepared snapshot, which is unmounted, and the files of its writable layer: under disk
+// pressure the kubelet measures the disk then. What cannot be deleted is left to the collection in the background. It is
+// no error if there is none.
 func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
-	err := s.snapshots.Remove(s.scope(ctx), key)
+	ctx = s.scope(ctx)
+	if snapshot, err := s.snapshots.Stat(ctx, key); err == nil && snapshot.Kind == snapshots.KindActive {
+		_ = tree.Remove(snapshot.Labels[upperdirLabel])
+	}
+	err := s.snapshots.Remove(ctx, key)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove snapshot %s: %w", key, err)
 	}

@@ -160,10 +160,18 @@ func TestSnapshotOfAContainer(t *testing.T) {
 	target := filepath.Join(t.TempDir(), "rootfs")
 	must(t, s.Mount(t.Context(), "c1", target, ""))
 	checkUsage(t, s, target)
+	snapshot, err := s.snapshots.Stat(s.scope(t.Context()), "c1")
+	must(t, err)
+	held, err := os.Open(filepath.Join(snapshot.Labels[upperdirLabel], "big")) // as an overlay does until it has ended
+	must(t, err)
+	defer held.Close()
 	for range 2 { // both are idempotent
 		must(t, s.Unmount(target))
 		must(t, s.RemoveSnapshot(t.Context(), "c1"))
 	}
+	harness.Same(t, "files of the layer after it was removed", entries(t, snapshot.Labels[upperdirLabel]), 0)
+	info, err := held.Stat()
+	harness.Want(t, err == nil && info.Size() == 0, "a removed file keeps its %d bytes on the disk: %v", info.Size(), err)
 	checkLeft(t, s, leftovers{blobs: 2, snapshots: 1, records: 1})
 }
 

@@ -258,17 +258,28 @@ func (r *remover) remove(parent int, name string, depth int) error {
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) }
 
+// large is the size from which a file is emptied, too: an overlay that still ends in the background holds it.
+const large = 1 << 20
+
 // unlink removes a file or an empty directory, if it is there. It looks first, because
 // unlink(2) says EROFS also of what is not there.
 func unlink(parent int, name string) error {
 	var stat unix.Stat_t
 	err := unix.Fstatat(parent, name, &stat, unix.AT_SYMLINK_NOFOLLOW)
-	flags := 0
-	if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
+	flags, file := 0, -1
+	switch kind := stat.Mode & unix.S_IFMT; {
+	case kind == unix.S_IFDIR:
 		flags = unix.AT_REMOVEDIR
+	case kind == unix.S_IFREG && stat.Nlink == 1 && stat.Size >= large:
+		if file, _ = unix.Openat(parent, name, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); file >= 0 {
+			defer unix.Close(file)
+		}
 	}
 	if err == nil {
 		err = unix.Unlinkat(parent, name, flags)
+	}
+	if err == nil && file >= 0 {
+		_ = unix.Ftruncate(file, 0)
 	}
 	if errors.Is(err, unix.ENOENT) {
 		return nil
