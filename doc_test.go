@@ -99,8 +99,8 @@ var layers = [][]string{
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
 	{"internal/cgroup", "internal/containerd", "internal/handler", "internal/trace"},
-	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/config", "internal/errtext", "internal/manual", "internal/process", "internal/redact", "internal/socket", "internal/state", "internal/trace/otlp"},
-	{"internal/step/failpoint", "internal/tree"},
+	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/config", "internal/errtext", "internal/manual", "internal/redact", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"internal/process", "internal/step/failpoint", "internal/tree"},
 }
 
 func layerOf(name string) int {

@@ -43,7 +43,7 @@ func LayersDir(root string) string {
 }
 
 func openSnapshotRecords(dir string, options *bolt.Options) (*storage.MetaStore, error) {
-	return storage.NewMetaStore(filepath.Join(dir, "metadata.db"), func(o *bolt.Options) error {
+	return storage.NewMetaStore(filepath.Join(dir, snapshotDatabase), func(o *bolt.Options) error {
 		*o = *options
 		return nil
 	})

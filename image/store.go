@@ -32,6 +32,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/state"
 )
 
 // Config says where a Store lives and how it pulls. Zero values are replaced by the defaults named at each field.
@@ -115,7 +117,11 @@ type Store struct {
 	unmounted errgroup.Group // ends file systems that are mounted nowhere any more
 }
 
-const snapshotterKey = "overlayfs" // in the database, and the directory
+const (
+	snapshotterKey   = "overlayfs" // in the database, and the directory
+	database         = "meta.db"
+	snapshotDatabase = "metadata.db"
+)
 
 // Open opens or makes the store below config.Root. It forgets what a killed predecessor left half done, which is
 // deleted in the background. A store that another process holds is an ErrUnavailable.
@@ -156,7 +162,7 @@ func boltOptions() *bolt.Options {
 
 // openDatabase waits a moment for a process that holds the database.
 func openDatabase(dir string, options *bolt.Options) (*bolt.DB, error) {
-	file, err := bolt.Open(filepath.Join(dir, "meta.db"), 0o600, options)
+	file, err := bolt.Open(filepath.Join(dir, database), 0o600, options)
 	if errors.Is(err, bolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("held by another process, is a daemon running? %w", errdefs.ErrUnavailable)
 	}
@@ -168,6 +174,11 @@ func openDatabase(dir string, options *bolt.Options) (*bolt.DB, error) {
 
 func (s *Store) open(ctx context.Context) (err error) {
 	if err := errors.Join(os.MkdirAll(s.dir, 0o700), os.MkdirAll(filepath.Join(s.dir, emptyDir), 0o755)); err != nil {
+		return err
+	}
+	// A daemon that is doomed has them locked, too.
+	err = errors.Join(state.FreeLock(filepath.Join(s.dir, database)), state.FreeLock(filepath.Join(s.dir, snapshotterKey, snapshotDatabase)))
+	if err != nil {
 		return err
 	}
 	file, err := openDatabase(s.dir, boltOptions())

@@ -320,26 +320,27 @@ var errInUse = errors.New("in use by another daemon")
 
 // claim takes the socket and the directories for this daemon. unlock releases the directories.
 func claim(ctx context.Context, c *config.Config) (unlock func(), err error) {
-	// A process that a killed daemon was just starting holds its socket and locks until execve(2).
+	// A process that a killed daemon was just starting holds its socket and locks until execve(2). A daemon that
+	// was killed and that the kernel keeps has had its time, too.
 	ctx, cancel := context.WithTimeout(ctx, handover)
 	defer cancel()
 	for {
+		late := ctx.Err() != nil
 		if err = removeStale(c.Socket); err == nil {
-			unlock, err = lockDirectories(c)
+			unlock, err = lockDirectories(c, late)
 		}
-		if !errors.Is(err, errInUse) {
+		if !errors.Is(err, errInUse) || late {
 			return unlock, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, err
 		case <-time.After(claimPause):
 		}
 	}
 }
 
 // lockDirectories keeps a second daemon away (flock(2)), and removes what an earlier one had not finished.
-func lockDirectories(c *config.Config) (unlock func(), err error) {
+func lockDirectories(c *config.Config, fromDoomed bool) (unlock func(), err error) {
 	var locks []*os.File
 	unlock = func() {
 		for _, lock := range locks {
@@ -347,7 +348,7 @@ func lockDirectories(c *config.Config) (unlock func(), err error) {
 		}
 	}
 	for _, directory := range []string{c.Root, c.State} {
-		lock, err := lockDirectory(directory)
+		lock, err := lockDirectory(directory, fromDoomed)
 		if err == nil {
 			locks = append(locks, lock)
 			err = state.ClearTemporary(directory)
@@ -360,18 +361,33 @@ func lockDirectories(c *config.Config) (unlock func(), err error) {
 	return unlock, nil
 }
 
-func lockDirectory(directory string) (*os.File, error) {
+func lockDirectory(directory string, fromDoomed bool) (*os.File, error) {
 	// Searchable by all: processes of user namespaces reach what is below.
 	if err := os.MkdirAll(directory, 0o711); err != nil {
 		return nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(directory, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	guard, err := flock(directory, os.O_RDONLY) // of the lock file, that nobody locks one that loses its name
+	if err != nil {
+		return nil, err
+	}
+	defer guard.Close()
+	path := filepath.Join(directory, "lock")
+	if fromDoomed {
+		if err := state.FreeLock(path); err != nil {
+			return nil, err
+		}
+	}
+	return flock(path, os.O_CREATE|os.O_RDWR)
+}
+
+func flock(path string, flags int) (*os.File, error) {
+	lock, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = fmt.Errorf("%s is %w: stop that one, or give this one --root and --state of its own", directory, errInUse)
+		err = fmt.Errorf("%s is %w: stop that one, or give this one --root and --state of its own", path, errInUse)
 	}
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())

@@ -15,6 +15,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -146,6 +147,35 @@ func (p *Process) KernelExit() (status unix.WaitStatus, known bool) {
 		known = unix.IoctlPidfdInfo(pidfd, &info) == nil && info.Mask&unix.PIDFD_INFO_EXIT != 0
 	})
 	return unix.WaitStatus(info.Exit_code), known
+}
+
+// Doomed reports whether a process was killed and yet has threads, which sleep uninterruptibly in the kernel, as for
+// the server of a file system that does not answer. None of them executes another instruction of its program, but the
+// process keeps its locks and sockets until they wake up.
+func Doomed(pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil || len(threads) == 0 {
+		return false
+	}
+	for _, thread := range threads {
+		status, err := os.ReadFile(thread)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended meanwhile
+		}
+		if err != nil || !bytes.Contains(status, []byte("\nState:\tZ")) && !isKilled(status) {
+			return false
+		}
+	}
+	return true
+}
+
+// isKilled reports whether SIGKILL is pending for the thread of a status, as for each of a process that is killed
+// (proc_pid_status(5), SigPnd).
+func isKilled(status []byte) bool {
+	_, pending, _ := bytes.Cut(status, []byte("\nSigPnd:\t"))
+	pending, _, _ = bytes.Cut(pending, []byte("\n"))
+	mask, err := strconv.ParseUint(string(pending), 16, 64)
+	return err == nil && mask&(1<<(unix.SIGKILL-1)) != 0
 }
 
 // KillLimit is how long killed processes may take to be gone. Only an uninterruptible sleep takes longer.

@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 var (
@@ -20,7 +22,8 @@ var (
 	ErrNotSocket = errors.New("it is there and is not a socket")
 )
 
-// CheckFree returns nil if a path is free to listen at, or has a stale socket, which the caller removes.
+// CheckFree returns nil if a path is free to listen at, or has a stale socket, which the caller removes: nobody
+// listens on it, or a process that is doomed.
 func CheckFree(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -34,7 +37,10 @@ func CheckFree(path string) error {
 	}
 	connection, err := net.Dial("unix", path)
 	if err == nil {
-		_ = connection.Close()
+		defer connection.Close()
+		if peer, err := Peer(connection.(*net.UnixConn)); err == nil && process.Doomed(int(peer.Pid)) {
+			return nil
+		}
 		return fmt.Errorf("%s: %w", path, ErrInUse)
 	}
 	// Otherwise one listens: EAGAIN if its backlog is full, EPROTOTYPE for datagrams (unix(7)).

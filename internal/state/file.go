@@ -19,10 +19,13 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
@@ -107,6 +110,41 @@ func ClearTemporary(directory string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("clear writes that were cut off: %w", err)
+	}
+	return nil
+}
+
+// FreeLock gives the name of a file that a doomed process has locked (flock(2)) to a copy. The lock stays with the
+// file, to which the process writes no more. The caller sees that nobody else opens the file meanwhile.
+func FreeLock(path string) error {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return err
+	}
+	// "1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF", see proc_locks(5).
+	inode := fmt.Sprintf(":%d", info.Sys().(*syscall.Stat_t).Ino)
+	for line := range strings.Lines(string(locks)) {
+		fields := strings.Fields(line)
+		if len(fields) < 6 || fields[1] != "FLOCK" || !strings.HasSuffix(fields[5], inode) {
+			continue
+		}
+		if pid, err := strconv.Atoi(fields[4]); err != nil || !process.Doomed(pid) {
+			continue
+		}
+		content, err := ReadFile(path)
+		if err == nil {
+			err = WriteFile(path, content, true)
+		}
+		if err != nil {
+			return fmt.Errorf("take %s from a process that was killed and has not ended: %w", path, err)
+		}
 	}
 	return nil
 }

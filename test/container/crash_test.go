@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/test/harness"
 )
@@ -146,6 +147,27 @@ func TestSourceThatHangsLater(t *testing.T) {
 	t.Cleanup(func() { check(t, unix.Unmount(volume, unix.MNT_DETACH)) })
 	points.Disarm(t)
 	wantCode(t, <-made, codes.DeadlineExceeded, "not done within 10s")
+}
+
+// A daemon that is killed while the kernel keeps one of its threads, which waits for a volume's server, does not end.
+// The next one takes over its directories and sockets, the pods go on, and the creation is undone.
+//
+// attack: what a container can stop: by a volume whose server (FUSE) has read a request and does not answer; the daemon is killed
+// held: that container; the next daemon serves after two seconds
+func TestDaemonThatCannotEnd(t *testing.T) {
+	p := runPod(t, newNode(t, harness.Config("[nri]\nenabled = true\nsocket = '"+filepath.Join(t.TempDir(), "nri.sock")+"'")), "web")
+	lives, doomed := p.run("lives", forever), p.PID()
+	stuck, asked := harness.StuckMount(t)
+	created := beside(func() error { return p.createErr(shell("one", quiet, mounted(stuck, "/volume"))) })
+	<-asked
+	check(t, unix.Kill(doomed, unix.SIGKILL))
+	eventually(t, "it is doomed", func() bool { return process.Doomed(doomed) })
+	p.Start()
+	wantError(t, <-created)
+	same(t, "the state of a container", p.status(lives).State, running)
+	same(t, "what an exec prints", p.exec(lives, "echo hello"), "hello")
+	p.run("two", forever)
+	expect(t, process.Doomed(doomed), "the killed daemon has ended")
 }
 
 func (c *trial) test(row crashRow, fault string) {

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/internal/process"
 )
 
 // child is a process that the test started. A goroutine waits for it, so it never stays as a zombie.
@@ -205,8 +207,10 @@ func (n *Node) Reload(change func()) {
 	Eventually(n.t, "the configuration is reloaded", callTime, func() bool { return lines() > before })
 }
 
-// Running reports whether the daemon runs.
-func (n *Node) Running() bool { return n.daemon != nil && n.daemon.running() }
+// Running reports whether the daemon runs. One that is doomed does not, and Start starts another.
+func (n *Node) Running() bool {
+	return n.daemon != nil && n.daemon.running() && !process.Doomed(n.daemon.pid())
+}
 
 // PID is the id of the daemon's process, or of the last one that ran.
 func (n *Node) PID() int { return n.daemon.pid() }

@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -196,6 +197,43 @@ func DeadMount(t testing.TB) (dir string) {
 		Check(t, unix.Unmount(dir, unix.MNT_DETACH))
 	})
 	return dir
+}
+
+// StuckMount is a DeadMount whose server has read the requests: who waits for an answer sleeps uninterruptibly.
+// asked is closed when somebody does.
+func StuckMount(t testing.TB) (dir string, asked <-chan struct{}) {
+	t.Helper()
+	dir = t.TempDir()
+	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	Check(t, err)
+	Check(t, unix.Mount("stuck", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)))
+	var done sync.WaitGroup
+	t.Cleanup(func() {
+		_ = unix.Unmount(dir, unix.MNT_FORCE) // processes that wait get an error, as the server does; it is busy
+		done.Wait()
+		Check(t, errors.Join(unix.Close(server), unix.Unmount(dir, unix.MNT_DETACH)))
+	})
+	request := make([]byte, 1<<17)
+	_, err = unix.Read(server, request)
+	Check(t, err)
+	// struct fuse_out_header and fuse_init_out of version 7.31 (include/uapi/linux/fuse.h) answer FUSE_INIT.
+	answer := make([]byte, 80)
+	binary.NativeEndian.PutUint32(answer, uint32(len(answer)))
+	copy(answer[8:16], request[8:16]) // the request's id
+	binary.NativeEndian.PutUint32(answer[16:], 7)
+	binary.NativeEndian.PutUint32(answer[20:], 31)
+	_, err = unix.Write(server, answer)
+	Check(t, err)
+	first := make(chan struct{})
+	done.Go(func() {
+		ask := sync.OnceFunc(func() { close(first) })
+		for err == nil || errors.Is(err, unix.EINTR) {
+			if _, err = unix.Read(server, request); err == nil {
+				ask()
+			}
+		}
+	})
+	return dir, first
 }
 
 // Disk mounts a file system of its own on a directory. While it is frozen who writes there sleeps, uninterruptibly.
