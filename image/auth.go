@@ -177,6 +177,12 @@ func checkDockerConfig(path string) error {
 			return fmt.Errorf("registry credentials %s: credential helper %s%s is not in PATH", path, helperPrefix, name)
 		}
 	}
+	for _, host := range slices.Sorted(maps.Keys(config.Auths)) {
+		if _, _, err := config.Auths[host].login(); err != nil {
+			return fmt.Errorf("registry credentials %s: %s: %w", path, host, err)
+		}
+	}
+	maps.DeleteFunc(config.Auths, func(_ string, one Auth) bool { return one == Auth{} }) // docker's mark that a helper has them
 	if len(config.Auths) == 0 && len(config.CredHelpers) == 0 && config.CredsStore == "" {
 		return fmt.Errorf("registry credentials %s: it has no credentials: nothing is below auths, no helper is named, or it is not there", path)
 	}

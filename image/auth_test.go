@@ -174,6 +174,7 @@ var spoiltHosts = map[string]struct{ text, want string }{
 	"no table":        {"host = { \"MIRROR\" = { capabilities = [\"pull\"] } }", "line 1: host.MIRROR: it has to be a table of its own"},
 	"an address":      {"[host.\"MIRROR\"]\n[host.\"https://\"]", `line 2: host.https://: "https://" is no address of a registry`},
 	"the server":      {"server = \"httpx://x\"\n[host.\"MIRROR\"]", `line 1: server: "httpx://x" is no address of a registry`},
+	"a scheme":        {"[host.\"ftp://x:1\"]", `line 1: host.ftp://x:1: "ftp://x:1" is no address of a registry`},
 	"a bare server":   {"[host.\"MIRROR\"]\n[server]\nx = 1", "line "},
 }
 
@@ -226,6 +227,8 @@ func TestDockerConfigThatNamesNothing(t *testing.T) {
 	for text, want := range map[string]string{
 		`{}`: "it has no credentials",
 		`{"auth": {"a.example": {"auth": "dTpw"}}}`:                         "it has no credentials",
+		`{"auths": {"a.example": {}}}`:                                      "it has no credentials",
+		`{"auths": {"a.example": {"auth": "s3cret"}}}`:                      "a.example: auth is not user:password in base64",
 		`{"auths": {"a.example": {"auth": "dTpw"}}, "credsStore": "x"}`:     "credential helper docker-credential-x is not in PATH",
 		`{"auths": {"a.example": {}}, "credHelpers": {"a.example": "y"}}`:   "",
 		`{"auths": {"a.example": {"username": "u", "password": "s3cret"}}`:  "registry credentials",

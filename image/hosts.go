@@ -137,7 +137,7 @@ func checkServer(server string) error {
 	if err != nil {
 		return err
 	}
-	if u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	if u.Host == "" || strings.HasSuffix(u.Host, ":") || u.Scheme != "http" && u.Scheme != "https" { // ftp://x is https://ftp://x
 		return fmt.Errorf("%q is no address of a registry, such as https://mirror.example:5000", server)
 	}
 	return nil
