@@ -25,7 +25,7 @@ import (
 
 // PrepareOptions says what a snapshot is for.
 type PrepareOptions struct {
-	ReadOnly   bool                   // without a writable layer, as for a volume that is an image
+	ReadOnly   bool                   // without a writable layer unless shifted, as for a volume that is an image
 	UIDs, GIDs []specs.LinuxIDMapping // shift the owners of files for a user namespace, by id-mapped mounts
 }
 
@@ -41,12 +41,12 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, options Prepar
 	if err != nil {
 		return err
 	}
-	prepare := s.snapshots.Prepare
-	if options.ReadOnly {
+	prepare, shifted := s.snapshots.Prepare, len(options.UIDs) > 0 && len(options.GIDs) > 0
+	if options.ReadOnly && !shifted { // containerd's package mount binds a single layer, and does not shift what it binds read-only
 		prepare = s.snapshots.View
 	}
 	labels := map[string]string{labelRoot: "1", labelContainer: "1"}
-	if len(options.UIDs) > 0 && len(options.GIDs) > 0 {
+	if shifted {
 		labels[snapshots.LabelSnapshotUIDMapping] = idMaps(options.UIDs)
 		labels[snapshots.LabelSnapshotGIDMapping] = idMaps(options.GIDs)
 	}

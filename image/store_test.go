@@ -202,12 +202,14 @@ func TestSnapshotForAUserNamespace(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "userns:1", smallImage(t)))
 	shift := []specs.LinuxIDMapping{{HostID: 100000, Size: 65536}}
-	target := mountAs(t, s, "shifted", image, PrepareOptions{UIDs: shift, GIDs: shift})
-	defer s.Unmount(target)
-	info, err := os.Stat(filepath.Join(target, "a"))
-	must(t, err)
-	st := info.Sys().(*syscall.Stat_t)
-	harness.Want(t, st.Uid == 100000 && st.Gid == 100000, "a belongs to %d:%d, want 100000", st.Uid, st.Gid)
+	for _, readOnly := range []bool{false, true} {
+		target := mountAs(t, s, fmt.Sprint("shifted", readOnly), image, PrepareOptions{ReadOnly: readOnly, UIDs: shift, GIDs: shift})
+		defer s.Unmount(target)
+		info, err := os.Stat(filepath.Join(target, "a"))
+		must(t, err)
+		st := info.Sys().(*syscall.Stat_t)
+		harness.Want(t, st.Uid == 100000 && st.Gid == 100000, "read-only %t: a belongs to %d:%d, want 100000", readOnly, st.Uid, st.Gid)
+	}
 }
 
 func TestImageWithoutLayers(t *testing.T) {
