@@ -26,6 +26,7 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"github.com/minicri/minicri/container"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/sandbox"
 )
 
@@ -76,7 +77,7 @@ func Listen(ctx context.Context, options Options) (*Server, error) {
 		s.address.Scheme = "https"
 		listener = tls.NewListener(listener, config)
 	}
-	s.listener = listener
+	s.listener = socket.Steady(listener)
 	return s, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -60,7 +61,24 @@ func ListenPrivate(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	return listener, nil
+	return Steady(listener), nil
+}
+
+// Steady returns a listener that outlasts errors until it is closed: want of descriptors, or of what the kernel lets
+// all processes of root wait for together, which a container can use up (epoll(7), max_user_watches).
+func Steady(listener net.Listener) net.Listener { return steady{listener} }
+
+type steady struct{ net.Listener }
+
+func (l steady) Accept() (net.Conn, error) {
+	const pause = 10 * time.Millisecond
+	for {
+		connection, err := l.Listener.Accept()
+		if err == nil || errors.Is(err, net.ErrClosed) {
+			return connection, err
+		}
+		time.Sleep(pause)
+	}
 }
 
 // Peer returns who has made a connection or, to who has, who listens (SO_PEERCRED of unix(7)).

@@ -57,6 +57,22 @@ func TestListenPrivate(t *testing.T) {
 	harness.Check(t, listener.Close())
 	_, err = os.Lstat(path)
 	harness.Want(t, errors.Is(err, os.ErrNotExist), "the socket is left: %v", err)
+	short := &shortListener{}
+	_, err = socket.Steady(short).Accept()
+	harness.Want(t, errors.Is(err, net.ErrClosed) && short.accepts == 3, "Accept %d: %v", short.accepts, err)
+}
+
+// shortListener is short of watches twice, and then closed.
+type shortListener struct {
+	net.Listener
+	accepts int
+}
+
+func (l *shortListener) Accept() (net.Conn, error) {
+	if l.accepts++; l.accepts < 3 {
+		return nil, unix.ENOSPC
+	}
+	return nil, net.ErrClosed
 }
 
 // A socket whose path every user may open still admits root alone.

@@ -40,7 +40,6 @@ const (
 	barrierLimit   = 100 * time.Millisecond  // for an init behind its barrier to become the program
 	lastAnswer     = time.Second             // for answers under way when it ends
 	adoptedPause   = 2 * time.Millisecond    // between two looks at an init that is not our child
-	acceptPause    = 10 * time.Millisecond   // before the next stream is accepted, after one that could not be
 	stdinPause     = time.Second             // between two looks at a client whose input the process does not take
 )
 

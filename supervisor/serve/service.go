@@ -261,12 +261,8 @@ func (b *broker) stream(ctx context.Context, seq uint64, send func(*api.Event) e
 func (s *Supervisor) serveStreams(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
-		if errors.Is(err, net.ErrClosed) {
+		if err != nil {
 			return
-		}
-		if err != nil { // no descriptors left, for example
-			time.Sleep(acceptPause)
-			continue
 		}
 		go s.serveStream(conn.(*net.UnixConn))
 	}
