@@ -30,7 +30,7 @@ func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.A
 		return answer, err
 	}
 	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
-		CgroupName: c.ID, UseSystemdCgroup: c.SystemdCgroup, NoNewKeyring: !launch.CanJoinSessionKeyring(), Spec: spec,
+		CgroupName: c.ID, UseSystemdCgroup: c.SystemdCgroup, NoNewKeyring: !launch.MakeSessionKeyring(c.ID, spec.Process.SelinuxLabel), Spec: spec,
 	})
 	if err != nil {
 		return answer, fmt.Errorf("translate the specification: %w", err)

@@ -107,7 +107,7 @@ func (a *attempt) fillExec(e Exec) error {
 	a.add("close what is of the node", unix.SYS_CLOSE_RANGE, programFD, ^uint64(0)>>32, 0)
 	a.forkLast(0)
 	a.add("close the socket with the exec", unix.SYS_FCNTL, socketFD, unix.F_SETFD, unix.FD_CLOEXEC)
-	a.joinKeyring(e.ID)
+	a.joinKeyring(e.ID, 0)
 	return a.become(e.Process, filter)
 }
 

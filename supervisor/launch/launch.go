@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -20,20 +21,15 @@ import (
 
 // Launcher launches processes.
 type Launcher struct {
-	parent   *process.Parent
-	program  func() (*os.File, error) // at the first use, as what follows
-	keyrings func() bool
-	filters  filters
-	mounts   mounts
+	parent  *process.Parent
+	program func() (*os.File, error) // at the first use
+	filters filters
+	mounts  mounts
 }
 
 // New returns a launcher of processes that become children.
 func New(parent *process.Parent) *Launcher {
-	return &Launcher{
-		parent:   parent,
-		program:  sync.OnceValues(openProgram),
-		keyrings: sync.OnceValue(CanJoinSessionKeyring),
-	}
+	return &Launcher{parent: parent, program: sync.OnceValues(openProgram)}
 }
 
 // Launched is a launched process. Its owner waits for Child, and closes Process, which was found before the
@@ -58,20 +54,37 @@ func (l *Launcher) launch(what string, streams [3]*os.File, do func(a *attempt) 
 	return made, nil
 }
 
-// CanJoinSessionKeyring tries whether processes may join session keyrings: a kernel without any, an outer
-// seccomp filter or a used-up quota forbid it. The try leaves the calling thread in a new anonymous one.
-func CanJoinSessionKeyring() bool {
-	_, _, errno := unix.RawSyscall(unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0) // an anonymous one
-	return errno == 0
+// A session keyring of a container has this name and these permissions, libcontainer's: a new one's, and search by its
+// user (keyctl_setperm(3)).
+const (
+	keyringPrefix = "_ses."
+	keyringPerm   = 0x3f130000 | 0x80000
+)
+
+// MakeSessionKeyring makes the session keyring of a container, which init then joins by its name, and reports whether
+// it could: a kernel without any or an outer seccomp filter forbid it, or the quota of root, which a container can use
+// up at any moment. A thread keeps it as long as the process lives, not one that forks: who inherits it cannot join.
+func MakeSessionKeyring(id, label string) bool {
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if label != "" {
+			_ = os.WriteFile("/proc/thread-self/attr/keycreate", []byte(label), 0) // as libcontainer's init does
+		}
+		session, err := unix.KeyctlJoinSessionKeyring(keyringPrefix + id)
+		if err == nil {
+			err = unix.KeyctlSetperm(session, keyringPerm)
+		}
+		made <- err
+		select {}
+	}()
+	return <-made == nil
 }
 
-// joinKeyring joins, or makes, the session keyring of a container, and reports whether there are keyrings.
-func (a *attempt) joinKeyring(id string) bool {
-	if !a.launcher.keyrings() {
-		return false
-	}
-	a.add("join a session keyring", unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, a.text("_ses."+id))
-	return true
+// joinKeyring joins, or makes, the session keyring of a container, and then skips calls. Where that cannot be, see
+// MakeSessionKeyring, the process keeps the supervisor's, and the calls are made.
+func (a *attempt) joinKeyring(id string, skip uint64) {
+	a.put("join a session keyring", mayFail|skip<<skipShift, unix.SYS_KEYCTL, unix.KEYCTL_JOIN_SESSION_KEYRING, a.text(keyringPrefix+id))
 }
 
 // write writes a file of the kernel with one write(2). The flags are 0 or mayFail.

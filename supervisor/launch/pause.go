@@ -146,11 +146,10 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 		}
 	}
 	a.forkLast(made)
-	if a.joinKeyring(p.ID) {
-		session := int64(unix.KEY_SPEC_SESSION_KEYRING)
-		const perm = 0x3f130000 | 0x80000 // a new one's, and search by its user: libcontainer's (keyctl_setperm(3))
-		a.add("set the permissions of the session keyring", unix.SYS_KEYCTL, unix.KEYCTL_SETPERM, uint64(session), perm)
-	}
+	a.joinKeyring(p.ID, 1)
+	a.put("skip what is the keyring's", 1<<skipShift, unix.SYS_GETPID)
+	session := int64(unix.KEY_SPEC_SESSION_KEYRING)
+	a.add("set the permissions of the session keyring", unix.SYS_KEYCTL, unix.KEYCTL_SETPERM, uint64(session), keyringPerm)
 	a.add("close the mounts", unix.SYS_CLOSE_RANGE, fifo+1, ^uint64(0)>>32, 0)
 	for _, m := range spec.Mounts {
 		if m.Type == "proc" {
