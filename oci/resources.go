@@ -41,6 +41,12 @@ func containerResources(c *Container, spec *specs.Spec) error {
 	if c.PidsLimit > 0 && slices.Contains(c.Machine.Controllers, "pids") {
 		limits.Pids = &specs.LinuxPids{Limit: &c.PidsLimit}
 	}
+	if c.Defaults.CgroupWritable && c.Machine.CgroupV2 && !c.security().GetPrivileged() {
+		// A node has 65,535 with a limit of memory, and a path that is longer than PATH_MAX is removed by nobody.
+		own := map[string]string{"cgroup.max.descendants": "1024", "cgroup.max.depth": "12"}
+		maps.Copy(own, limits.Unified)
+		limits.Unified = own
+	}
 	spec.Linux.Resources = limits
 	return nil
 }
