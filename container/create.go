@@ -68,8 +68,8 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	}
 	defer c.Unlock() // reserve locked it
 	c.run()
-	for _, held := range c.joined {
-		_ = held.Close() // a descriptor of ours: that cannot fail
+	for _, joined := range c.joined {
+		_ = joined.Close() // a descriptor of ours: that cannot fail
 	}
 	if c.steps.Err() != nil {
 		return "", s.undo(c)
@@ -106,9 +106,9 @@ func (c *creation) run() {
 // recheck fails if the sandbox was stopped, or if a process whose namespace was joined has ended: its pid may be
 // another's now.
 func (c *creation) recheck(context.Context) error {
-	for _, held := range c.joined {
-		if held.Ended() {
-			return fmt.Errorf("process %d, whose namespaces it was to join, has ended: %w", held.PID, errdefs.ErrFailedPrecondition)
+	for _, joined := range c.joined {
+		if joined.Ended() {
+			return fmt.Errorf("process %d, whose namespaces it was to join, has ended: %w", joined.PID, errdefs.ErrFailedPrecondition)
 		}
 	}
 	if !c.sandbox.Ready() {

@@ -277,11 +277,11 @@ func (d *download) watch(ctx context.Context) {
 
 // locks are a mutex per key: one pull fetches a blob or unpacks a layer, others wait.
 type locks struct {
-	mu   sync.Mutex // guards held
-	held map[string]*hold
+	mu    sync.Mutex // guards byKey
+	byKey map[string]*lock
 }
 
-type hold struct {
+type lock struct {
 	by   *pullLocks
 	done chan struct{} // closed when the key is released
 }
@@ -300,9 +300,9 @@ func (l *locks) forPull(window time.Duration) *pullLocks { return &pullLocks{all
 func (l *pullLocks) Lock(ctx context.Context, key string) error {
 	for {
 		l.all.mu.Lock()
-		other := l.all.held[key]
+		other := l.all.byKey[key]
 		if other == nil {
-			l.all.held[key] = &hold{by: l, done: make(chan struct{})}
+			l.all.byKey[key] = &lock{by: l, done: make(chan struct{})}
 		}
 		l.all.mu.Unlock()
 		if other == nil || other.by != l && other.by.slow.Load() > 0 {
@@ -321,8 +321,8 @@ func (l *pullLocks) Lock(ctx context.Context, key string) error {
 func (l *pullLocks) Unlock(key string) {
 	l.all.mu.Lock()
 	defer l.all.mu.Unlock()
-	if mine := l.all.held[key]; mine != nil && mine.by == l {
-		delete(l.all.held, key)
+	if mine := l.all.byKey[key]; mine != nil && mine.by == l {
+		delete(l.all.byKey, key)
 		close(mine.done)
 	}
 }

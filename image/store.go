@@ -143,7 +143,7 @@ func newStore(config Config) *Store {
 	dir := filepath.Join(config.Root, "image")
 	s := &Store{
 		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger),
-		locks: locks{held: map[string]*hold{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd), collecting: semaphore.NewWeighted(1),
+		locks: locks{byKey: map[string]*lock{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd), collecting: semaphore.NewWeighted(1),
 	}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.unmounted.SetLimit(closesAtOnce)
@@ -378,15 +378,15 @@ func (s *Store) collectSoon() {
 
 // lease keeps what is made under the returned context until release, which has what was not recorded collected.
 func (s *Store) lease(ctx context.Context) (_ context.Context, release func(), err error) {
-	held, err := s.leases.Create(ctx, leases.WithRandomID())
+	created, err := s.leases.Create(ctx, leases.WithRandomID())
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a lease: %w", err)
 	}
 	release = func() {
-		if err := s.leases.Delete(context.WithoutCancel(ctx), held); err != nil {
-			s.log.Error("a lease could not be deleted: its content stays until the next start", "lease", held.ID, "error", err)
+		if err := s.leases.Delete(context.WithoutCancel(ctx), created); err != nil {
+			s.log.Error("a lease could not be deleted: its content stays until the next start", "lease", created.ID, "error", err)
 		}
 		s.collectSoon()
 	}
-	return leases.WithLease(ctx, held.ID), release, nil
+	return leases.WithLease(ctx, created.ID), release, nil
 }

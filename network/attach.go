@@ -78,7 +78,7 @@ func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 	if a == nil {
 		return nil, fmt.Errorf("attach %s: it is not in the journal", id)
 	}
-	h, err := n.hold(ctx, a)
+	h, err := n.lock(ctx, a)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +176,7 @@ func (n *CNI) check(id string) {
 	if a == nil {
 		return
 	}
-	h, err := n.hold(n.base, a)
+	h, err := n.lock(n.base, a)
 	if err != nil {
 		return
 	}

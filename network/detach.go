@@ -22,7 +22,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	if a == nil {
 		return nil
 	}
-	h, err := n.hold(ctx, a)
+	h, err := n.lock(ctx, a)
 	if errors.Is(err, errStuck) && n.leaves(ctx, a) {
 		return nil
 	}
@@ -63,7 +63,7 @@ func (n *CNI) leaves(ctx context.Context, a *attachment) bool {
 }
 
 // delete runs DEL and removes the attachment, or notes the failure, or gives up.
-func (n *CNI) delete(ctx context.Context, h *held, path string) (gaveUp bool, err error) {
+func (n *CNI) delete(ctx context.Context, h *locked, path string) (gaveUp bool, err error) {
 	a := h.attachment
 	if !a.begun {
 		return false, n.remove(a)
@@ -86,7 +86,7 @@ func (n *CNI) delete(ctx context.Context, h *held, path string) (gaveUp bool, er
 }
 
 // deleteAsOfNow repeats a failed DEL with the configuration of now, which may have been corrected since.
-func (n *CNI) deleteAsOfNow(ctx context.Context, h *held, path string, before error) error {
+func (n *CNI) deleteAsOfNow(ctx context.Context, h *locked, path string, before error) error {
 	for _, d := range n.directories() {
 		now, err := d.Configuration()
 		if err != nil || now.Name != h.record.Network || bytes.Equal(now.Bytes, h.record.Config) {

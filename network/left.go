@@ -20,8 +20,8 @@ import (
 	"github.com/minicri/minicri/network/runner"
 )
 
-// held is the lock of an attachment, and keeps GC of its network away.
-type held struct {
+// locked is an attachment whose lock is taken; GC of its network waits until leave.
+type locked struct {
 	*attachment
 	leave func()
 	// kept is set when the lock stays with a run that is stuck or that is left to the next daemon.
@@ -30,8 +30,8 @@ type held struct {
 	then func()
 }
 
-// hold takes the attachment's lock. It returns errStuck at once if a run holds it whose processes do not end.
-func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
+// lock takes the attachment's lock. It returns errStuck at once if a run holds it whose processes do not end.
+func (n *CNI) lock(ctx context.Context, a *attachment) (*locked, error) {
 	for !a.lock.TryAcquire(1) {
 		if a.stuck.Load() {
 			return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
@@ -46,16 +46,16 @@ func (n *CNI) hold(ctx context.Context, a *attachment) (*held, error) {
 }
 
 // enter waits for GC of the network to end; the caller has the attachment's lock.
-func (n *CNI) enter(ctx context.Context, a *attachment) (*held, error) {
+func (n *CNI) enter(ctx context.Context, a *attachment) (*locked, error) {
 	gate := n.gate(a.record.Network)
 	if err := gate.Acquire(ctx, 1); err != nil {
 		a.lock.Release(1)
 		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
 	}
-	return &held{attachment: a, leave: sync.OnceFunc(func() { gate.Release(1) })}, nil
+	return &locked{attachment: a, leave: sync.OnceFunc(func() { gate.Release(1) })}, nil
 }
 
-func (h *held) release() {
+func (h *locked) release() {
 	h.leave()
 	if h.then != nil {
 		h.then()
@@ -70,7 +70,7 @@ type linger struct {
 	// deadline is when it is killed, zero if its processes belong to their pod or have exited. stuck is since
 	// when they do not end, failed whether a failure to remove the cgroup was logged.
 	deadline, stuck time.Time
-	held            *held
+	locked          *locked
 	failed          bool
 }
 
@@ -110,8 +110,8 @@ func (n *CNI) isStuck(verb, network string) bool {
 
 func (l *linger) logger(to *slog.Logger) *slog.Logger {
 	to = to.With("verb", l.run.Verb)
-	if l.held != nil {
-		return l.held.record.logger(to)
+	if l.locked != nil {
+		return l.locked.record.logger(to)
 	}
 	return to.With("sandbox", l.run.ID, "network", l.run.Network)
 }
@@ -134,17 +134,17 @@ func (n *CNI) followRun(l *linger) {
 			case <-time.After(pause):
 			}
 		}
-		if l.held == nil {
+		if l.locked == nil {
 			return
 		}
-		if l.held.stuck.Swap(false) {
+		if l.locked.stuck.Swap(false) {
 			l.logger(n.options.Logger).Info("plugins that did not end have ended")
 		}
-		l.held.leave()
-		l.held.lock.Release(1)
-		if l.held.released.Load() {
-			n.repeat(l.held.attachment, true)
-			notify(l.held.hurried)
+		l.locked.leave()
+		l.locked.lock.Release(1)
+		if l.locked.released.Load() {
+			n.repeat(l.locked.attachment, true)
+			notify(l.locked.hurried)
 		}
 	})
 }
@@ -179,10 +179,10 @@ func (n *CNI) stick(l *linger) {
 	n.mu.Lock()
 	l.stuck = time.Now()
 	n.mu.Unlock()
-	if l.held != nil {
-		l.held.kept = true
-		l.held.stuck.Store(true)
-		l.held.leave()
+	if l.locked != nil {
+		l.locked.kept = true
+		l.locked.stuck.Store(true)
+		l.locked.leave()
 	}
 }
 
@@ -207,7 +207,7 @@ func (n *CNI) findLeftRuns() {
 			}
 			a.released.Store(run.Verb == "DEL" || a.released.Load())
 			if a.lock.TryAcquire(1) { // else another run of it has the lock
-				l.held, _ = n.enter(n.base, a) // no collection runs yet
+				l.locked, _ = n.enter(n.base, a) // no collection runs yet
 			}
 		}
 		n.followRun(l)

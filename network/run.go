@@ -35,7 +35,7 @@ var (
 
 // del runs DEL, which succeeds if every plugin does: we look at the plugins' own answers, because go-cni
 // takes an error with "not found" or "no such file or directory" in its text for success.
-func (n *CNI) del(ctx context.Context, h *held, a Attachment, path string) error {
+func (n *CNI) del(ctx context.Context, h *locked, a Attachment, path string) error {
 	return n.call(ctx, h, a, "DEL", n.limits.Load().Del, func(ctx context.Context, cni gocni.CNI) error {
 		remove := func() error { return recovered(func() error { return cni.Remove(ctx, a.ID, path, a.options()...) }) }
 		// libcni panics at a bad answer of ADD in its cache. DEL needs none (CNI SPEC), so we remove it.
@@ -50,7 +50,7 @@ func (n *CNI) del(ctx context.Context, h *held, a Attachment, path string) error
 }
 
 // call makes a run of a go-cni call. Each has an instance of its own, so that go-cni's lock couples nothing.
-func (n *CNI) call(ctx context.Context, h *held, a Attachment, verb string, limit time.Duration, do func(context.Context, gocni.CNI) error) error {
+func (n *CNI) call(ctx context.Context, h *locked, a Attachment, verb string, limit time.Duration, do func(context.Context, gocni.CNI) error) error {
 	request := runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: len(chainOf(a.Config)), Limit: limit}
 	return n.run(ctx, h, request, func(ctx context.Context, run *runner.Run) error {
 		cni, err := gocni.New(gocni.WithMinNetworkCount(1), gocni.WithInterfacePrefix("eth"))
@@ -81,7 +81,7 @@ func throughExec(cni gocni.CNI, calls libcni.CNI) error {
 
 // run begins a run, calls do and ends the run. At the limit, or when the context ends, it kills all that the
 // run started and returns soon after, even if that did not help. A run that may go on keeps the lock h.
-func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(context.Context, *runner.Run) error) error {
+func (n *CNI) run(ctx context.Context, h *locked, request runner.Request, do func(context.Context, *runner.Run) error) error {
 	failed := func(err error) error {
 		return fmt.Errorf("CNI %s of network %q: %w", request.Verb, request.Network, err)
 	}
@@ -115,7 +115,7 @@ func (n *CNI) run(ctx context.Context, h *held, request runner.Request, do func(
 			limit = time.Millisecond // they have had their time
 		}
 		if busy := run.Kill(limit); busy != nil {
-			l := &linger{run: run, deadline: time.Now(), held: h}
+			l := &linger{run: run, deadline: time.Now(), locked: h}
 			n.stick(l)
 			if h == nil {
 				n.followRun(l)

@@ -49,7 +49,7 @@ type door struct {
 type link struct {
 	plugin  net.Conn
 	command *exec.Cmd     // nil if it has connected by itself
-	release func()        // of process.Hold, if we started it
+	release func()        // of process.Claim, if we started it
 	config  string        // its configuration, if we started it
 	name    string        // INDEX-NAME, "" until it has registered
 	joined  bool          // it is synchronized

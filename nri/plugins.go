@@ -236,7 +236,7 @@ func launch(source Source, plugin string) (*link, error) {
 		_ = l.plugin.Close()
 		return nil, err
 	}
-	l.release = process.Hold(l.command.Process.Pid)
+	l.release = process.Claim(l.command.Process.Pid)
 	return l, nil
 }
 

@@ -321,12 +321,12 @@ func (c *creation) start(ctx context.Context) (err error) {
 // makeUserns makes the user namespace and, in one clone(2), the network namespace that the step netns pins.
 func (c *creation) makeUserns(context.Context) error {
 	userns := oci.UserNamespace(c.config)
-	held, err := namespace.StartHolder(c.owner.pauseProgram(), oci.IDMappings(userns.GetUids()), oci.IDMappings(userns.GetGids()))
+	holder, err := namespace.StartHolder(c.owner.pauseProgram(), oci.IDMappings(userns.GetUids()), oci.IDMappings(userns.GetGids()))
 	if err != nil {
 		return err
 	}
-	c.holder = held
-	err = held.Pin(c.owner.options.Userns, c.ID, "user")
+	c.holder = holder
+	err = holder.Pin(c.owner.options.Userns, c.ID, "user")
 	if err == nil && !c.hostNetwork() {
 		return nil
 	}

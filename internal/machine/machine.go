@@ -65,7 +65,7 @@ func Read(root string) (Machine, error) {
 	}
 	m := Machine{
 		OOMScoreAdj: adjust, CanLowerOOMAdj: own.Get(capability.EFFECTIVE, capability.CAP_SYS_RESOURCE),
-		AppArmor: appArmorSupported(), SELinux: selinux.GetEnabled(), Capabilities: held(own),
+		AppArmor: appArmorSupported(), SELinux: selinux.GetEnabled(), Capabilities: namesOf(own),
 		Controllers: controllers, CgroupV2: cgroups.IsCgroup2UnifiedMode(), Swap: accountsSwap(),
 		CgroupDelegation:  delegates(),
 		CPUs:              count("/sys/devices/system/cpu/possible"),
@@ -92,7 +92,7 @@ func Read(root string) (Machine, error) {
 	return m, nil
 }
 
-func held(own capability.Capabilities) (names []string) {
+func namesOf(own capability.Capabilities) (names []string) {
 	for _, c := range capability.ListKnown() {
 		if own.Get(capability.EFFECTIVE, c) && own.Get(capability.BOUNDING, c) {
 			names = append(names, "CAP_"+strings.ToUpper(c.String()))

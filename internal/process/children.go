@@ -176,17 +176,17 @@ type Orphans interface {
 	Ended(Facts, unix.WaitStatus)
 }
 
-// held are the pids of children that Hold leaves to their waiters.
-var held sync.Map
+// claimed are the pids of children that Claim leaves to their waiters.
+var claimed sync.Map
 
-// Hold has ReapOrphans leave a child to its waiter: until then no other process has its pid or its group.
-func Hold(pid int) (release func()) {
-	held.Store(pid, nil)
-	return func() { held.Delete(pid) }
+// Claim has ReapOrphans leave a child to its waiter: until then no other process has its pid or its group.
+func Claim(pid int) (release func()) {
+	claimed.Store(pid, nil)
+	return func() { claimed.Delete(pid) }
 }
 
 // ReapOrphans reaps adopted children that nothing waits for, such as what a plugin left, until the context
-// ends: known ones within milliseconds, others that are not held after reapAfter.
+// ends: known ones within milliseconds, others that are not claimed after reapAfter.
 func ReapOrphans(ctx context.Context, known Orphans) {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, unix.SIGCHLD)
@@ -212,7 +212,7 @@ func reap(known Orphans, since map[Facts]time.Time) map[Facts]time.Time {
 	left := make(map[Facts]time.Time)
 	for _, pid := range Children("self") {
 		stat, err := ReadStat(pid)
-		if _, is := held.Load(pid); is || err != nil || stat.State != 'Z' {
+		if _, is := claimed.Load(pid); is || err != nil || stat.State != 'Z' {
 			continue
 		}
 		dead := Facts{PID: pid, StartTime: stat.StartTime}

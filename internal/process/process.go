@@ -4,7 +4,7 @@
 //
 // A Process is a pidfd (pidfd_open(2)) and the facts that name a process for good, its pid and
 // its start time: the kernel reuses pids. A Process has one owner, which closes it. The only
-// global state are the children that Hold keeps from ReapOrphans.
+// global state are the children that Claim keeps from ReapOrphans.
 package process
 
 import (

@@ -89,14 +89,14 @@ func (s *Supervisor) newContainer(r record) *container {
 	return c
 }
 
-// errKilled is why operations on a killed container end.
-var errKilled = fmt.Errorf("it was ended with its container: %w", errdefs.ErrFailedPrecondition)
+// errAbandoned is why operations on a killed container end.
+var errAbandoned = fmt.Errorf("it was ended with its container: %w", errdefs.ErrFailedPrecondition)
 
 // bound returns an operation's context. It ends with ctx, with the container, and at the limit.
 func (c *container) bound(ctx context.Context) (context.Context, func()) {
 	limited, cancel := context.WithTimeout(ctx, operationLimit)
 	bounded, end := context.WithCancelCause(limited)
-	stop := context.AfterFunc(c.life, func() { end(errKilled) })
+	stop := context.AfterFunc(c.life, func() { end(errAbandoned) })
 	return bounded, func() {
 		stop()
 		end(nil)
@@ -179,7 +179,7 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest) error
 	}
 	if err != nil {
 		err = errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id))
-		if !errors.Is(err, errLeft) {
+		if !errors.Is(err, errNotRemoved) {
 			err = errors.Join(err, os.RemoveAll(c.sup.recordPath(request.Id)))
 		}
 		return err
@@ -197,8 +197,8 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest) error
 	return nil
 }
 
-// errLeft says that a failed creation could not be undone: its record stays, for Delete and for a successor.
-var errLeft = errors.New("not all of it is removed")
+// errNotRemoved says that a failed creation could not be undone: its record stays, for Delete and for a successor.
+var errNotRemoved = errors.New("not all of it is removed")
 
 func (c *container) streamOptions() stdio.Options {
 	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, SELinux: c.record.MountLabel, Bare: c.record.Bare}
@@ -223,7 +223,7 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 			remove = func() error { return c.remove(context.Background()) }
 		}
 		if removeErr := remove(); removeErr != nil { // what was made is left
-			err = errors.Join(err, fmt.Errorf("%w: %w", errLeft, removeErr))
+			err = errors.Join(err, fmt.Errorf("%w: %w", errNotRemoved, removeErr))
 		}
 		streams.Drain() // it may write
 		return err

@@ -226,7 +226,7 @@ func (c *container) awaitProgram(ctx context.Context) error {
 			}
 			return nil // it was killed
 		case <-over:
-			if !errors.Is(context.Cause(ctx), errKilled) {
+			if !errors.Is(context.Cause(ctx), errAbandoned) {
 				return fmt.Errorf("it is behind the exec barrier, and has not executed its program: %w", context.Cause(ctx))
 			}
 			over = nil // it ends: exited says how

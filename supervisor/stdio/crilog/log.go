@@ -250,12 +250,12 @@ func (l *Log) Resume(inode uint64, offset int64, stream string) (payload int, kn
 		}
 	}
 	for entry := range bytes.Lines(entries[:whole]) {
-		payload += held(entry, stream)
+		payload += payloadOf(entry, stream)
 	}
 	return payload, true, nil
 }
 
-func held(entry []byte, stream string) int {
+func payloadOf(entry []byte, stream string) int {
 	fields := bytes.SplitN(bytes.TrimSuffix(entry, []byte{'\n'}), []byte{' '}, 4)
 	if len(fields) < 4 || string(fields[1]) != stream {
 		return 0
