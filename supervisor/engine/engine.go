@@ -1,11 +1,11 @@
 // Package engine does a starter's work: it creates (up to the exec barrier), starts, updates and deletes
-// a container, or starts a process in one, with libcontainer or by a program with runc's command line.
+// a container, or starts a process in one, with libcontainer or by a runtime, a program with runc's command line.
 // Only it and the shim's main import libcontainer; [Main] runs in `minicri-shim start`, never in the supervisor.
 //
 // A process makes one call only, so nothing here has a lock or a way to be aborted, and only hooks and the wait
 // for a terminal have a limit of their own: the supervisor ends a starter with all that it has started (package starter).
 //
-// Processes and cgroups of a program are checked before the supervisor may kill by them (program.go).
+// What a runtime says of processes and cgroups is checked before the supervisor may kill by it (runtime.go).
 package engine
 
 import (
@@ -34,8 +34,8 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 		given.console = files[0]
 	}
 	var c container = &libContainer{Request: r}
-	if len(r.Program) > 0 {
-		c = &programContainer{Request: r}
+	if len(r.Runtime) > 0 {
+		c = &runtimeContainer{Request: r}
 	}
 	switch r.Verb {
 	case starter.Create:
@@ -58,8 +58,8 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 	return answer, nil, fmt.Errorf("verb %q: %w", r.Verb, errdefs.ErrInvalidArgument)
 }
 
-// container is a container of libcontainer or of a program. After an error exec leaves nothing; what create
-// leaves, the supervisor removes.
+// container is a container of libcontainer or of a runtime. After an error exec leaves nothing, and the supervisor
+// removes what create leaves.
 type container interface {
 	create(spec *specs.Spec, given streams) (starter.Answer, error)
 	exec(given streams) (pid int, err error)

@@ -58,7 +58,7 @@ type record struct {
 	starter.Container
 	MountLabel  string `json:"mount_label,omitempty"`
 	Poststart   bool   `json:"poststart,omitempty"`    // it has such hooks
-	Poststop    bool   `json:"poststop,omitempty"`     // it has such hooks, and no program to run them
+	Poststop    bool   `json:"poststop,omitempty"`     // it has such hooks, and no runtime runs them
 	ExecCgroups string `json:"exec_cgroups,omitempty"` // of starter.Answer
 	Version     int    `json:"version"`
 	PID         int    `json:"pid"`        // 0: its creation was cut off
@@ -71,13 +71,13 @@ type record struct {
 
 const ( // directories of states
 	statesDir   = "containers" // libcontainer's, and those of launched pauses
-	programsDir = "oci"        // of programs: they do not read each other's
+	runtimesDir = "oci"        // of runtimes, which do not read each other's
 )
 
 func (s *Supervisor) newContainer(r record) *container {
 	r.SystemdCgroup, r.Root = s.systemd, filepath.Join(s.dir, statesDir)
-	if len(r.Program) > 0 {
-		r.Root = filepath.Join(s.dir, programsDir, filepath.Base(r.Program[0]))
+	if len(r.Runtime) > 0 {
+		r.Root = filepath.Join(s.dir, runtimesDir, filepath.Base(r.Runtime[0]))
 	}
 	c := &container{
 		sup: s, record: r, init: &proc{}, op: semaphore.NewWeighted(1),
@@ -89,7 +89,7 @@ func (s *Supervisor) newContainer(r record) *container {
 	return c
 }
 
-// errAbandoned is why operations on a killed container end.
+// errAbandoned is the cause by which operations on a killed container end.
 var errAbandoned = fmt.Errorf("it was ended with its container: %w", errdefs.ErrFailedPrecondition)
 
 // bound returns an operation's context. It ends with ctx, with the container, and at the limit.
@@ -121,7 +121,7 @@ func (c *container) change(ctx context.Context) (context.Context, func(), error)
 // create makes a container whose init waits at the exec barrier. On an error nothing is left.
 func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
 	c := s.newContainer(record{
-		Container: starter.Container{ID: request.Id, Bundle: request.Bundle, Program: request.Program},
+		Container: starter.Container{ID: request.Id, Bundle: request.Bundle, Runtime: request.Program},
 		Version:   api.RecordVersion, LogPath: request.LogPath, Bare: request.Bare,
 	})
 	c.stdinOnce = request.StdinOnce
@@ -157,7 +157,7 @@ func (c *container) describe(spec *specs.Spec) {
 	r := &c.record
 	r.CgroupsPath, r.MountLabel, r.Terminal = spec.Linux.CgroupsPath, spec.Linux.MountLabel, spec.Process.Terminal
 	r.Poststart = spec.Hooks != nil && len(spec.Hooks.Poststart) > 0
-	r.Poststop = len(r.Program) == 0 && spec.Hooks != nil && len(spec.Hooks.Poststop) > 0
+	r.Poststop = len(r.Runtime) == 0 && spec.Hooks != nil && len(spec.Hooks.Poststop) > 0
 }
 
 func (c *container) build(ctx context.Context, request *api.CreateRequest) error {
@@ -173,7 +173,7 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest) error
 	}
 	streams, ends, err := stdio.Open(options)
 	if err == nil {
-		// A program that makes the container holds the streams meanwhile, and blocks if nobody reads them.
+		// A runtime holds the streams while it makes the container, and blocks if nobody reads them.
 		streams.Run()
 		err = c.makeInit(ctx, spec, streams, ends)
 	}
@@ -197,7 +197,7 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest) error
 	return nil
 }
 
-// errNotRemoved says that a failed creation could not be undone: its record stays, for Delete and for a successor.
+// errNotRemoved means that a failed creation could not be undone: its record stays, for Delete and for a successor.
 var errNotRemoved = errors.New("not all of it is removed")
 
 func (c *container) streamOptions() stdio.Options {
@@ -209,7 +209,7 @@ func (c *container) streamOptions() stdio.Options {
 func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
 	var answer starter.Answer
 	var made *proc // c.init is never nil: who finds a container whose creation failed may ask it
-	if c.record.Bare && len(c.record.Program) == 0 && launch.CanPause(spec) {
+	if c.record.Bare && len(c.record.Runtime) == 0 && launch.CanPause(spec) {
 		made, answer, err = c.launchPause(ctx, spec)
 	} else {
 		request := c.request(starter.Create)
@@ -264,11 +264,11 @@ func (c *container) request(verb starter.Verb) starter.Request {
 
 // remove kills what is left, and removes cgroups and state, whatever poststop hooks say. It can be repeated.
 func (c *container) remove(ctx context.Context) error {
-	if len(c.record.Program) > 0 || c.record.Poststop {
+	if len(c.record.Runtime) > 0 || c.record.Poststop {
 		ctx, cancel := context.WithTimeout(ctx, operationLimit)
 		defer cancel()
 		err := c.sup.starters.Run(ctx, c.request(starter.Delete), nil, nil)
-		if !errors.Is(err, errdefs.ErrFailedPrecondition) || len(c.record.Program) > 0 {
+		if !errors.Is(err, errdefs.ErrFailedPrecondition) || len(c.record.Runtime) > 0 {
 			return err
 		}
 		c.sup.log.Warn("a poststop hook failed", "container", c.record.ID, "error", err)
@@ -292,7 +292,7 @@ func (c *container) start(ctx context.Context) error {
 		return err
 	}
 	c.listenToInit()
-	if len(c.record.Program) > 0 {
+	if len(c.record.Runtime) > 0 {
 		err = c.sup.starters.Run(ctx, c.request(starter.Start), nil, nil)
 	} else {
 		err = openBarrier(ctx, c.running, c.record.Dir())
@@ -308,7 +308,7 @@ func (c *container) start(ctx context.Context) error {
 		return err
 	}
 	c.publish()
-	if c.record.Poststart && len(c.record.Program) == 0 { // a program has run its hooks itself
+	if c.record.Poststart && len(c.record.Runtime) == 0 { // a runtime has run its hooks itself
 		request := c.request(starter.Start)
 		request.InitPID = c.init.PID
 		if err := c.sup.starters.Run(ctx, request, nil, nil); err != nil {

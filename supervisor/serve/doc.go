@@ -1,7 +1,7 @@
 // Package serve is the supervisor, the resident parent of containers. It serves the protocol of package api,
 // records how containers end, and adopts those of a supervisor that died. It forks nothing that a container
-// can reach: starters (package starter) use libcontainer or a program with runc's command line, and package
-// launch makes pauses and plain execs. Package stdio moves streams. A process is known by its pidfd; waiting
+// can reach: starters (package starter) use libcontainer or a runtime, a program with runc's command line, and
+// package launch makes pauses and plain execs. Package stdio moves streams. A process is known by its pidfd; waiting
 // for one parks a goroutine and no thread.
 //
 // A container is created (init waits at the exec barrier), started, exited and deleted; its state follows
@@ -12,7 +12,7 @@
 //	DIR/shim.sock          control, see package api
 //	DIR/stream.sock        data
 //	DIR/containers/ID/     libcontainer's state, or that of a launched pause
-//	DIR/oci/PROGRAM/       the states of a program with runc's command line
+//	DIR/oci/RUNTIME/       the states of a runtime's containers
 //	DIR/records/ID.json    what is known of the container, also by a successor
 //	DIR/io/ID.stdout       output, a fifo that the daemon holds open too; gone when the log has all
 //	DIR/io/ID.stdout.spool what was read from it and is not in the log yet

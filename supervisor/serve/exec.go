@@ -91,7 +91,7 @@ func (e *exec) start(ctx context.Context, command *specs.Process, stdin bool) (e
 		defer ends.Close()
 	}
 	record := &e.container.record
-	if len(record.Program) == 0 || record.ExecCgroups == starter.ExecCgroupByName || record.ExecCgroups == starter.ExecCgroupByPath && record.Cgroups[""] != "" {
+	if len(record.Runtime) == 0 || record.ExecCgroups == starter.ExecCgroupByName || record.ExecCgroups == starter.ExecCgroupByPath && record.Cgroups[""] != "" {
 		e.cgroup = e.container.newExecCgroup()
 	}
 	if e.proc, err = e.makeProcess(ctx, command, ends); err != nil {
@@ -107,7 +107,7 @@ func (e *exec) start(ctx context.Context, command *specs.Process, stdin bool) (e
 // makeProcess launches the process, or has a starter make what a launch cannot.
 func (e *exec) makeProcess(ctx context.Context, command *specs.Process, ends stdio.Ends) (*proc, error) {
 	c := e.container
-	if len(c.record.Program) == 0 {
+	if len(c.record.Runtime) == 0 {
 		spec, err := starter.ReadSpec(c.record.Bundle)
 		if err != nil {
 			return nil, err

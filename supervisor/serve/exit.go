@@ -175,7 +175,7 @@ func (s *Supervisor) removeFiles(id string) error {
 
 func (s *Supervisor) removeUnreadable(id string) error {
 	var errs []error
-	for _, pattern := range []string{statesDir, filepath.Join(programsDir, "*")} {
+	for _, pattern := range []string{statesDir, filepath.Join(runtimesDir, "*")} {
 		found, _ := filepath.Glob(filepath.Join(s.dir, pattern, id)) // a good pattern
 		for _, path := range found {
 			errs = append(errs, os.RemoveAll(path))

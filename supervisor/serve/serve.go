@@ -127,7 +127,7 @@ func (s *Supervisor) open(about api.About) (err error) {
 
 // enter makes the process fit to outlive the daemon.
 func (s Serve) enter(log *slog.Logger) error {
-	for _, dir := range []string{statesDir, programsDir, api.RecordDir, api.StreamDir, api.ExitDir} {
+	for _, dir := range []string{statesDir, runtimesDir, api.RecordDir, api.StreamDir, api.ExitDir} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o700); err != nil {
 			return fmt.Errorf("make the supervisor's directories: %w", err)
 		}

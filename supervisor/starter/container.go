@@ -17,12 +17,12 @@ import (
 	"github.com/minicri/minicri/internal/process"
 )
 
-// Container is what has to be known of a container to do something to it.
+// Container is what an operation on a container has to know of it.
 type Container struct {
 	ID            string   `json:"id"`
 	Bundle        string   `json:"bundle"`            // directory of config.json
 	Root          string   `json:"root"`              // of the engine's states
-	Program       []string `json:"program,omitempty"` // with runc's command line, and its global flags; none for libcontainer
+	Runtime       []string `json:"program,omitempty"` // an OCI runtime's program and its global flags; none for libcontainer
 	SystemdCgroup bool     `json:"systemd_cgroup,omitempty"`
 	CgroupsPath   string   `json:"cgroups_path"`      // the spec's linux.cgroupsPath: slice:prefix:name with SystemdCgroup
 	Cgroups       Cgroups  `json:"cgroups,omitempty"` // once it is created
@@ -31,23 +31,22 @@ type Container struct {
 // Dir has the container's state.
 func (c Container) Dir() string { return filepath.Join(c.Root, c.ID) }
 
-// ProgramStates is the directory of a program's own states, below Root.
-const ProgramStates = "states"
+// RuntimeStates is the directory of a runtime's own states, below Root.
+const RuntimeStates = "states"
 
-// Remove ends what runs in the container's cgroups, removes them, and then what is kept of the container: its
-// directory, and what a program has. A create that was killed leaves a state that the program itself does not take
-// for one, and runsc locks, in files that begin with the id. With the last container go the directories of the
-// program. It may be called again after an error.
+// Remove ends what runs in the container's cgroups, and removes the cgroups, the container's directory, and what a
+// runtime keeps of it: all files that begin with the id, because a killed create leaves a state that the runtime does
+// not recognize, and runsc leaves locks. The runtime's directories go with its last container. Remove can be repeated.
 func (c Container) Remove() error {
 	if err := c.removeCgroups(); err != nil {
 		return fmt.Errorf("remove the cgroups %s: %w", c.CgroupsPath, err)
 	}
-	states := filepath.Join(c.Root, ProgramStates)
+	states := filepath.Join(c.Root, RuntimeStates)
 	left, err := filepath.Glob(filepath.Join(states, c.ID+"*"))
 	for _, path := range append(left, c.Dir()) {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
-	if err != nil || len(c.Program) == 0 {
+	if err != nil || len(c.Runtime) == 0 {
 		return err
 	}
 	// Another container that goes at the same moment may have removed states, and left the rest for this one.

@@ -29,7 +29,7 @@ type Verb string
 const (
 	Create Verb = "create" // makes a container whose init waits at the exec barrier
 	Exec   Verb = "exec"   // starts a further process
-	Start  Verb = "start"  // opens the barrier of a program's container; runs the poststart hooks of libcontainer's
+	Start  Verb = "start"  // opens the barrier of a runtime's container; runs the poststart hooks of libcontainer's
 	Update Verb = "update" // sets resources, all or none
 	Delete Verb = "delete" // kills and removes what is left, then runs poststop hooks
 )
@@ -40,7 +40,7 @@ type Request struct {
 	Container
 	InitPID     int             `json:"init_pid,omitempty"`    // of Start
 	Streams     [3]bool         `json:"streams,omitempty"`     // of Create and Exec: which are sent
-	Terminal    bool            `json:"terminal,omitempty"`    // or the descriptor takes its master
+	Terminal    bool            `json:"terminal,omitempty"`    // instead, the one descriptor takes the terminal's master
 	Process     *specs.Process  `json:"process,omitempty"`     // of Exec
 	ExecCgroup  ExecCgroup      `json:"exec_cgroup,omitempty"` // of Exec
 	Resources   json.RawMessage `json:"resources,omitempty"`   // of Update: specs.LinuxResources
@@ -51,10 +51,10 @@ type Request struct {
 type ExecCgroup struct {
 	Controller string `json:"controller,omitempty"` // "" for version 2
 	Sub        string `json:"sub,omitempty"`
-	Form       string `json:"form,omitempty"` // how the program takes it
+	Form       string `json:"form,omitempty"` // how the runtime takes it
 }
 
-// How a program takes an exec's cgroup: runc [CONTROLLER:]PATH; crun PATH alone, below the container's of version 2.
+// How a runtime takes an exec's cgroup: runc [CONTROLLER:]PATH; crun PATH alone, below the container's of version 2.
 const (
 	ExecCgroupByName = "name"
 	ExecCgroupByPath = "path"

@@ -69,10 +69,10 @@ func TestRemoveOfContainersAtOnce(t *testing.T) {
 		var removals sync.WaitGroup
 		ids := []string{"one", "two", "three"}
 		for _, id := range ids {
-			harness.Check(t, errors.Join(os.MkdirAll(filepath.Join(root, id), 0o700), os.MkdirAll(filepath.Join(root, ProgramStates, id), 0o700)))
+			harness.Check(t, errors.Join(os.MkdirAll(filepath.Join(root, id), 0o700), os.MkdirAll(filepath.Join(root, RuntimeStates, id), 0o700)))
 		}
 		for _, id := range ids {
-			removals.Go(func() { harness.Same(t, id, (Container{ID: id, Root: root, Program: []string{"runc"}}).Remove(), nil) })
+			removals.Go(func() { harness.Same(t, id, (Container{ID: id, Root: root, Runtime: []string{"runc"}}).Remove(), nil) })
 		}
 		removals.Wait()
 		_, err := os.Stat(root)

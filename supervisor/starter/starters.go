@@ -1,6 +1,6 @@
 // Package starter runs each operation in a container in its own process. A starter does one [Request], with
-// libcontainer or by a program with runc's command line, answers, and ends. A container, a hook or a runtime
-// can only hold up this operation.
+// libcontainer or by a runtime, a program with runc's command line, answers, and ends. A container, a hook or a
+// runtime can only hold up this operation.
 //
 // One starter waits ready ([Starters]). Its only descriptors are a socket, /dev/null and those of its request. It is
 // the sub-reaper of what it starts: the supervisor owns a process ([process.Parent.Own]) while the starter still

@@ -26,15 +26,15 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// programContainer is a container of a program with runc's command line, such as runc, crun and youki:
+// runtimeContainer is a container of a runtime, a program with runc's command line, such as runc, crun and youki:
 // https://github.com/opencontainers/runtime-tools/blob/master/docs/command-line-interface.md
 // and runc's flags beyond it. Each verb runs the program. Root/ID is the container's directory and the
-// program's bundle; Root/states has the program's states.
-type programContainer struct{ starter.Request }
+// runtime's bundle; Root/states has the runtime's states.
+type runtimeContainer struct{ starter.Request }
 
-func (c *programContainer) states() string { return filepath.Join(c.Root, starter.ProgramStates) }
+func (c *runtimeContainer) states() string { return filepath.Join(c.Root, starter.RuntimeStates) }
 
-func (c *programContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
+func (c *runtimeContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
 	// Runtimes refuse versions newer than theirs (crun before 1.9 any but 1.0.x), but read newer fields.
 	spec.Version = "1.0.2"
 	for range 10 { // the removal of the last other container may remove the directories meanwhile
@@ -54,7 +54,7 @@ func (c *programContainer) create(spec *specs.Spec, given streams) (answer start
 	if err != nil {
 		return answer, errors.Join(err, c.delete())
 	}
-	help, _ := exec.Command(c.Program[0], "exec", "--help").CombinedOutput() // without help there is no such flag
+	help, _ := exec.Command(c.Runtime[0], "exec", "--help").CombinedOutput() // without help there is no such flag
 	if text := string(help); strings.Contains(text, "--cgroup") {
 		answer.ExecCgroups = starter.ExecCgroupByPath
 		if strings.Contains(text, "controller") {
@@ -66,7 +66,7 @@ func (c *programContainer) create(spec *specs.Spec, given streams) (answer start
 
 // findCgroups returns init's cgroups by controller, "" for version 2: only those with the container's name,
 // as others may hold other processes, such as the supervisor.
-func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
+func (c *runtimeContainer) findCgroups(pid int) (map[string]string, error) {
 	own, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroups of container %s: %w", c.ID, err)
@@ -93,12 +93,12 @@ func (c *programContainer) findCgroups(pid int) (map[string]string, error) {
 		found[controller] = filepath.Join(mount, path)
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("%s has put process %d of container %s into %v, not into %q", c.Program[0], pid, c.ID, own, c.CgroupsPath)
+		return nil, fmt.Errorf("%s has put process %d of container %s into %v, not into %q", c.Runtime[0], pid, c.ID, own, c.CgroupsPath)
 	}
 	return found, nil
 }
 
-func (c *programContainer) exec(given streams) (int, error) {
+func (c *runtimeContainer) exec(given streams) (int, error) {
 	scratch, err := os.MkdirTemp(c.Dir(), "exec-")
 	if err != nil {
 		return 0, err
@@ -122,9 +122,9 @@ func (c *programContainer) exec(given streams) (int, error) {
 	return c.makeProcess(given, scratch, "exec", arguments...)
 }
 
-func (c *programContainer) start() error { return c.run(streams{}, nil, "start", c.ID) }
+func (c *runtimeContainer) start() error { return c.run(streams{}, nil, "start", c.ID) }
 
-func (c *programContainer) setResources(wanted *specs.LinuxResources, _ *int) error {
+func (c *runtimeContainer) setResources(wanted *specs.LinuxResources, _ *int) error {
 	file := filepath.Join(c.Dir(), "resources.json")
 	if err := starter.WriteJSON(file, wanted); err != nil {
 		return err
@@ -132,7 +132,7 @@ func (c *programContainer) setResources(wanted *specs.LinuxResources, _ *int) er
 	return c.run(streams{}, nil, "update", "--resources", file, c.ID)
 }
 
-func (c *programContainer) delete() error {
+func (c *runtimeContainer) delete() error {
 	if err := c.Cgroups.Signal("", unix.SIGKILL); err != nil {
 		return err
 	}
@@ -143,14 +143,14 @@ func (c *programContainer) delete() error {
 	return c.Remove()
 }
 
-// makeProcess runs a verb that makes a process, and returns its pid, which the program writes into scratch.
-func (c *programContainer) makeProcess(given streams, scratch, verb string, arguments ...string) (pid int, err error) {
+// makeProcess runs a verb that makes a process, and returns its pid, which the runtime writes into scratch.
+func (c *runtimeContainer) makeProcess(given streams, scratch, verb string, arguments ...string) (pid int, err error) {
 	pidFile := filepath.Join(scratch, "pid")
 	arguments = append([]string{"--pid-file", pidFile}, arguments...)
 	var passed []*os.File
 	var terminal *net.UnixListener
 	if given.console != nil {
-		// The program gets the directory as descriptor 3: the socket's path may not exceed 107 characters (unix(7)).
+		// The runtime gets the directory as descriptor 3: the socket's path may not exceed 107 characters (unix(7)).
 		directory, err := os.Open(scratch)
 		if err != nil {
 			return 0, err
@@ -180,17 +180,17 @@ func (c *programContainer) makeProcess(given streams, scratch, verb string, argu
 		}
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%s %s of container %s has ended without an error, but has made no process: %w", c.Program[0], verb, c.ID, err)
+		return 0, fmt.Errorf("%s %s of container %s has ended without an error, but has made no process: %w", c.Runtime[0], verb, c.ID, err)
 	}
 	if terminal != nil {
 		if err := forward(terminal, given.console); err != nil {
-			return 0, errors.Join(fmt.Errorf("%s %s of container %s: %w", c.Program[0], verb, c.ID, err), killProcess(pid))
+			return 0, errors.Join(fmt.Errorf("%s %s of container %s: %w", c.Runtime[0], verb, c.ID, err), killProcess(pid))
 		}
 	}
 	return pid, nil
 }
 
-// forward sends on the master of a terminal, which the program sent before it ended.
+// forward sends on the master of a terminal, which the runtime sent before it ended.
 func forward(terminal *net.UnixListener, to *os.File) error {
 	if err := terminal.SetDeadline(time.Now().Add(stdio.MasterLimit)); err != nil {
 		return err
@@ -208,9 +208,9 @@ func forward(terminal *net.UnixListener, to *os.File) error {
 	return os.NewSyscallError("sendmsg", unix.Sendmsg(int(to.Fd()), []byte("terminal"), unix.UnixRights(int(master.Fd())), nil, 0))
 }
 
-// run runs the program with global flags, the arguments, and the files after its standard streams. It
-// returns the last error that the program logged.
-func (c *programContainer) run(given streams, passed []*os.File, verb string, arguments ...string) error {
+// run runs the runtime with global flags, the arguments, and the files after its standard streams. It
+// returns the last error that the runtime logged.
+func (c *runtimeContainer) run(given streams, passed []*os.File, verb string, arguments ...string) error {
 	log, err := os.CreateTemp(c.Dir(), "log-")
 	if err != nil {
 		return fmt.Errorf("%s of container %s: %w", verb, c.ID, err)
@@ -221,8 +221,8 @@ func (c *programContainer) run(given streams, passed []*os.File, verb string, ar
 	if c.SystemdCgroup {
 		flags = append(flags, "--systemd-cgroup")
 	}
-	command := exec.Command(c.Program[0], slices.Concat(c.Program[1:], flags, []string{verb}, arguments)...)
-	// Init inherits the streams. The program itself writes to its log.
+	command := exec.Command(c.Runtime[0], slices.Concat(c.Runtime[1:], flags, []string{verb}, arguments)...)
+	// Init inherits the streams. The runtime itself writes to its log.
 	given.setOn(&command.Stdin, &command.Stdout, &command.Stderr)
 	command.ExtraFiles = passed
 	command.Dir = "/"
@@ -231,7 +231,7 @@ func (c *programContainer) run(given streams, passed []*os.File, verb string, ar
 		return nil
 	}
 	said := lastError(log)
-	err = fmt.Errorf("%s %s: %s", filepath.Base(c.Program[0]), verb, cmp.Or(said, err.Error()))
+	err = fmt.Errorf("%s %s: %s", filepath.Base(c.Runtime[0]), verb, cmp.Or(said, err.Error()))
 	// The words of runc (init_linux.go) and crun (execvp and find_executable in its linux.c) for a program, a
 	// directory or a user that the container lacks.
 	lacks := []string{
@@ -243,7 +243,7 @@ func (c *programContainer) run(given streams, passed []*os.File, verb string, ar
 	return err
 }
 
-// lastError returns the last error at the end of a program's log, "" if there is none.
+// lastError returns the last error at the end of a runtime's log, "" if there is none.
 func lastError(log *os.File) (message string) {
 	const maxLog = 32 << 10
 	size, _ := log.Seek(0, io.SeekEnd)
