@@ -121,6 +121,7 @@ const (
 	snapshotterKey   = "overlayfs" // in the database, and the directory
 	database         = "meta.db"
 	snapshotDatabase = "metadata.db"
+	closeLimit       = 2 * time.Second // for another process to close the store
 )
 
 // Open opens or makes the store below config.Root. It forgets what a killed predecessor left half done, which is
@@ -153,7 +154,7 @@ func newStore(config Config) *Store {
 
 func boltOptions() *bolt.Options {
 	return &bolt.Options{
-		Timeout:        2 * time.Second, // for a store that is just being closed
+		Timeout:        closeLimit,
 		NoFreelistSync: true,
 		FreelistType:   bolt.FreelistMapType,
 		NoStatistics:   true,

@@ -139,6 +139,8 @@ func writeYAML(output io.Writer, value any) error {
 const (
 	askLimit    = 30 * time.Second // for what a command asks of the daemon, which runs programs to find its status
 	runLimit    = 10 * time.Second // for a program that minicri debug bundle runs
+	dialLimit   = time.Second      // for a connection to a daemon that may serve
+	endLimit    = time.Minute      // for a pull or an import to end that was interrupted
 	watchPeriod = 2 * time.Second  // between two tables of minicri pods --watch
 )
 

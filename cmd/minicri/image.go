@@ -118,11 +118,11 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	}
 	mux := http.NewServeMux()
 	inspect.ImageRoutes(mux, store, slog.New(slog.DiscardHandler), nil)
-	listener, server := bufconn.Listen(1<<20), &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	listener, server := bufconn.Listen(1<<20), &http.Server{Handler: mux}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	return inspect.NewClientBy("in this process", listener.DialContext), func() error {
-		err := inspect.Stop(server, time.Minute) // an interrupted pull or import ends before the store is closed
+		err := inspect.Stop(server, endLimit) // before the store is closed
 		<-served
 		if looks || verb == "save" {
 			return errors.Join(err, store.Close())
@@ -154,7 +154,7 @@ func writeFile(path string, force bool, write func(io.Writer) error) error {
 
 // daemonServes fails if the caller may not ask.
 func daemonServes(ctx context.Context, socket string) (bool, error) {
-	dialer := net.Dialer{Timeout: time.Second}
+	dialer := net.Dialer{Timeout: dialLimit}
 	connection, err := dialer.DialContext(ctx, "unix", socket)
 	switch {
 	case errors.Is(err, fs.ErrPermission):

@@ -30,7 +30,7 @@ import (
 	"github.com/minicri/minicri/stream"
 )
 
-// What a start and an end of the daemon wait for at most.
+// What the daemon waits for at its start and end, and between tries.
 const (
 	handover    = 2 * time.Second        // for an earlier daemon to end
 	claimPause  = 5 * time.Millisecond   // between two looks whether it has
@@ -38,6 +38,8 @@ const (
 	lastAnswers = 250 * time.Millisecond // for calls that only look, when all others have ended
 	lastSpans   = time.Second            // for a collector of traces
 	lookPeriod  = time.Second            // between two looks at the files of the configuration
+	minRetry    = time.Second            // before metrics that could not be served are tried again; it doubles
+	maxRetry    = time.Minute
 )
 
 // serve is the daemon, which restores what an earlier one left, and leaves its own pods running.
@@ -185,7 +187,7 @@ func (d *serving) startInspection(ctx context.Context, wait *sync.WaitGroup, nod
 		return fmt.Errorf("metrics_tls_cert, metrics_tls_key: %w", err)
 	}
 	wait.Go(func() {
-		for pause := time.Second; ctx.Err() == nil; pause = min(2*pause, time.Minute) {
+		for pause := minRetry; ctx.Err() == nil; pause = min(2*pause, maxRetry) {
 			if err := d.node.metrics.Serve(ctx, d.config.Metrics, secure, d.logger); err != nil {
 				d.logger.Error("metrics are not served, which is tried again", "address", d.config.Metrics, "err", err)
 			}

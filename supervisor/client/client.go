@@ -44,6 +44,7 @@ const (
 	lastWords   = time.Second           // to read the last answers of a supervisor that has ended
 	logPeriod   = 2 * time.Second       // between two looks at the supervisors' logs
 	queuePause  = 10 * time.Millisecond // between two tries to connect while a supervisor's queue is full
+	noLimit     = time.Hour             // for a supervisor's answer, where none is set
 	// RetryPause is the pause between two tries to reach a supervisor while another takes its place.
 	RetryPause = 20 * time.Millisecond
 )
@@ -65,7 +66,7 @@ type Client struct {
 var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its place: try again: %w", errdefs.ErrUnavailable)
 
 // Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves: Start one. A supervisor
-// that does not answer within the limit is killed; 0 is an hour.
+// that does not answer within the limit is killed; 0 is noLimit.
 func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
 	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
 	if err != nil {
@@ -108,7 +109,7 @@ func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
 // watch asks the supervisor every half of a limit, and kills it if it does not answer within the limit.
 func (c *Client) watch(limit *atomic.Int64) {
 	for {
-		within := cmp.Or(time.Duration(limit.Load()), time.Hour)
+		within := cmp.Or(time.Duration(limit.Load()), noLimit)
 		select {
 		case <-c.life.Done():
 			return
