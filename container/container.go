@@ -26,7 +26,7 @@ type Container struct {
 	object.Object[Facts]
 	config *runtimeapi.ContainerConfig
 
-	// factsLock is held while facts are replaced and written; if removed is set, they are not.
+	// factsLock is held while facts are replaced and written. Once removed is set, neither happens.
 	factsLock sync.Mutex
 	removed   bool
 	unwritten bool                    // the last change is not on disk
@@ -101,7 +101,7 @@ type Facts struct {
 	User      json.RawMessage `json:"user,omitempty"`
 	Resources json.RawMessage `json:"resources,omitempty"`
 	Timeline  []step.Row      `json:"timeline,omitempty"` // on disk only
-	Unknown   bool            `json:"-"`                  // the supervisor is gone
+	Unknown   bool            `json:"-"`                  // no supervisor knows the state
 }
 
 // State is the CRI's state.
@@ -197,14 +197,14 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 	return err
 }
 
-// change is write from outside an operation; it waits for none.
+// change is write outside of an operation: it waits for none, and logs the error.
 func (s *Store) change(c *Container, change func(*Facts)) {
 	if err := s.write(c, change); err != nil {
 		s.log(c).Error("the facts of a container are not on disk", "err", err)
 	}
 }
 
-// show lists a container that is made, which may have ended meanwhile: then its end is told now.
+// show lists a container that is made. If it has ended meanwhile, show emits its end, too.
 func (s *Store) show(c *Container) {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()

@@ -60,7 +60,7 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	c.steps.Step(stepCheck, func(context.Context) error { return c.check(sandboxID, config, pod) })
 	c.steps.Step(stepReserve, func(context.Context) error { return c.reserve(config, timeline, abandon) })
 	if c.Container == nil {
-		if c.sandbox != nil { // refused before it had an id: its image names no program, say
+		if c.sandbox != nil { // it was refused before it had an id
 			name := nameOf(c.sandbox.ID, config.GetMetadata())
 			s.keepLife(step.RefusedID("container", name), c.sandbox.ID, config.GetMetadata(), c.steps.Err(), timeline.Rows())
 		}
@@ -147,7 +147,7 @@ func (c *creation) reserve(config *runtimeapi.ContainerConfig, timeline *step.Ti
 	if other != nil {
 		return fmt.Errorf("container %s has the name %s: remove it, or ask with a higher attempt: %w", other.ID, nameOf(made.SandboxID, config.GetMetadata()), errdefs.ErrAlreadyExists)
 	}
-	// Checked now that StopPod can see the container.
+	// From here on StopPod sees the container.
 	if _, is := c.owner.stopping.Load(made.SandboxID); is {
 		c.owner.Forget(made)
 		made.Unlock()
@@ -308,7 +308,7 @@ func (c *creation) makeLogDirectory() error {
 	return unix.Close(dir)
 }
 
-// logFile returns "" for no log. It trusts the directory of all pods' logs, such as /var/log/pods, only.
+// logFile returns the path of the log, or "" for none. It trusts only the directory of all pods' logs (/var/log/pods).
 func (c *creation) logFile() string {
 	directory := c.sandbox.Config().GetLogDirectory()
 	if c.config.GetLogPath() == "" || directory == "" {
@@ -318,7 +318,7 @@ func (c *creation) logFile() string {
 	return api.GuardedPath(base, filepath.Join(pod, c.config.GetLogPath()))
 }
 
-// Start starts a created container, once. It is Exited if its program cannot be executed (StartError).
+// Start starts a created container, once. A container whose program cannot be executed is Exited (StartError).
 func (s *Store) Start(ctx context.Context, id string) error {
 	c, err := s.Find(id)
 	if err != nil {
@@ -361,7 +361,7 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 	if err := supervisor.Start(ctx, c.ID); err != nil {
 		return s.noteStartError(ctx, c, err)
 	}
-	// The supervisor's event says the same, later or earlier.
+	// The supervisor's event says the same, earlier or later.
 	return s.write(c, func(f *Facts) {
 		if f.StartedAt == 0 {
 			f.StartedAt = before

@@ -32,9 +32,9 @@ func (s *Store) Stop(ctx context.Context, id string, grace time.Duration) error 
 func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) error {
 	state := c.State()
 	ended := state == runtimeapi.ContainerState_CONTAINER_EXITED
-	if !ended && grace > 0 && state != runtimeapi.ContainerState_CONTAINER_CREATED { // in a created one nothing could listen
+	if !ended && grace > 0 && state != runtimeapi.ContainerState_CONTAINER_CREATED { // nothing in a created one could take the signal
 		err := s.send(ctx, c, c.StopSignal, false)
-		if errdefs.IsPermissionDenied(err) { // its AppArmor profile refuses all signals: it has nothing to end for
+		if errdefs.IsPermissionDenied(err) { // its AppArmor profile refuses signals: a grace would be in vain
 			err, grace = nil, 0
 		}
 		if err != nil && !errdefs.IsNotFound(err) && !isBeingMade(err) {
@@ -53,7 +53,7 @@ func (s *Store) stop(ctx context.Context, c *Container, grace time.Duration) err
 			return err
 		}
 	}
-	select { // the event of the end comes before those of what the caller does next
+	select { // so that the event of the end precedes those of what the caller does next
 	case <-c.ended:
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -89,7 +89,7 @@ func (s *Store) kill(ctx context.Context, c *Container) error {
 		select {
 		case <-c.ended:
 			return nil
-		case <-time.After(limit / 20): // one whose creation is being given up has no end, but is forgotten then
+		case <-time.After(limit / 20): // a container whose creation is given up has no end: its supervisor forgets it
 		case <-over:
 			return fmt.Errorf("it still runs %v after SIGKILL, perhaps in uninterruptible sleep (state D): retry: %w", limit, errdefs.ErrUnavailable)
 		case <-ctx.Done():
@@ -158,7 +158,7 @@ func (s *Store) destroy(ctx context.Context, c *Container) error {
 		return err
 	}
 	s.Forget(c)
-	// A supervisor that started meanwhile has adopted what its predecessor left.
+	// A supervisor that started meanwhile may have adopted the container.
 	if err := s.options.Supervisors.Delete(ctx, c.Supervisor, c.ID); err != nil {
 		s.log(c).Warn("the supervisor may still hold a removed container", "err", err)
 	}
@@ -167,7 +167,7 @@ func (s *Store) destroy(ctx context.Context, c *Container) error {
 	return nil
 }
 
-// removeFacts also prevents the writing of what a supervisor reports later.
+// removeFacts removes the facts. What a supervisor reports later is not written.
 func (s *Store) removeFacts(c *Container) error {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
@@ -177,7 +177,7 @@ func (s *Store) removeFacts(c *Container) error {
 	return s.files.Facts.Remove(c.ID)
 }
 
-// removeRootfs removes the files of a container with so many mounted images, their mounts and snapshots.
+// removeRootfs removes the mounts, snapshots and files of a container that mounts so many images.
 func (s *Store) removeRootfs(ctx context.Context, id string, images int) error {
 	mounted, err := os.ReadDir(filepath.Join(s.dir(id), "images"))
 	if errors.Is(err, fs.ErrNotExist) {

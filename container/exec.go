@@ -21,8 +21,8 @@ import (
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-// ExecSync runs a command to its end or the time-out, if any, and captures its output. It may fail.
-func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.Result, error) {
+// ExecSync runs a command to its end or the time-out, if any, and captures its output. A failing command is no error.
+func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.ExecResult, error) {
 	ctx, cancel := s.repeatable(ctx)
 	defer cancel()
 	c, supervisor, process, err := s.forExec(ctx, id, command, false)
@@ -56,7 +56,7 @@ func CommandText(command []string) string {
 	return fmt.Sprintf("%q with %d arguments", command[0], len(command)-1)
 }
 
-// forExec returns what a command in a container needs. As with runc, the container need not be started.
+// forExec returns what a command in a container needs. As with runc, a created container is enough.
 func (s *Store) forExec(ctx context.Context, id string, command []string, tty bool) (*Container, *client.Client, *specs.Process, error) {
 	c, supervisor, err := s.alive(ctx, id, created, running)
 	if err != nil {

@@ -114,7 +114,7 @@ func (s *Store) reconcile(ctx context.Context, group string, supervisor *client.
 }
 
 // noteHeldExit passes on how an init ended that neither a supervisor nor this daemon has reaped: no supervisor
-// lived, and an earlier daemon had started the last one.
+// lived, and this daemon has not started the last one.
 func (s *Store) noteHeldExit(c *Container) {
 	c.factsLock.Lock()
 	status, known := c.held.Exit()
@@ -131,7 +131,7 @@ func (s *Store) note(reported *api.Container) {
 	}
 	s.change(c, func(f *Facts) {
 		f.Unknown = false
-		if f.Process.PID == 0 { // the facts of before are lost
+		if f.Process.PID == 0 { // the earlier facts are lost
 			f.Process = process.Facts{PID: int(reported.GetPid()), StartTime: reported.GetStartTime()}
 		}
 		if f.StartedAt == 0 {
@@ -198,7 +198,7 @@ func (s *Store) noteEnded(c *Container, exit *api.ExitRecord) {
 	})
 }
 
-// takeExit notes the end. A late supervisor lacks code and time; the daemon may have been the parent.
+// takeExit notes the end. A late supervisor knows neither code nor time; the daemon does if it was the parent.
 func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	if f.FinishedAt != 0 {
 		return
@@ -214,7 +214,7 @@ func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	}
 	f.FinishedAt, f.ExitCode, f.OOMKilled, f.Unknown = at, code, oom, false
 	if !known {
-		f.ExitCode, f.Reason, f.Message = 255, "Unknown", "the container ended while nothing that runs was its parent: its exit status is lost"
+		f.ExitCode, f.Reason, f.Message = 255, "Unknown", "its exit status is lost: neither a supervisor nor the daemon was its parent when it ended"
 	}
 }
 

@@ -155,9 +155,9 @@ func (s *Store) sweep() {
 func (s *Store) rollBack(c *Container) {
 	ctx, cancel := s.within(s.options.Sandboxes.Limits().Create)
 	defer cancel()
-	_ = s.underLock(ctx, c, func() error { // gone: another one was faster
+	_ = s.underLock(ctx, c, func() error { // an error says that it is gone
 		if c.Listed() {
-			return nil // it was being made just now
+			return nil // its creation has just ended
 		}
 		if started, err := s.restoreStarted(ctx, c); started || err != nil {
 			if err != nil {

@@ -120,7 +120,7 @@ func prepareOptions(pod *runtimeapi.PodSandboxConfig) image.PrepareOptions {
 
 type owner struct{ uid, gid int }
 
-// rootOf is the node's ids of the root of the pod's user namespace.
+// rootOf returns the ids that root of the pod's user namespace has on the node.
 func rootOf(pod *runtimeapi.PodSandboxConfig) owner {
 	uid, gid := oci.HostUser(pod, specs.User{})
 	return owner{uid, gid}
@@ -257,8 +257,8 @@ func fillVolume(rootfs string, v oci.Volume, user owner) error {
 	})
 }
 
-// makeSources makes missing directories that mounts come from, which stay when the container goes, and returns what
-// each source is behind its symbolic links.
+// makeSources makes missing sources of mounts, which outlive the container, and returns each source with its symbolic
+// links resolved.
 func (s *Store) makeSources(ctx context.Context, mounts []*runtimeapi.Mount, podUID string) (resolved map[string]string, err error) {
 	resolved = make(map[string]string)
 	for _, m := range mounts {
@@ -273,7 +273,7 @@ func (s *Store) makeSources(ctx context.Context, mounts []*runtimeapi.Mount, pod
 	return resolved, nil
 }
 
-// source does that for one. Each access to a source may hang, also after others: the daemon has no other but relabel's.
+// source makes and resolves one source. Any access to it may hang, even after others did not: relabel has the only other.
 func (s *Store) source(ctx context.Context, path, podUID string) (string, error) {
 	return object.Await(ctx, &s.hostPaths, path, func() (string, error) {
 		if err := makeSource(path, podUID); err != nil {
@@ -284,8 +284,8 @@ func (s *Store) source(ctx context.Context, path, podUID string) (string, error)
 }
 
 // makeSource makes a missing directory. The CRI wants an error, but the kubelet relies on the runtime
-// for a hostPath volume without a type. It makes nothing below the kubelet's directory of the pod,
-// whose volume has gone, in the kernel's filesystems, or behind a dangling symbolic link.
+// for a hostPath volume without a type. It makes nothing below the kubelet's directory of the pod, where
+// a missing volume has gone, in the kernel's filesystems, or behind a dangling symbolic link.
 func makeSource(path, podUID string) error {
 	_, err := os.Stat(path)
 	if !errors.Is(err, fs.ErrNotExist) {

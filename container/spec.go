@@ -25,7 +25,7 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// makeSources makes the sources of mounts that are missing.
+// makeSources makes missing sources of mounts, and collects what the spec is made from.
 func (c *creation) makeSources(ctx context.Context) error {
 	resolved, err := c.owner.makeSources(ctx, c.config.GetMounts(), c.sandbox.Config().GetMetadata().GetUid())
 	if err != nil {
@@ -143,7 +143,7 @@ const (
 	pointer         = 8
 )
 
-// checkStrings checks args and env, which errors call all, for a stack limit in bytes.
+// checkStrings checks args and env, for a stack limit in bytes. all names both in errors.
 func checkStrings(args, env []string, stack uint64, all string) error {
 	limit := min(maxArguments, max(minArguments, stack/4))
 	total := uint64(0)

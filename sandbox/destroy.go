@@ -22,7 +22,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	return s.end(ctx, id, "remove", s.remove)
 }
 
-// end calls do under the lock of the sandbox, if that exists, even when the caller goes away.
+// end calls do under the lock of the sandbox, if there is one. do goes on when the caller goes away.
 func (s *Store) end(ctx context.Context, id, name string, do func(context.Context, *Sandbox) error) error {
 	sb, err := s.Find(id)
 	if errdefs.IsNotFound(err) {
@@ -60,7 +60,7 @@ func (s *Store) stop(ctx context.Context, sb *Sandbox) error {
 		return steps.Err()
 	}
 	if err := s.teardown(steps, sb, keepNamespace); err != nil {
-		return errors.Join(err, s.writeFacts(sb)) // a later daemon is to know that pause has not ended by itself
+		return errors.Join(err, s.writeFacts(sb)) // a later daemon must know that Stop ended pause
 	}
 	// Written even after the limit, so that nothing is repeated.
 	return s.begin(context.WithoutCancel(ctx), sb).Do(stepRecordStopped, func(context.Context) error {
@@ -103,7 +103,7 @@ func (s *Store) destroy(ctx context.Context, sb *Sandbox, leave bool) error {
 	}
 	if err == nil {
 		s.Forget(sb)
-		// A supervisor that started meanwhile has adopted what its predecessor left.
+		// A supervisor that started meanwhile may have adopted pause.
 		if err := s.deletePause(sb); err != nil {
 			s.log(sb).Warn("the supervisor may still hold the pause of a removed sandbox", "err", err)
 		}
@@ -125,7 +125,7 @@ func (s *Store) teardown(steps *step.Sequence, sb *Sandbox, leave bool) error {
 	})
 	detached := steps.Do(stepDel, func(ctx context.Context) error { return s.detach(ctx, sb, leave) })
 	err := errors.Join(ended.Wait(), detached)
-	// The network's journal may still have to run DEL.
+	// If the journal still has to run DEL, the namespace stays.
 	if detached == nil && !s.options.Networks.Attached(sb.ID) {
 		err = errors.Join(err, steps.Do(stepRemoveNetns, func(context.Context) error { return s.options.Netns.Remove(sb.ID) }))
 	}
@@ -154,7 +154,7 @@ func (s *Store) killPause(sb *Sandbox) error {
 	return err
 }
 
-// removeProcesses removes what runs in pause's cgroup, the cgroup, and the runtime's state.
+// removeProcesses ends what runs in pause's cgroup, and removes the cgroup and the supervisor's state of pause.
 func (s *Store) removeProcesses(sb *Sandbox) error {
 	return errors.Join(s.deletePause(sb), s.options.Hierarchies.Remove(cgroup.Path(sb.CgroupsPath), s.Limits().Kill))
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// Containers of a pod share these in Store.Dir, a small tmpfs of the pod: a container that
-// writes the files does not fill the node, and the kernel charges the pod.
+// The containers of a pod share these files. They are in Store.Dir, a small tmpfs: a container
+// that writes to them cannot fill the node, and the kernel charges the pod.
 const (
 	hostnameFile = "hostname"
 	hostsFile    = "hosts"
@@ -91,7 +91,7 @@ func readIfThere(path string) ([]byte, error) {
 	return data, err
 }
 
-// resolvConf is in the form of resolv.conf(5); nil is the node's, an empty one resolves nothing.
+// resolvConf returns a resolv.conf(5): the node's for nil. An empty config resolves nothing.
 func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	if dns == nil {
 		return readIfThere("/etc/resolv.conf")
@@ -140,7 +140,7 @@ func (s *Store) removeFiles(id string) error {
 	return nil
 }
 
-// unmountFiles releases the memory of the shared files, and the SELinux level that one of them holds.
+// unmountFiles releases the memory of the shared files, and the SELinux level that pause's config.json names.
 func (s *Store) unmountFiles(id string) error {
 	s.options.Machine.ReleaseLevel(s.SELinux(id).Process)
 	var errs []error

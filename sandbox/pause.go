@@ -84,8 +84,8 @@ func (c *creation) spec() (*specs.Spec, error) {
 	})
 }
 
-// preparePause has the supervisor make pause, by a program if given, and bring it to the exec barrier.
-func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec, program []string) (*process.Facts, error) {
+// preparePause has the supervisor make pause, with a runtime if one is given, and bring it to the exec barrier.
+func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec, runtime []string) (*process.Facts, error) {
 	config, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec,
 	if err != nil {
 		return nil, err
 	}
-	made, err := supervisor.Create(ctx, &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true, Program: program})
+	made, err := supervisor.Create(ctx, &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true, Program: runtime})
 	if err != nil {
 		return nil, errors.Join(err, s.deletePause(sb))
 	}
@@ -105,14 +105,14 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec,
 }
 
 func (s *Store) startPause(ctx context.Context, sb *Sandbox, prepared *process.Facts) (*process.Process, error) {
-	// From here on its end is seen.
+	// With the pidfd we see its end.
 	running, err := process.Open(*prepared)
 	if err != nil {
 		return nil, fmt.Errorf("the prepared pause process has ended: %w", err)
 	}
 	repeated, err := s.options.Supervisors.Call(ctx, sb.Supervisor, func(supervisor *client.Client) error { return supervisor.Start(ctx, sb.ID) })
 	if repeated && errdefs.IsFailedPrecondition(err) {
-		err = nil // the supervisor that was lost has started it
+		err = nil // the lost supervisor had started it
 	}
 	if err != nil {
 		return nil, errors.Join(err, running.Close())
@@ -120,29 +120,29 @@ func (s *Store) startPause(ctx context.Context, sb *Sandbox, prepared *process.F
 	return running, nil
 }
 
-// deletePause has the supervisor delete pause. If none serves, a new one finds out at its start.
+// deletePause has the supervisor delete pause. If none serves, the daemon does so once another one has adopted it.
 func (s *Store) deletePause(sb *Sandbox) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*s.Limits().Kill)
 	defer cancel()
 	return s.options.Supervisors.Delete(ctx, sb.Supervisor, sb.ID)
 }
 
-// trialLimit is how long a trial of a pause may take, some 100 ms as a rule, and how long after one that failed
-// the next begins. One that hangs must not run beside the pods for long.
+// trialLimit bounds a trial of a pause, which usually takes some 100 ms, and is the pause after a trial that failed.
+// One that hangs must not run beside the pods for long.
 const trialLimit = 5 * time.Second
 
-// Prove begins to try whether a pause can be made. Call it once, when supervisors can be asked.
+// Prove starts to try in the background whether pauses can be made. Call it once, when supervisors can be asked.
 func (s *Store) Prove() {
 	unproven := errors.New("it is not known yet whether pods can be made: the first pause is being started")
 	s.unproven.Store(&unproven)
 	s.Go(s.prove)
-	s.options.Handlers.ProveBy(func(program []string) error {
+	s.options.Handlers.ProveBy(func(runtime []string) error {
 		if err := s.Base.Err(); err != nil {
 			return err
 		}
 		done := make(chan error, 1)
-		// Close waits for it.
-		s.Go(func() { done <- s.tryPause(trialLimit, program) })
+		// In a goroutine that Close waits for.
+		s.Go(func() { done <- s.tryPause(trialLimit, runtime) })
 		if err := <-done; err != nil {
 			return fmt.Errorf("a container on trial could not be made: %w", err)
 		}
@@ -179,7 +179,7 @@ func (s *Store) Ready() error {
 	return nil
 }
 
-// AwaitProof waits for a first pause and each handler's program to be tried, up to the limit.
+// AwaitProof waits up to the limit until a pause and each handler's runtime have been tried.
 func (s *Store) AwaitProof(limit time.Duration) {
 	ctx, cancel := context.WithTimeout(s.Base, limit)
 	defer cancel()
@@ -190,9 +190,9 @@ func (s *Store) AwaitProof(limit time.Duration) {
 	s.options.Handlers.List(ctx)
 }
 
-// tryPause makes a pod without a record and without an attachment. With a program it is made like a
-// container, and not started.
-func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
+// tryPause makes and removes a pod without a record and without an attachment. A given runtime makes
+// it like a container, and does not start it.
+func (s *Store) tryPause(limit time.Duration, runtime []string) (err error) {
 	ctx, cancel := step.Bound(s.Base, s.Base, limit)
 	defer cancel()
 	config := &runtimeapi.PodSandboxConfig{
@@ -225,13 +225,13 @@ func (s *Store) tryPause(limit time.Duration, program []string) (err error) {
 		return err
 	}
 	maps.DeleteFunc(spec.Linux.Sysctl, func(name, _ string) bool { return needsInterfaces(map[string]string{name: ""}) })
-	if len(program) > 0 {
+	if len(runtime) > 0 {
 		// Runtimes make and need /dev/null.
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" })
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"})
 	}
-	prepared, err := s.preparePause(ctx, c.Sandbox, spec, program)
-	if err == nil && len(program) == 0 {
+	prepared, err := s.preparePause(ctx, c.Sandbox, spec, runtime)
+	if err == nil && len(runtime) == 0 {
 		c.pause, err = s.startPause(ctx, c.Sandbox, prepared)
 	}
 	return err

@@ -141,7 +141,7 @@ func (s *Store) restoreOne(record Record, facts Facts, lost bool) error {
 	if err := s.Add(sb); err != nil {
 		return err
 	}
-	// Later daemons do not see this reboot. Facts that are unreadable now stay.
+	// Written now: later daemons do not see this reboot. Unreadable facts stay as they are.
 	if _, err := os.Lstat(s.files.Facts.Path(record.ID)); ended && (!lost || errors.Is(err, fs.ErrNotExist)) {
 		if err := s.writeFacts(sb); err != nil {
 			s.unrecorded = true
@@ -160,7 +160,7 @@ func (s *Store) pauseRuns(record Record) bool {
 	pids, err := s.options.Hierarchies.Processes(cgroup.Path(record.CgroupsPath))
 	if err != nil {
 		s.options.Logger.Error("whether pause runs cannot be known: the sandbox is not touched", "sandbox", record.ID, "err", err)
-		return true // touch nothing
+		return true // so nothing is touched
 	}
 	return slices.ContainsFunc(pids, func(pid int) bool {
 		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
@@ -190,7 +190,7 @@ func (s *Store) restorePause(sb *Sandbox) {
 }
 
 func (s *Store) restorePauseLater(sb *Sandbox) {
-	const restorePauseRetry = time.Second // how long a pause is not looked for again that could not be opened
+	const restorePauseRetry = time.Second // between two tries to open a pause
 	select {
 	case <-s.Base.Done():
 	case <-time.After(restorePauseRetry):
@@ -217,7 +217,7 @@ func (s *Store) rollBack(partial []*Sandbox) {
 	_ = work.Wait()
 }
 
-// RolledBack is closed when every partially created sandbox is destroyed, or listed as it could not be.
+// RolledBack is closed when each partially created sandbox is destroyed, or else listed.
 func (s *Store) RolledBack() <-chan struct{} { return s.rolledBack }
 
 // rollBackOne lists a sandbox that it cannot destroy as NotReady, so that its removal can be retried.

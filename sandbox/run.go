@@ -60,13 +60,12 @@ func (s *Store) Run(ctx context.Context, config *runtimeapi.PodSandboxConfig, ha
 	}
 }
 
-// isAnother refuses a request whose name and attempt another sandbox has: the caller must not take that one, with
-// another runtime or other namespaces, for what it asked for.
+// isAnother returns the error for an unequal request: its caller must not take this sandbox for what it asked for.
 func (sb *Sandbox) isAnother(what string) error {
 	return fmt.Errorf("sandbox %s already has this name and attempt, and %s: remove it, or ask with a higher attempt: %w", sb.ID, what, errdefs.ErrAlreadyExists)
 }
 
-// difference is the path of the first field in which two messages differ, "" if none.
+// difference returns the path of the first field in which two messages differ, or "".
 func difference(a, b protoreflect.Message, path string) string {
 	fields := a.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -118,7 +117,7 @@ func (s *Store) newRecord(config *runtimeapi.PodSandboxConfig, handler string) (
 	return record, nil
 }
 
-// await returns the outcome of the Run that makes the sandbox, once it has ended.
+// await waits for the Run that makes the sandbox, and returns its outcome.
 func (sb *Sandbox) await(ctx context.Context) (string, error) {
 	select {
 	case <-sb.built:

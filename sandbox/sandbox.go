@@ -157,7 +157,7 @@ const (
 	stepRemoveRecord   step.Name = "pod/remove record"
 )
 
-// What a step may be for only (step.Step.Only).
+// Values of step.Step.Only: the pods that have the step.
 const (
 	OwnNetwork = "own network"    // a pod that is not on the host network
 	OwnUsers   = "user namespace" // a pod with one

@@ -72,7 +72,7 @@ type Limits struct {
 	Kill time.Duration
 }
 
-// Containers are what runs in sandboxes, and is removed before them.
+// Containers ends and removes what runs in a sandbox, which comes before the sandbox's own end.
 type Containers interface {
 	// StopPod ends all containers of a sandbox; RemovePod removes them and what they shared.
 	StopPod(ctx context.Context, sandboxID string) error
@@ -86,7 +86,7 @@ type Store struct {
 	limits     atomic.Pointer[Limits]
 	bootID     string
 	rebooted   bool // since the last daemon ran
-	unrecorded bool // not on disk: the end of a sandbox by that reboot
+	unrecorded bool // the end of a sandbox by that reboot is not on disk
 	files      *state.Objects[Record, Facts]
 	containers Containers    // set before the first Stop
 	rolledBack chan struct{} // closed by rollBack
