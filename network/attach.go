@@ -15,7 +15,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// These are go-cni's values of the capabilities.
+// The values of capabilities are go-cni's.
 type (
 	PortMapping = gocni.PortMapping
 	BandWidth   = gocni.BandWidth
@@ -35,7 +35,7 @@ type Result struct {
 	Raw       []*types100.Result
 }
 
-// Journal writes the attachment, and SyncJournal makes it durable beside other steps; only then Attach may run ADD.
+// Journal writes the attachment to the journal. SyncJournal makes it durable, beside other steps, before Attach.
 func (n *CNI) Journal(a Attachment) error {
 	n.supersede(a)
 	a.Node, a.Boot = n.options.Mark, n.bootID
@@ -48,7 +48,7 @@ func (n *CNI) Journal(a Attachment) error {
 	return nil
 }
 
-// supersede removes the namespaces of the same pod's earlier tries whose ADD failed: a pod has one.
+// supersede removes the namespaces of the pod's earlier tries whose ADD failed: a pod has one namespace.
 func (n *CNI) supersede(a Attachment) {
 	pod := func(of Attachment) string {
 		return of.Args["K8S_POD_UID"] + " " + of.Args["K8S_POD_NAMESPACE"] + "/" + of.Args["K8S_POD_NAME"]
@@ -92,7 +92,7 @@ func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
 		return err
 	})
 	if err != nil {
-		// libcni may have cached an answer that cannot be used.
+		// libcni may have cached even an answer that we cannot use.
 		n.change(a, func(r *Attachment) { r.NeverAttached = !addSucceeded(*r) })
 		return nil, err
 	}

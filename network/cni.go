@@ -26,7 +26,7 @@ type Options struct {
 	BinDirs []string
 	// Root is the durable directory of the journal, whose entries name Version, and of the default network's pod CIDR.
 	Root, Version string
-	// CgroupParent has the runs' cgroups, "" is this process's cgroup. Their names begin with Mark.
+	// CgroupParent is where the runs' cgroups are, "" for this process's cgroup. Their names begin with Mark.
 	CgroupParent, Mark string
 	Namespaces         *namespace.Dir
 	Default            DefaultNetwork
@@ -52,7 +52,7 @@ type Limits struct {
 	Reload, StatusPeriod, GCPeriod, CheckPeriod time.Duration
 }
 
-// What is waited for at most, and how often a wait looks again, beside Limits and process.KillLimit.
+// How long something is waited for, and how often a wait looks again, beside Limits and process.KillLimit.
 const (
 	leaveLimit     = process.KillLimit / 6  // for a run when the daemon ends; then it is killed or left to the next one
 	gcTimeout      = 5 * time.Second        // of ADD, DEL and CHECK for GC: one that takes longer hangs
@@ -180,7 +180,7 @@ func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attach
 // SetLimits replaces the limits for new runs and for all periods.
 func (n *CNI) SetLimits(limits Limits) { n.limits.Store(&limits) }
 
-// awaitPeriod waits for the period in force, endless if 0, which may change, for wake or the daemon's end.
+// awaitPeriod waits for a period, endless if 0, for wake, or for the daemon's end. The period may change meanwhile.
 func (n *CNI) awaitPeriod(wake <-chan struct{}, period func(Limits) time.Duration) {
 	for began := time.Now(); n.base.Err() == nil; {
 		look := limitsPoll

@@ -64,8 +64,8 @@ func Survey(directory string, binDirs []string) (*Configuration, []error) {
 	return good[0], slices.Concat(problems, missing(good[0], binDirs, true))
 }
 
-// missing returns an error for each plugin of a network without a program; if it is to be thorough, that starts, and
-// for IPAM plugins too.
+// missing returns an error for each plugin of a network that has no program. A thorough look also starts the programs,
+// and looks for those of IPAM plugins.
 func missing(c *Configuration, directories []string, thorough bool) (problems []error) {
 	find := func(name, what string) {
 		path, err := invoke.FindInPath(name, directories)

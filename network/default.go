@@ -23,7 +23,7 @@ import (
 // is used while the configuration directory has no network.
 type DefaultNetwork config.DefaultNetwork
 
-// Survey is the function Survey for this network, whose subnet may come later.
+// Survey is like the function Survey. The subnet need not be known yet.
 func (d DefaultNetwork) Survey(binDirs []string) (*Configuration, []error) {
 	c, err := d.configuration(nil, false)
 	if err != nil {

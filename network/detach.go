@@ -36,7 +36,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	if a.removed || n.leaves(ctx, a) {
 		return nil
 	}
-	n.change(a, func(r *Attachment) { r.Stops++ }) // with the failure, if it comes to that
+	n.change(a, func(r *Attachment) { r.Stops++ }) // DEL's failure, if any, writes it to the disk
 	if _, err = n.delete(ctx, h, path); err == nil {
 		return nil
 	}
@@ -49,8 +49,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	return err
 }
 
-// leaves reports whether the pod may be deleted although DEL fails, which its timeline says then. Only tries of
-// Detach count.
+// leaves reports whether the pod may be deleted although DEL fails, and notes that in its timeline. It counts Detach's tries.
 func (n *CNI) leaves(ctx context.Context, a *attachment) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -101,8 +100,7 @@ func (n *CNI) deleteAsOfNow(ctx context.Context, h *locked, path string, before 
 	return before
 }
 
-// giveUp removes an attachment whose ADD never succeeded and whose DEL keeps failing. Its namespace is the caller's
-// to remove, as after a DEL that succeeded.
+// giveUp removes an attachment whose ADD never succeeded and whose DEL keeps failing. The caller removes its namespace.
 func (n *CNI) giveUp(ctx context.Context, a *attachment, reason error) error {
 	if err := n.remove(a); err != nil {
 		return errors.Join(reason, err)
@@ -187,7 +185,7 @@ func (n *CNI) NamespacePath(id string) string {
 // atOnce is how many DELs run in the background at once.
 const atOnce = 16
 
-// repeat has the background run DEL until the attachment is gone, unless it already does; the first at once, if hurried.
+// repeat has the background run DEL until the attachment is gone, if hurried the first at once. It does so once.
 func (n *CNI) repeat(a *attachment, hurried bool) {
 	if a.repeated.Swap(true) {
 		return

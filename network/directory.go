@@ -28,7 +28,7 @@ var ErrNoConfiguration = errors.New("no CNI configuration")
 type Directory struct {
 	owner *CNI
 	path  string
-	// reading is held by reload: who asks for the network gets what is so now, not what another read finds.
+	// reading is held by reload, so that its caller gets the present state, not that of a read under way.
 	reading sync.Mutex
 	// readAgain makes the next reload read an unchanged directory.
 	readAgain atomic.Bool
@@ -47,7 +47,7 @@ type snapshot struct {
 	signature     string
 }
 
-// status is the last answer to STATUS, with nil for ready. slow means that there was none in time since.
+// status is the last answer to STATUS: err is nil for ready. slow means that a later question had no answer in time.
 type status struct {
 	err  error
 	slow bool
@@ -264,7 +264,7 @@ func (d *Directory) refreshStatus() {
 	}
 	last := d.status.Load()
 	if errors.Is(err, errLate) && last != nil && last.err == nil && !last.slow {
-		// One slow answer rather means a busy machine.
+		// A single slow answer rather shows a busy machine.
 		n.options.Logger.Warn("the network plugins are slow to answer STATUS: they are asked again", "err", err)
 		d.status.Store(&status{slow: true})
 		return

@@ -104,7 +104,7 @@ func (n *CNI) openJournal() error {
 			continue
 		}
 		succeeded := addSucceeded(record)
-		// A failed DEL has noted what was known then. As far as a later boot knows, the disk may have lost the cache.
+		// A failed DEL has noted what was known then. After a reboot a missing cache shows nothing: it may be lost.
 		record.NeverAttached = record.NeverAttached || !succeeded && !record.Releasing && record.Boot == n.bootID
 		a := newAttachment(record)
 		a.begun, a.attached = true, succeeded && !record.Releasing
@@ -133,8 +133,8 @@ func CachePath(network, id string) string {
 	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
 }
 
-// KnowAttached says that the ADD of id succeeded. An entry that is gone is made of libcni's cache, which DEL removes;
-// if that is gone, too, GC at least spares what the pod has.
+// KnowAttached says that the ADD of id succeeded. A lost entry is made anew from libcni's cache, which DEL removes.
+// Where that is lost, too, GC at least spares what the pod has.
 func (n *CNI) KnowAttached(id string) {
 	if a := n.find(id); a != nil {
 		n.change(a, func(r *Attachment) { r.NeverAttached = false })

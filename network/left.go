@@ -64,7 +64,7 @@ func (h *locked) release() {
 	}
 }
 
-// linger is a run with living processes that is over for its callers or that an earlier daemon began.
+// linger is a run with living processes whose callers have returned, or which an earlier daemon began.
 type linger struct {
 	run *runner.Run
 	// deadline is when it is killed, zero if its processes belong to their pod or have exited. stuck is since
@@ -101,7 +101,7 @@ func (n *CNI) Stuck() []StuckRun {
 	return stuck
 }
 
-// isStuck reports whether the network's run of a verb, for no attachment, is stuck: the next would be too.
+// isStuck reports whether a network's run of a verb for no attachment is stuck: the next one would be, too.
 func (n *CNI) isStuck(verb, network string) bool {
 	return slices.ContainsFunc(n.Stuck(), func(s StuckRun) bool {
 		return s.Verb == verb && (s.Network == network || s.Network == "")
@@ -286,7 +286,7 @@ func (n *CNI) collect(c *Configuration) {
 	}
 }
 
-// networksInUse returns configurations, of the journal and of now, by network name. The node's own win.
+// networksInUse returns configurations by network name: the journal's and the present ones, of which the node's win.
 func (n *CNI) networksInUse() map[string]*Configuration {
 	networks := make(map[string]*Configuration)
 	n.mu.Lock()

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// masquerade gives packets that leave the default network the node's address, by one rule for each subnet in
+// masquerade gives packets that leave the default network the node's address, by one rule for each subnet, in
 // an nftables table of ours. The bridge plugin (ipMasq) makes rules for each pod and lists those of all pods
 // each time: with a thousand pods that takes longer than the rest of ADD.
 type masquerade struct {

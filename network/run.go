@@ -25,7 +25,7 @@ import (
 
 var (
 	errLeft = fmt.Errorf("the daemon shuts down: the plugins continue, and the next daemon waits for them: %w", errdefs.ErrUnavailable)
-	// errEnding is for verbs that change nothing, errLate for runs that have reached a limit.
+	// errEnding is for verbs that change nothing, errLate for runs that reached their limit.
 	errEnding = errors.New("the daemon shuts down: the plugins were killed")
 	errLate   = errors.New("the plugins were killed")
 	errStuck  = errors.New("the plugins were killed and do not end")
