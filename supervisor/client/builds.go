@@ -36,17 +36,17 @@ func known(dir string, about *api.About) error {
 	if about == nil || about.Protocol == api.Protocol && about.Records <= api.RecordVersion {
 		return nil
 	}
-	what, version, knows := "its protocol is", about.Protocol, uint32(api.Protocol)
+	what, version, knows := "its protocol has", about.Protocol, uint32(api.Protocol)
 	if about.Protocol == api.Protocol {
 		if holder, err := api.LockHolder(dir); err != nil || holder != 0 {
-			return err // it lives, and serves what it has written
+			return err // it lives, and reads its own records
 		}
-		what, version, knows = "it has died, and its records are", about.Records, api.RecordVersion
+		what, version, knows = "it has died, and its records have", about.Records, api.RecordVersion
 	}
-	return fmt.Errorf("the supervisor of build %s, version %s: %s of version %d, and this build knows %d: %w", filepath.Base(dir), about.Version, what, version, knows, ErrUnknownBuild)
+	return fmt.Errorf("the supervisor of build %s, version %s: %s version %d, and this build knows version %d: %w", filepath.Base(dir), about.Version, what, version, knows, ErrUnknownBuild)
 }
 
-// Supervisor is one of a node's, for people.
+// Supervisor describes a supervisor of the node for people.
 type Supervisor struct {
 	api.About
 	Group   string `json:"group"` // the build that its pods were made with
@@ -74,12 +74,12 @@ func Older(dir, build string, pods map[string]int) (older []Supervisor, err erro
 	return older, err
 }
 
-// Older are those of other builds than this.
+// Older returns the supervisors of other builds than this one's.
 func (s *Set) Older(pods map[string]int) ([]Supervisor, error) {
 	return Older(s.options.Dir, s.Own(), pods)
 }
 
-// Ended reports whether a group of another build has no containers and no pauses.
+// Ended reports whether a group is another build's and has no containers and no pauses.
 func (s *Set) Ended(name string) bool {
 	records, err := os.ReadDir(filepath.Join(s.Dir(name), api.RecordDir))
 	return name != s.Own() && (errors.Is(err, os.ErrNotExist) || err == nil && len(records) == 0)
@@ -113,9 +113,9 @@ func (s *Set) End(ctx context.Context, name string) error {
 	return nil
 }
 
-// Program is the shim's program, sealed in memory: no process can change it, and no container reaches its
-// file through /proc (CVE-2019-5736); otherwise libcontainer would make a copy, or a mount, for every
-// process. It also keeps supervisors at the daemon's version while the file is being replaced.
+// Program is the shim's program, sealed in memory: no process can change it, and no container reaches its file through
+// /proc (CVE-2019-5736), for which libcontainer would make a copy, or a mount, for every process. Supervisors also
+// stay at the daemon's version while the file is being replaced.
 type Program struct {
 	Path   string // where to execute it, from this process only
 	Build  string // names it by its content

@@ -1,11 +1,10 @@
 // Package client is the daemon's side of a supervisor (minicri-shim serve): it starts the process, speaks its
 // protocol and maps its errors to errdefs kinds. ErrLost says that the connection is gone, and
-// errdefs.ErrUnavailable of Connect that none serves: Start another one on its directory, which adopts the
+// errdefs.ErrUnavailable of Connect that none serves: StartSupervisor starts another one there, which adopts the
 // containers. A Set replaces the node's supervisors that die.
 //
-// Many goroutines may use a Client. Its calls share one connection, but those that last have one of their own: an
-// exec's start, its streams and the wait for it (but not that of ExecEnd), the events, and the question whether the
-// supervisor hangs.
+// Many goroutines may use a Client. Its calls share one connection, except those that last: an exec's start, streams
+// and wait (but not ExecEnd's), the events, and watch's question have a connection each.
 package client
 
 import (
@@ -65,7 +64,7 @@ type Client struct {
 // ErrLost, an errdefs.ErrUnavailable, says that the connection to a supervisor is gone.
 var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its place: try again: %w", errdefs.ErrUnavailable)
 
-// Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves: Start one. A supervisor
+// Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves. A supervisor
 // that does not answer within the limit is killed; 0 is noLimit.
 func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
 	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
@@ -81,7 +80,7 @@ func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 	c.rpc = api.NewShimClient(c.conn)
 	c.life, c.over = context.WithCancel(context.Background())
 	context.AfterFunc(c.life, func() { _ = c.conn.Close() })
-	go func() { // the connection may outlive the supervisor: a child may have a copy of its socket
+	go func() { // the connection may outlive the supervisor, as a child may have a copy of its socket
 		if supervisor.Wait() == nil { // not closed
 			time.AfterFunc(lastWords, c.over)
 		}
@@ -90,7 +89,7 @@ func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 	return c, nil
 }
 
-// listener finds the process that listens. It has the lock: its pid is not reused.
+// listener finds the process that listens. It must have the lock, so its pid is not reused.
 func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
 	peer, err := socket.Peer(conn)
 	if err != nil {
@@ -116,7 +115,7 @@ func (c *Client) watch(limit *atomic.Int64) {
 		case <-time.After(within / 2):
 		}
 		ctx, cancel := context.WithTimeout(c.life, within)
-		// It asks over a connection of its own: on one full of calls that nobody reads, ttrpc waits without a limit.
+		// By a connection of its own: on one full of unread calls, ttrpc waits without a limit.
 		call, done, err := c.open(ctx)
 		for errors.Is(err, unix.EAGAIN) && ctx.Err() == nil { // its queue is full (connect(2))
 			time.Sleep(queuePause)
@@ -127,7 +126,7 @@ func (c *Client) watch(limit *atomic.Int64) {
 			done()
 		}
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			_ = c.supervisor.Kill(0) // that it has not ended at once is no news
+			_ = c.supervisor.Kill(0) // which does not wait for the end
 		}
 		cancel()
 	}
@@ -154,7 +153,7 @@ func (c *Client) Close() error {
 	return errors.Join(c.conn.Close(), c.supervisor.Close())
 }
 
-// broken reports whether the connection is closed, or soon will be: the supervisor has ended.
+// broken reports whether the connection is closed, or soon will be because the supervisor has ended.
 func (c *Client) broken() bool {
 	select {
 	case <-c.closed:
@@ -292,14 +291,14 @@ func (c *Client) Events(ctx context.Context, after uint64, each func(*api.Event)
 	}
 }
 
-// Held is what the daemon holds of a container, so that nothing is lost while its supervisor is dead: the kernel
-// drops the content of a fifo that nobody has open, and the exit status of a process that nobody has a pidfd of.
+// Held keeps a container's output and exit status while its supervisor is dead: the kernel drops the content of a fifo
+// that nobody has open, and the status of a reaped process that nobody has a pidfd of.
 type Held struct {
 	fifos map[string]int   // by path; not in Go's poller, which each write would wake
 	init  *process.Process // nil if it had ended
 }
 
-// Hold holds the first process of a container, and its fifos, as far as it has any, in the supervisor's dir.
+// Hold opens the first process of a container, and its fifos, if it has any, in the supervisor's dir.
 func Hold(dir, id string, init process.Facts) *Held {
 	h := &Held{fifos: make(map[string]int)}
 	for _, stream := range []string{api.Stdout, api.Stderr} {
@@ -308,11 +307,11 @@ func Hold(dir, id string, init process.Facts) *Held {
 			h.fifos[path] = fd
 		}
 	}
-	h.init, _ = process.Open(init) // without it the code is not known if the supervisor is killed, as before Linux 6.15
+	h.init, _ = process.Open(init) // without it, as before Linux 6.15, a killed supervisor's exit codes are lost
 	return h
 }
 
-// Exit is how the first process ended, once it has been reaped, from Linux 6.15 on.
+// Exit returns how the first process ended, once it has been reaped, from Linux 6.15 on.
 func (h *Held) Exit() (status unix.WaitStatus, known bool) {
 	if h == nil || h.init == nil {
 		return 0, false
@@ -320,11 +319,10 @@ func (h *Held) Exit() (status unix.WaitStatus, known bool) {
 	return h.init.KernelExit()
 }
 
-// Release is for a container that has ended. It keeps a fifo that exists: its supervisor removes it once the
-// log has all.
+// Release is for a container that has ended. It keeps fifos that exist: the supervisor removes them once the log has all.
 func (h *Held) Release() { h.release(exists) }
 
-// Close is for a container that is removed. It may be called on nil, and again.
+// Close is for a container that is removed. It may be repeated, and called on nil, as Release may.
 func (h *Held) Close() { h.release(func(string) bool { return false }) }
 
 func (h *Held) release(but func(path string) bool) {

@@ -20,8 +20,8 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// Result is what a process that ran to its end has left.
-type Result struct {
+// ExecResult is what a process has left that ran to its end.
+type ExecResult struct {
 	Stdout, Stderr []byte
 	Code           int32 // 128 + signal if killed by one
 	TimedOut       bool  // its whole process tree was ended
@@ -30,7 +30,7 @@ type Result struct {
 // ExecSync runs a process to its end or time-out (none if 0), and captures limit bytes of both outputs together, or
 // less while all calls have captured much. It does not wait for background children. A cancelled ctx ends the process
 // and all it started.
-func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit int64, all *Captured) (*Result, error) {
+func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit int64, all *Captured) (*ExecResult, error) {
 	began, exec := time.Now(), rand.Text()
 	start, bounded := ctx, ctx
 	if timeout > 0 && timeout < math.MaxInt64-execSlack {
@@ -60,17 +60,17 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 	if err != nil {
 		go func() { // within endLimit
 			c.ExecEnd(ctx, id, exec)
-			output.close() // not before: what its reader leaves ends by itself, without what it has started
+			output.close() // not before: without a reader the command may end, and its children live on
 		}()
 		if ended(bounded) && ctx.Err() == nil {
-			return &Result{Code: 128 + int32(unix.SIGKILL), TimedOut: true}, nil
+			return &ExecResult{Code: 128 + int32(unix.SIGKILL), TimedOut: true}, nil
 		}
 		return nil, err
 	}
 	defer context.AfterFunc(bounded, output.close)()
 	output.work.Wait()
 	defer output.close()
-	result := output.Result
+	result := output.ExecResult
 	result.Code, result.TimedOut = code, timedOut.Load()
 	return &result, nil
 }
@@ -81,7 +81,7 @@ type Captured struct{ bytes atomic.Int64 }
 
 // capture reads the outputs of an exec. It drops what is over the limits, so that the process does not wait.
 type capture struct {
-	Result
+	ExecResult
 	all        *Captured
 	conns      []*net.UnixConn
 	work       sync.WaitGroup
@@ -143,8 +143,8 @@ func (c *Client) ExecStart(ctx context.Context, id, exec string, process *specs.
 	return native(err)
 }
 
-// ended reports whether ctx has ended. On a busy machine its timer may be late, and a supervisor, which has
-// the same limit, answers first.
+// ended reports whether ctx has ended. On a busy machine its timer may be late, so that a supervisor with the same limit
+// answers first.
 func ended(ctx context.Context) bool {
 	if limit, limited := ctx.Deadline(); limited && !time.Now().Before(limit) {
 		<-ctx.Done()

@@ -18,7 +18,7 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 )
 
-// Set are the supervisors of a node, one for each group of pods: those made with one build, which names it.
+// Set are the supervisors of a node, one for each group: the pods that one build has made, which names the group.
 // mu guards the map; a group's lock is held while its supervisor is started or connected to.
 type Set struct {
 	options SetOptions
@@ -142,10 +142,10 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 	return supervisor, nil
 }
 
-// Call asks a group's supervisor, and its successor if it dies meanwhile, also because it hung and was killed.
-// repeated reports whether one has died, which may have done what it was asked for.
+// Call asks a group's supervisor, and its successor if it dies meanwhile, perhaps killed because it hung. repeated
+// reports whether one has died: it may have done what it was asked for.
 func (s *Set) Call(ctx context.Context, name string, do func(*Client) error) (repeated bool, err error) {
-	for try := range 3 { // so many supervisors may die over one call
+	for try := range 3 { // as many supervisors may die over one call
 		if try > 0 {
 			time.Sleep(RetryPause) // until it is noticed that the connection is gone
 		}
@@ -224,7 +224,7 @@ func groupsIn(dir string) (names []string, err error) {
 	return names, err
 }
 
-// ExitOf reads what a supervisor wrote of a container's end, nil if nothing that can be decoded.
+// ExitOf reads what a supervisor wrote about a container's end, nil if nothing can be decoded.
 func (s *Set) ExitOf(name, id string) (*api.ExitRecord, error) {
 	data, err := os.ReadFile(filepath.Join(s.Dir(name), api.ExitDir, id+".json"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -98,7 +98,7 @@ func startPod(t testing.TB) *pod {
 
 // start starts a supervisor and connects to it.
 func start(ctx context.Context, dir string) (*client.Client, error) {
-	if err := client.Start(ctx, client.StartOptions{Binary: shimBinary, Dir: dir}); err != nil {
+	if err := client.StartSupervisor(ctx, client.StartOptions{Binary: shimBinary, Dir: dir}); err != nil {
 		return nil, err
 	}
 	return client.Connect(ctx, dir, new(atomic.Int64))

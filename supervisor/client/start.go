@@ -38,9 +38,9 @@ type StartOptions struct {
 
 const longestSocket = 107 // sockaddr_un (unix(7)) holds so many characters and a NUL
 
-// Start starts a supervisor in a session of its own, which outlives the daemon, and returns when it serves. It logs
-// to the file Log of Dir. Start fails while another process has Dir locked.
-func Start(ctx context.Context, options StartOptions) error {
+// StartSupervisor starts a supervisor, which outlives the daemon, and returns when it serves. It logs to the file Log of
+// Dir. StartSupervisor fails while another process has Dir locked.
+func StartSupervisor(ctx context.Context, options StartOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	if socket := filepath.Join(options.Dir, api.StreamSocket); len(socket) > longestSocket {
@@ -107,9 +107,9 @@ func awaitReady(ctx context.Context, ready *os.File, supervisor *os.Process) err
 	}
 }
 
-// serving connects to a group's supervisor, or starts it; mu is held. One that holds its directory's lock
-// and does not answer is about to end, within endingLimit, or no connection reaches it. A start that
-// has failed is tried again after a pause, which doubles each time.
+// serving connects to a group's supervisor, or starts it; mu is held. One that has its directory's lock and does not
+// answer is about to end, within endingLimit, or cannot be reached, and is ended. After a failed start serving
+// refuses another one for a pause, which doubles each time.
 func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 	for began := time.Now(); ; time.Sleep(RetryPause) {
 		supervisor, err := g.connect(ctx, s)
@@ -132,7 +132,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 		if err == nil {
 			options := s.options.Start
 			options.Dir = g.dir
-			err = Start(context.WithoutCancel(ctx), options) // others wait for it, too
+			err = StartSupervisor(context.WithoutCancel(ctx), options) // others wait for it, too
 		}
 		if err == nil {
 			if supervisor, err = g.connect(ctx, s); err != nil && ctx.Err() != nil {
@@ -150,7 +150,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 	}
 }
 
-// endHolder ends the supervisor, and no other process, that has a lock and does not answer.
+// endHolder ends the supervisor that has a lock and does not answer. It ends no other process.
 func endHolder(dir string) error {
 	pid, err := api.LockHolder(dir)
 	if err != nil || pid == 0 {
@@ -183,8 +183,8 @@ const Log = "shim.log"
 
 const (
 	maxPassedOn = 64 << 10  // bytes of a log that are passed on at a time
-	keptLog     = 128 << 10 // how much of what was passed on stays in the file
-	// passedOn is the attribute of the file that tells the next daemon up to where it was passed on.
+	keptLog     = 128 << 10 // bytes that stay in the file after they are passed on
+	// passedOn is the file's attribute that tells the next daemon how much was passed on.
 	passedOn = "trusted.minicri.passed"
 )
 
@@ -260,8 +260,8 @@ func (s *Set) passLogOn(name string, passed map[string]int64) error {
 	}
 }
 
-// passedBefore is up to where another daemon has passed a log on. If nothing says so, because no daemon may
-// set the attribute or the file system has none, it is the beginning of what the file still has.
+// passedBefore returns how much of a log an earlier daemon has passed on. Where the attribute cannot be set, it returns
+// the beginning of what the file still has.
 func passedBefore(file *os.File) int64 {
 	number := make([]byte, 32)
 	n, _ := unix.Fgetxattr(int(file.Fd()), passedOn, number)
@@ -272,8 +272,8 @@ func passedBefore(file *os.File) int64 {
 	return from // the end
 }
 
-// parseLine takes time and level off a line of log/slog. A level in small letters is a library's, to which
-// a client that has gone is an error: we log it for debugging. All else is the end of a failing program.
+// parseLine takes time and level off a line of log/slog. A level in small letters is a library's, which calls a client
+// that has gone an error: we log it for debugging. A line without a level is the end of a failing program.
 func parseLine(line string) (level slog.Level, text string) {
 	_, rest, _ := strings.Cut(line, " level=")
 	word, text, _ := strings.Cut(rest, " ")

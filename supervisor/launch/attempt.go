@@ -41,7 +41,7 @@ type attempt struct {
 	waiting string     // for what, in errors
 }
 
-// newAttempt opens what each first process gets. A nil stream is an empty one. The caller calls end.
+// newAttempt opens the descriptors that each first process gets. A nil stream is an empty one. The caller calls end.
 func (l *Launcher) newAttempt(streams [3]*os.File) (_ *attempt, err error) {
 	a := &attempt{launcher: l, waiting: "its first process"}
 	defer func() {
@@ -103,8 +103,8 @@ func (a *attempt) fork() (*process.Child, error) {
 	return first, nil
 }
 
-// run sends the list, and returns when the process is at the exec barrier or has executed its program. Its socket
-// tells: a pause closes it before the barrier, the kernel closes that of an exec with execve(2). See closed.
+// run sends the list, and returns when the process is at the exec barrier or has executed its program. The end of the
+// socket tells that: a pause closes it before the barrier, execve(2) that of an exec. See closed.
 func (a *attempt) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { _ = a.ours.SetDeadline(time.Unix(1, 0)) })()
 	_, err := a.WriteTo(a.ours)
@@ -122,9 +122,9 @@ func (a *attempt) run(ctx context.Context) error {
 	return err
 }
 
-// end kills all processes of the attempt, which end when they can; without an error it spares the launched one.
+// end kills all processes of the attempt, after a success except the launched one. They end when they can.
 func (a *attempt) end(err error) {
-	_ = a.ours.Close() // ends what waits to be told to go on
+	_ = a.ours.Close() // ends a process that waits for goOn
 	if made := a.made; err != nil && made != nil && made.Process != nil {
 		_ = made.Process.Signal(unix.SIGKILL) // it may have ended
 		_ = made.Process.Close()
@@ -132,7 +132,7 @@ func (a *attempt) end(err error) {
 	for _, pidfd := range slices.Backward(a.parents) {
 		_ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
 	}
-	// The container's cgroup cannot be removed before. In a frozen cgroup of version 1 they end at the thaw.
+	// Until they end, the container's cgroup cannot be removed. In a frozen cgroup of version 1 that is at the thaw.
 	deadline := time.Now().Add(process.KillLimit)
 	const first, most = 50 * time.Microsecond, 10 * time.Millisecond // between two looks
 	for pause := first; slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); pause = min(2*pause, most) {
@@ -172,7 +172,7 @@ func (a *attempt) step() (done bool, err error) {
 		err = fmt.Errorf("read the list of calls: %w", syscall.Errno(value))
 	}
 	if a.made != nil {
-		err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) // the container lacks what it asks for
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition) // the container lacks what the process asks for
 	}
 	return false, err
 }
@@ -191,7 +191,7 @@ func (a *attempt) openHelper(pid int) error {
 	return a.goOn()
 }
 
-// isChild returns nil if the process is a child of the last parent, which does not reap it.
+// isChild returns nil if the process is a child of the last parent. No parent reaps its child.
 func (a *attempt) isChild(pid int) error {
 	stat, err := process.ReadStat(pid)
 	if !lives(a.parents[len(a.parents)-1]) { // the pid may be reused
@@ -203,7 +203,7 @@ func (a *attempt) isChild(pid int) error {
 	return err
 }
 
-// own makes the process a child that we own, and lets it go on.
+// own makes the launched process a child that we own, and lets it go on.
 func (a *attempt) own(pid int) error {
 	// Start, not Own: its lock keeps the process from being reaped, and the pid from being reused, after isChild.
 	child, err := a.launcher.parent.Start(func() (int, error) { return pid, a.isChild(pid) })
@@ -232,8 +232,8 @@ func (a *attempt) goOn() error {
 
 var errKilled = errors.New("it was killed before it executed its program")
 
-// closed returns what the end of the socket means: the process is at the exec barrier, has executed its
-// program (both nil), or was killed.
+// closed returns nil if the socket has ended because the process is at the exec barrier or has executed its program,
+// and an error if the process was killed.
 func (a *attempt) closed() error {
 	if a.made == nil {
 		return errKilled

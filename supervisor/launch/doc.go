@@ -13,7 +13,7 @@
 //     owns it (process.Parent), makes the remaining calls and executes its program. A pause is cloned into
 //     namespaces of its own, with a copy of the mounts that all pauses share.
 //
-// The parents live until then, so that no pid is reused, and are killed.
+// The parents live until then, so that no pid is reused. Then they are killed.
 //
 // A launch ends with its context, whatever a container does to the process (SIGSTOP, a frozen cgroup, a
 // mount that hangs); the error says what was waited for.

@@ -16,8 +16,8 @@ import (
 	"github.com/minicri/minicri/internal/process"
 )
 
-// CanExec reports whether a launch can start a process of a container; otherwise libcontainer does, in a
-// starter, such as what takes code in the container: a terminal, and HOME from /etc/passwd.
+// CanExec reports whether a launch can start a process of a container. If not, libcontainer does in a starter: what
+// needs code in the container, such as a terminal, or HOME from its /etc/passwd.
 func CanExec(spec *specs.Spec, p *specs.Process) bool {
 	return len(p.Args) > 0 && !p.Terminal && p.Capabilities != nil && p.Scheduler == nil && p.IOPriority == nil && p.ExecCPUAffinity == nil &&
 		spec.Linux.Personality == nil && spec.Linux.MemoryPolicy == nil && spec.Linux.IntelRdt == nil &&
@@ -46,14 +46,14 @@ type Exec struct {
 	ID      string            // of the container
 	Init    *process.Process  // the container's first
 	Spec    *specs.Spec       // the container's
-	Process *specs.Process    // what to execute: the container's own, but for its arguments
-	Streams [3]*os.File       // nobody else's: the process's user becomes their owner
+	Process *specs.Process    // what to execute: the container's own with other arguments
+	Streams [3]*os.File       // not shared: the process's user becomes their owner
 	Cgroups map[string]string // of the process, by controller, "" for version 2
 }
 
-// Exec returns when the program is executed. After an error all processes are killed, and end when they
-// can. errdefs.ErrFailedPrecondition says that the container lacks what the process asks for. If ctx has
-// ended, its cause is in the chain.
+// Exec returns when the program is executed. After an error all processes are killed, and end when they can.
+// errdefs.ErrFailedPrecondition says that the container lacks what the process asks for. The error of an ended ctx
+// wraps its cause.
 func (l *Launcher) Exec(ctx context.Context, e Exec) (*Launched, error) {
 	return l.launch("a command in container "+e.ID, e.Streams, func(a *attempt) error {
 		for _, stream := range e.Streams {

@@ -22,8 +22,8 @@ import (
 	"github.com/minicri/minicri/internal/process"
 )
 
-// CanPause reports whether a launch can start a pause, as oci.ForSandbox makes them, without labels. In a user
-// namespace some options of mounts must stay (mount_namespaces(7), "Restrictions on mount namespaces").
+// CanPause reports whether a launch can start a pause: one of oci.ForSandbox's, without labels. In a user namespace
+// some options of mounts must stay (mount_namespaces(7), "Restrictions on mount namespaces").
 func CanPause(spec *specs.Spec) bool {
 	for _, m := range spec.Mounts {
 		if options, known := pauseMounts[m.Type]; !known || !slices.Equal(m.Options, options) {
@@ -60,8 +60,8 @@ func (l *Launcher) Pause(ctx context.Context, p Pause) (*Launched, error) {
 	return l.launch(p.Spec.Process.Args[0], [3]*os.File{}, func(a *attempt) error { return a.pause(ctx, p) })
 }
 
-// pause makes the cgroups and the process. systemd makes cgroups for processes only: it gets the first one,
-// and its children are born there.
+// pause makes the cgroups and the process. systemd makes a cgroup only for a process: it gets the first one, whose
+// children are born there.
 func (a *attempt) pause(ctx context.Context, p Pause) error {
 	m, r, err := pauseCgroups(p)
 	if err != nil {
@@ -222,8 +222,8 @@ func makeFIFO(path string) (*os.File, error) {
 	return os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 }
 
-// mounts is a mount namespace with the pauses' common root alone. Each pause gets a copy of it: a copy of the
-// node's would have mounts of all pods, which the pause had to unmount again.
+// mounts is a mount namespace that has only the pauses' common root. Each pause gets a copy: a copy of the node's would
+// have the mounts of all pods, which the pause would have to unmount again.
 type mounts struct {
 	mu        sync.Mutex
 	namespace *os.File

@@ -18,9 +18,9 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// adoptAll takes over what a dead supervisor has left. It leaves a container alone whose record cannot be
-// used, and serves the others. A shortage of descriptors or memory says nothing about a container: then
-// this supervisor does not serve, and the daemon starts another one.
+// adoptAll adopts the containers of a dead supervisor, except those whose record cannot be used. A shortage of
+// descriptors or memory says nothing about a container: then this supervisor does not serve, and the daemon
+// starts another one.
 func (s *Supervisor) adoptAll() error {
 	records, err := os.ReadDir(filepath.Join(s.dir, api.RecordDir))
 	if err != nil {
@@ -46,11 +46,11 @@ func (s *Supervisor) adoptAll() error {
 	if err := adopting.Wait(); err != nil {
 		return fmt.Errorf("adopt the containers of an earlier supervisor: %w", err)
 	}
-	for _, c := range s.all() { // noteOOM counts what none of them has claimed
+	for _, c := range s.all() { // now that all are known: noteOOM counts what none of them has claimed
 		if c.exit != nil {
 			continue
 		}
-		c.killed = c.init.gone() // perhaps, and that is enough not to blame lack of memory
+		c.killed = c.init.gone() // perhaps we killed it: then lack of memory is not to blame
 		if !c.record.Bare && !c.init.gone() {
 			c.noteOOM()
 		}
@@ -66,7 +66,7 @@ func (s *Supervisor) adoptAll() error {
 	return err
 }
 
-// adopt makes a container of its record, finds its process, and resumes its streams unless it has ended
+// adopt makes a container from its record, finds its process, and resumes its streams, unless it has ended
 // and the log has all.
 func (s *Supervisor) adopt(id string) error {
 	var r record
@@ -127,8 +127,8 @@ func (s *Supervisor) adopt(id string) error {
 	return s.reserve(c)
 }
 
-// checkStarted undoes a start that is on disk but did not happen: the predecessor died before it opened the
-// barrier. Otherwise init becomes the program within barrierLimit.
+// checkStarted undoes a start that is on disk and did not happen, because the predecessor died before it opened
+// the barrier. Otherwise init becomes the program within barrierLimit.
 func (c *container) checkStarted() {
 	for deadline := time.Now().Add(barrierLimit); c.record.StartedAt != 0 && !c.init.gone(); time.Sleep(adoptedPause) {
 		waits, err := beforeExec(c.record.PID)
@@ -141,8 +141,8 @@ func (c *container) checkStarted() {
 	}
 }
 
-// awaitAdopted waits for the end of an init that is not our child. It waits less for the code of one that
-// we killed, which says nothing more, because whoever removes the container waits too.
+// awaitAdopted waits for the end of an init that is not our child. If we killed it, its code says nothing new,
+// and is not waited for long: whoever removes the container waits, too.
 func (c *container) awaitAdopted() {
 	c.init.awaitEnd()
 	c.ended(errInitEnded)

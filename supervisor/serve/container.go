@@ -130,7 +130,7 @@ func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*c
 		return nil, err
 	}
 	defer done()
-	if err := s.reserve(c); err != nil { // at once: a Delete may be close behind
+	if err := s.reserve(c); err != nil { // at once: a Delete may follow closely
 		return nil, err
 	}
 	if err := c.build(ctx, request); err != nil {
@@ -205,7 +205,7 @@ func (c *container) streamOptions() stdio.Options {
 }
 
 // makeInit makes init, by a launch if it is a plain pause, and records its process for a successor.
-// errdefs.ErrFailedPrecondition says that init ran and did not reach the barrier: something is missing.
+// errdefs.ErrFailedPrecondition says that init ran and did not reach the barrier: the container lacks something.
 func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
 	var answer starter.Answer
 	var made *proc // c.init is never nil: who finds a container whose creation failed may ask it
@@ -222,10 +222,10 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 		if c.record.Poststop {
 			remove = func() error { return c.remove(context.Background()) }
 		}
-		if removeErr := remove(); removeErr != nil { // what was made is left
+		if removeErr := remove(); removeErr != nil {
 			err = errors.Join(err, fmt.Errorf("%w: %w", errNotRemoved, removeErr))
 		}
-		streams.Drain() // it may write
+		streams.Drain() // they read until now: a runtime or a hook may write
 		return err
 	}
 	c.init = made
@@ -285,7 +285,7 @@ func (c *container) start(ctx context.Context) error {
 	if c.state().Status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it was started before: %w", errdefs.ErrFailedPrecondition)
 	}
-	// Before the barrier opens: a successor must not take a program that runs for one that waits.
+	// Recorded before the barrier opens: a successor must not take a running program for one that waits.
 	c.setStarted(time.Now().UnixNano())
 	if err := c.writeRecord(); err != nil {
 		c.setStarted(0)
@@ -302,7 +302,7 @@ func (c *container) start(ctx context.Context) error {
 		return errors.Join(err, c.writeRecord())
 	}
 	if err := c.awaitProgram(ctx); err != nil {
-		if errors.Is(err, context.DeadlineExceeded) { // it hangs, in a hook for example, with all that it has started
+		if errors.Is(err, context.DeadlineExceeded) { // it hangs, perhaps in a hook: it is killed with all that it has started
 			err = errors.Join(err, c.kill(syscall.SIGKILL, true))
 		}
 		return err
@@ -359,7 +359,7 @@ func (c *container) state() *api.Container {
 
 // update sets resources: all that are named or, with an error, none.
 func (c *container) update(ctx context.Context, r *api.UpdateRequest) error {
-	ctx, done, err := c.change(context.WithoutCancel(ctx)) // half an update is none
+	ctx, done, err := c.change(context.WithoutCancel(ctx)) // an update is never cut off
 	if err != nil {
 		return err
 	}

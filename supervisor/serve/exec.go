@@ -31,7 +31,7 @@ type exec struct {
 	pipes     *stdio.Pipes
 	exited    chan struct{}
 	code      int32       // set before exited is closed
-	expire    *time.Timer // ends an exec that no client waits for
+	expire    *time.Timer // ends it if no client waits for it
 }
 
 // execStart starts a process in a created or running container. A client then opens its streams.
@@ -223,11 +223,11 @@ type execCgroup struct {
 	sub       string // its name
 	note      string // the file that exists as long as a client waits for the exec
 
-	mu             sync.Mutex // so that what is closed is not killed: the name may be another's
+	mu             sync.Mutex // a closed one must not be killed: another exec may have its name
 	killed, closed bool
 }
 
-// execCgroupPrefix begins names that are reused: what watches cgroups takes a new one for a new container.
+// execCgroupPrefix begins the names. They are reused: what watches cgroups takes a new name for a new container.
 const execCgroupPrefix = "minicri-exec-"
 
 // execCgroupAt returns the cgroup with a number, which may not exist.
@@ -250,8 +250,8 @@ func (c *container) newExecCgroup() *execCgroup {
 			continue
 		}
 		g := c.execCgroupAt(slot)
-		// If an earlier exec has left something in the background there, the next name is tried. The note comes
-		// before the cgroup, so that a successor removes it: it kills what a note is of.
+		// Where an earlier exec has left something in the background, the next name is tried. The note comes
+		// before the cgroup: a successor kills and removes the cgroups that have one.
 		_ = os.Remove(filepath.Join(path, g.sub))
 		if _, err := os.Lstat(filepath.Join(path, g.sub)); err == nil {
 			continue
@@ -316,7 +316,7 @@ func (c *container) leftExecs() (left []*execCgroup, err error) {
 	return left, err
 }
 
-// endLeftExecs kills these execs. What ended ones left in the background runs on: they have no note.
+// endLeftExecs kills these execs. What ended execs left in the background runs on: those have no note.
 func (c *container) endLeftExecs(left []*execCgroup) {
 	for _, g := range left {
 		if err := errors.Join(g.kill(), g.close()); err != nil && !isClosed(c.exited) {

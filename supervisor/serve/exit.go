@@ -32,8 +32,8 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		Code: exitCode(status, known), CodeKnown: known, FinishedAt: ended.UnixNano(), PID: c.snapshot().PID,
 		OOMKilled: known && c.killedByOOM(status),
 	}
-	time.AfterFunc(abandonAfter, c.abandon) // a start that hangs in a hook would keep it from being deleted
-	// In a shared pid namespace (pid_namespaces(7)), what init has started would run on.
+	time.AfterFunc(abandonAfter, c.abandon) // or a start that hangs in a hook would hold up the deletion
+	// In a shared pid namespace (pid_namespaces(7)) init's children outlive it.
 	if err := c.record.Cgroups.Signal("", syscall.SIGKILL); err != nil {
 		c.sup.log.Warn("processes of a container that has ended may still run", "container", c.record.ID, "error", err)
 	}
@@ -82,7 +82,7 @@ func (c *container) drain() {
 	})
 }
 
-// exitCode is the shell's: 128 + signal for a killed process. 255 stands for a lost one, as in containerd.
+// exitCode returns the shell's code: 128 + signal for a killed process. 255 is for a lost status, as in containerd.
 func exitCode(status syscall.WaitStatus, known bool) int32 {
 	switch {
 	case !known:
@@ -104,7 +104,7 @@ func (c *container) kill(sig syscall.Signal, all bool) error {
 	}
 	var err error
 	if all && sig == syscall.SIGKILL {
-		c.abandon() // a start or an exec that is under way
+		c.abandon() // ends a start or an exec under way
 	}
 	if all {
 		err = c.record.Cgroups.Signal("", sig)
@@ -192,7 +192,7 @@ func (c *container) noteOOM() {
 	c.mu.Unlock()
 }
 
-// countOOM reads the kernel's counter. gone: systemd removes a cgroup as soon as it is empty.
+// countOOM reads the kernel's counter. gone means that systemd has removed the empty cgroup.
 func (c *container) countOOM() (gone bool) {
 	kills, gone := readOOMKills(c.snapshot().Cgroups)
 	c.mu.Lock()
@@ -264,7 +264,7 @@ func (c *container) killedByOOM(status syscall.WaitStatus) bool {
 	return !c.killed && (c.oomKills > 0 || unclaimed)
 }
 
-// readOOMKills reads memory.events (v2) or memory.oom_control (v1, Linux 4.13). gone: no v2 cgroup exists.
+// readOOMKills reads memory.events (v2) or memory.oom_control (v1, Linux 4.13). gone means that the v2 cgroup is.
 func readOOMKills(cgroups starter.Cgroups) (kills int, gone bool) {
 	path := filepath.Join(cgroups[""], "memory.events")
 	v1, hasV1 := cgroups["memory"]

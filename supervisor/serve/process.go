@@ -21,7 +21,7 @@ import (
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
-// proc is a process of a container: our child, or one that was made for an earlier supervisor.
+// proc is a process of a container: our child, or that of an earlier supervisor.
 type proc struct {
 	process.Facts
 	terminal *os.File         // the terminal's master; nil without one
@@ -29,7 +29,7 @@ type proc struct {
 	child    *process.Child   // nil: it is not ours
 }
 
-// findProc finds a process that is not our child. It is no error if it has ended, or another has its pid.
+// findProc finds a process that is not our child. It is no error if the process has ended.
 func findProc(facts process.Facts) (*proc, error) {
 	found, err := process.Find(facts.PID)
 	if err == nil && found.Facts == facts {
@@ -94,7 +94,7 @@ func (p *proc) signal(sig syscall.Signal) error {
 	return p.found.Signal(sig)
 }
 
-// awaitEnd returns when the process has ended; it is not reaped by that.
+// awaitEnd returns when the process has ended. It does not reap it.
 func (p *proc) awaitEnd() {
 	if !p.gone() {
 		_ = p.found.Wait()
@@ -108,14 +108,14 @@ func (p *proc) wait() (status syscall.WaitStatus, known bool) {
 	return p.child.Wait(), true
 }
 
-// exiting reports whether the process ends or has ended (its namespaces may be gone), and if it is reaped.
+// exiting reports whether the process is ending or has ended, so that its namespaces may be gone, and if it is reaped.
 func (p *proc) exiting() (exiting, reaped bool) {
 	stat, err := process.ReadStat(p.PID)
 	reaped = errors.Is(err, process.ErrGone) || err == nil && stat.StartTime != p.StartTime
 	return reaped || err == nil && stat.Exiting, reaped
 }
 
-// kernelExit is the status of a reaped process that is not our child, as far as the kernel tells it.
+// kernelExit returns the status of a reaped process that is not our child, if the kernel tells it.
 func (p *proc) kernelExit() (syscall.WaitStatus, bool) {
 	if p.gone() {
 		return 0, false
@@ -132,10 +132,10 @@ func (p *proc) close() error {
 	return p.found.Close()
 }
 
-// openBarrier lets init, which waits for a reader, through, and returns when it has gone on. running ends with init.
+// openBarrier opens the barrier, where init waits for a reader, and returns when init has passed. running ends with init.
 func openBarrier(ctx, running context.Context, dir string) error {
 	path := filepath.Join(dir, launch.FIFOFile)
-	// Opened for both, because a fifo that nobody has open for writing yet reads as ended.
+	// Opened for reading and writing: a fifo without a writer reads as ended.
 	fifo, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("it was started before: %w", errdefs.ErrFailedPrecondition)
@@ -158,7 +158,7 @@ func openBarrier(ctx, running context.Context, dir string) error {
 
 var errInitEnded = fmt.Errorf("the container's first process has ended: %w", errdefs.ErrFailedPrecondition)
 
-// readBarrier reads the byte that init writes. A program that ends at once may be seen to end before that.
+// readBarrier reads the byte that init writes, even if a program that ends at once is seen to end first.
 func readBarrier(fifo *os.File) error {
 	_, err := fifo.Read(make([]byte, 1))
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -224,12 +224,12 @@ func (c *container) awaitProgram(ctx context.Context) error {
 			if c.exit.StartError != "" {
 				return fmt.Errorf("%s: %w", c.exit.StartError, errdefs.ErrFailedPrecondition)
 			}
-			return nil // it was killed
+			return nil // it was killed, which is not the start's failure
 		case <-over:
 			if !errors.Is(context.Cause(ctx), errAbandoned) {
 				return fmt.Errorf("it is behind the exec barrier, and has not executed its program: %w", context.Cause(ctx))
 			}
-			over = nil // it ends: exited says how
+			over = nil // exited tells how it ends
 		case <-time.After(pause):
 		}
 	}

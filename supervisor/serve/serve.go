@@ -72,7 +72,7 @@ type Supervisor struct {
 	mu         sync.Mutex
 	containers map[string]*container
 	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
-	oomSeen    map[string]int // how many it had counted when all claims were made
+	oomSeen    map[string]int // by cgroup: what it had counted when all claims were made
 }
 
 // Run serves until ctx is cancelled or Shutdown is called. Containers live on: the next Run adopts them.
@@ -173,7 +173,7 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 		return fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
 	}
-	_, _ = s.control.Close(), s.streams.Close() // who comes now finds that no supervisor serves
+	_, _ = s.control.Close(), s.streams.Close() // from now on no supervisor serves
 	// ttrpc takes a connection for idle before it has written the last answer.
 	time.Sleep(lastAnswer / 10)
 	grace, cancel := context.WithTimeout(context.Background(), lastAnswer)
@@ -200,7 +200,7 @@ func (s *Supervisor) reserve(c *container) error {
 	return nil
 }
 
-// forget drops a container, and what is known of cgroups that are gone.
+// forget drops a container, and the counts of cgroups that are gone.
 func (s *Supervisor) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +213,7 @@ func (s *Supervisor) forget(id string) {
 	maps.DeleteFunc(s.oomSeen, gone)
 }
 
-// find returns a container that is made. One that is still being made has nothing that could be used.
+// find returns a container whose creation is over: before, it has nothing that could be used.
 func (s *Supervisor) find(id string) (*container, error) {
 	switch c := s.get(id); {
 	case c == nil:

@@ -27,7 +27,7 @@ type service struct{ *Supervisor }
 
 var empty = &api.Empty{}
 
-// mapErrors turns errors of calls into statuses that the client turns back.
+// mapErrors turns errors of calls into statuses, which the client turns back into errors.
 func mapErrors(ctx context.Context, request ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, call ttrpc.Method) (any, error) {
 	answer, err := call(ctx, request)
 	if err != nil {
@@ -357,8 +357,8 @@ func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err 
 	}, nil
 }
 
-// feed returns what moves a client's input until either side ends. One that has left is given up while the process
-// takes nothing, perhaps forever. Clients of one container set each other's deadline, and only look more often.
+// feed returns what moves a client's input until either side ends. It gives up a client that has left while the process
+// takes nothing. Clients of one container share the deadline, so they only look more often.
 func feed(stdin *os.File, conn *net.UnixConn, over func()) (move func(), err error) {
 	if stdin == nil {
 		return nil, fmt.Errorf("attach to stdin: %w", errdefs.ErrNotFound)

@@ -76,7 +76,7 @@ func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 	return pump, nil
 }
 
-// Finish says that the process has ended: what is in the pipes still counts.
+// Finish says that the process has ended. What is in the pipes is still delivered.
 func (p *Pipes) Finish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,8 +109,8 @@ func (p *Pipes) Close() {
 
 // openPipe is os.Pipe for a container whose files have the SELinux label, "" for none. A pipe has the label
 // of its maker, with all categories, and at execve SELinux closes what the container's domain may not use.
-// A fifo in dir, which is labelled as a file, takes its place. Its name is gone on return; one that a
-// killed supervisor leaves is named as a container's, of which there is no record.
+// A fifo in dir, which is labelled as a file, takes its place. Its name is gone on return. A name that a killed
+// supervisor leaves looks like that of a container without a record, and is removed as such.
 func openPipe(dir, selinux string) (r, w *os.File, err error) {
 	if selinux == "" {
 		return os.Pipe()
@@ -201,12 +201,12 @@ func readChunk(source *os.File) ([]byte, error) {
 // emptyLimit is how long a pipe may stay empty after its process has ended.
 const emptyLimit = 5 * time.Millisecond
 
-// Finish says that the process has ended: what is in the pipe still counts. A pipe that stays empty for
-// emptyLimit is at its end, because a background child may keep it open forever.
+// Finish says that the process has ended. What is in the pipe is still moved. A pipe that stays empty for emptyLimit
+// is at its end, because a background child may keep it open forever.
 func (p *Pump) Finish() { _ = p.source.SetReadDeadline(time.Now().Add(emptyLimit)) }
 
-// unread reports whether bytes wait, or the end. Of a terminal's last bytes TIOCINQ may not know yet: poll(2)
-// has the kernel hand them over first.
+// unread reports whether bytes wait, or the end. It polls because TIOCINQ may not count a terminal's last bytes yet,
+// which poll(2) has the kernel hand over first.
 func (p *Pump) unread() bool { return Polled(p.source, unix.POLLIN) }
 
 // Polled reports whether one of the events of poll(2) has happened to a file, or its other end is gone.

@@ -18,7 +18,7 @@ import (
 // A header says where the bytes begin that are not logged, and, while entries of them are being written,
 // where in the log. It is one write, which a kill does not cut off either.
 type spool struct {
-	file    *os.File // nil if it cannot be opened: then what was read is lost with the supervisor
+	file    *os.File // nil if it cannot be opened: then what was read dies with the supervisor
 	entries *crilog.Stream
 	start   int64 // the bytes from here to end are not logged
 	end     int64
@@ -50,7 +50,7 @@ func (s *spool) read(fifo *os.File) ([]byte, error) {
 	var moved int64
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {
-		// A signal interrupts it also while bytes wait, of which the poller, edge-triggered, says nothing again.
+		// A signal may interrupt it while bytes wait. The poller is edge-triggered, and would not report them again.
 		for failed = unix.EINTR; failed == unix.EINTR; {
 			offset := s.end
 			moved, failed = unix.Splice(int(fd), nil, int(s.file.Fd()), &offset, pumpBuffer, unix.SPLICE_F_NONBLOCK)

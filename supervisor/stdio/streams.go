@@ -1,8 +1,8 @@
 // Package stdio moves the standard streams of processes: a container's output to its log (package crilog) and
 // to attached clients, an exec's to the client that asked for it. It also holds terminals and stdin.
 //
-// A container waits for its log's disk, and for an attached client as long as that takes something within some
-// seconds: else it is dropped. An exec waits for the client that reads its output, as for a pipe.
+// A container waits for its log's disk, and for an attached client; a client that takes nothing for clientLimit is
+// dropped. An exec waits for the client that reads its output, as for a pipe.
 //
 // Locks: input.mu guards what a process reads, and all of Pipes; Fanout.mu guards the clients. Both are held
 // for moments only and never together.
@@ -82,7 +82,7 @@ type Options struct {
 // Ends are the container's ends of stdin, stdout and stderr; nil where there is none.
 type Ends [3]*os.File
 
-// Close closes our copies of them, whether the container was started or not.
+// Close closes our copies of the ends.
 func (e Ends) Close() { closeAll(e[:]...) }
 
 func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
@@ -127,8 +127,8 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 	return nil
 }
 
-// Adopt opens the streams of a container whose supervisor has died. What it returns with an error can be
-// used. A terminal and an input are lost with their supervisor.
+// Adopt opens the streams of a container whose supervisor has died, except a terminal and an input, which end with it.
+// What it returns with an error can be used.
 func Adopt(o Options) (*Streams, error) {
 	s := new(Streams)
 	if o.Terminal || o.Bare {
@@ -296,7 +296,7 @@ type Fanout struct {
 	mu      sync.Mutex
 	clients map[chan []byte]bool // whether the container waits for the client
 	ended   bool
-	hurry   atomic.Bool // the container has ended: nobody is waited for, as what it has written fits
+	hurry   atomic.Bool // the container has ended: emit waits for nobody, as what was written fits
 }
 
 // emit hands p itself to all clients.
@@ -375,7 +375,7 @@ func (f *Fanout) drop(client chan []byte) {
 	}
 }
 
-// MasterLimit is how long a terminal's master may take to come, which is sent before the barrier.
+// MasterLimit bounds the wait for a terminal's master, which is sent before the barrier.
 const MasterLimit = time.Second
 
 // ReceiveMaster takes the terminal's master, which init sends before the barrier, out of the socket. The
