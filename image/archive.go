@@ -79,7 +79,7 @@ func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Desc
 	return index.Manifests, nil
 }
 
-// unpackArchive unpacks each image once, of how many names it may be.
+// unpackArchive unpacks each image once, however many names it has.
 func (s *Store) unpackArchive(ctx context.Context, manifests []ocispec.Descriptor) (all []Image, err error) {
 	for _, target := range manifests {
 		i := slices.IndexFunc(all, func(one Image) bool { return one.target.Digest == target.Digest })
@@ -98,7 +98,7 @@ func (s *Store) unpackArchive(ctx context.Context, manifests []ocispec.Descripto
 	return all, nil
 }
 
-// archived is the way through an image whose blobs have to be there.
+// archived is the route through an image whose blobs must be in the store.
 func (s *Store) archived() route {
 	present := func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if err := checkDescriptor(desc); err != nil {
@@ -127,8 +127,8 @@ func nameInArchive(target ocispec.Descriptor) string {
 }
 
 // Save writes an image with its tags as an OCI layout in a tar archive, which docker load reads too. Layers that were
-// not kept (KeepLayers) are archived anew: with the same files, but other digests and so another id, and of extended
-// attributes with capabilities alone, as docker save does.
+// not kept (KeepLayers) are archived anew: with the same files, but other digests and so another id, and with no
+// extended attributes but capabilities, as docker save does.
 func (s *Store) Save(ctx context.Context, refOrID string, w io.Writer) (err error) {
 	defer func() {
 		if err != nil {

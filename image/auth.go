@@ -125,8 +125,7 @@ func canonicalHost(host string) string {
 	return host
 }
 
-// authorizer shows credentials to one host. Where that host redirects to, a second
-// authorizer answers, which has none.
+// authorizer shows credentials to one host. Hosts that it redirects to get a second authorizer, which has none.
 type authorizer struct {
 	host      string
 	token     string // a registry token, sent as it is; "" for the token protocol
@@ -232,7 +231,7 @@ func (c dockerConfig) ask(ctx context.Context, host string) (Auth, bool, error) 
 const (
 	helperPrefix = "docker-credential-"
 	helperLimit  = 30 * time.Second // some helpers ask a service
-	helperRest   = time.Second      // for its output, which a child may hold, when it has ended
+	helperRest   = time.Second      // after its end for its output, which a child may hold open
 )
 
 // askHelper runs a credential helper; one that is not installed has no credentials.

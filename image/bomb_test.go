@@ -50,9 +50,9 @@ func TestWhatALayerUnpacksToIsBounded(t *testing.T) {
 		layer v1.Layer
 		word  string
 	}{
-		"gzip":   {bomb(t, types.OCILayer, hostile.Gzip(hostile.Zeros(size)), hostile.Zeros(size)), "is of 268435456 bytes, and layers may take"},
-		"zstd":   {bomb(t, types.OCILayerZStd, hostile.Zstd(hostile.Zeros(size), 20), hostile.Zeros(size)), "is of 268435456 bytes, and layers may take"},
-		"sparse": {bomb(t, types.OCILayer, hostile.Gzip(hostile.Sparse(1<<40)), hostile.Sparse(1<<40)), "is of 1099511627776 bytes, and layers may take"},
+		"gzip":   {bomb(t, types.OCILayer, hostile.Gzip(hostile.Zeros(size)), hostile.Zeros(size)), "has 268435456 bytes, and layers may take"},
+		"zstd":   {bomb(t, types.OCILayerZStd, hostile.Zstd(hostile.Zeros(size), 20), hostile.Zeros(size)), "has 268435456 bytes, and layers may take"},
+		"sparse": {bomb(t, types.OCILayer, hostile.Gzip(hostile.Sparse(1<<40)), hostile.Sparse(1<<40)), "has 1099511627776 bytes, and layers may take"},
 		"inodes": {bomb(t, types.OCILayer, hostile.Gzip(hostile.EmptyFiles(20000)), hostile.EmptyFiles(20000)), "too many files"},
 	} {
 		t.Run(name, func(t *testing.T) {

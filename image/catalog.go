@@ -336,8 +336,8 @@ func (s *Store) Tag(ctx context.Context, refOrID, name string) error {
 }
 
 // Remove removes an image with all of its names, pinned or not (CRI, RemoveImage), and returns when its files are
-// deleted: the kubelet measures the disk then, and evicts pods if it is still full. What a caller cannot wait for is
-// left to the collection in the background; containers that run from it keep theirs. It is no error if it is not there.
+// deleted: the kubelet measures the disk then, and evicts pods if it is still full. If ctx ends first, a collection in
+// the background deletes them. Containers of the image keep their files. It is no error if there is no such image.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	err := s.removeNames(ctx, refOrID, func(image Image) []string { return image.names })
 	if err != nil || s.begin() != nil {
@@ -347,7 +347,7 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
-	if s.collecting.Acquire(ctx, 1) != nil { // one that is under way may not have seen that the image is gone
+	if s.collecting.Acquire(ctx, 1) != nil { // a collection under way may not have seen that the image is gone
 		return nil
 	}
 	defer s.collecting.Release(1)

@@ -64,7 +64,7 @@ func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 		err = tooLong(req)
 	case strings.Contains(strings.ToLower(resp.Header.Get("Content-Encoding")), "zstd"): // the library has no bound for its window
 		err = fmt.Errorf("registry %s sends %s in the encoding zstd: %w", req.URL.Host, req.URL.Path, errdefs.ErrInvalidArgument)
-	// Of a proxy, say, that wants a login. After an error the library asks the next host.
+	// A proxy that wants a login answers so. After an error the library asks the next host.
 	case resp.StatusCode == http.StatusOK && strings.HasPrefix(content, "text/html") && (l.own(req.URL.Host) || !isBlob(req)) && req.Header.Get("Accept") != "":
 		err = fmt.Errorf("%s answers with a page of HTML, as no registry does", req.URL.Host)
 	}
@@ -76,7 +76,7 @@ func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp.Body = body
 	switch {
 	case resp.StatusCode >= http.StatusBadRequest && !l.own(req.URL.Host):
-		body.left, body.after = 0, io.EOF // whatever it is, no error is to show it
+		body.left, body.after = 0, io.EOF // no error may show what another host says
 	case !isBlob(req):
 		body.left, body.after = maxManifest, tooLong(req)
 	}
@@ -106,7 +106,7 @@ func firstOf(req *http.Request) *http.Request {
 
 func sameOrigin(a, b *http.Request) bool { return originOf(a) == originOf(b) }
 
-// originOf is host and port; the scheme only says the port where none is named.
+// originOf returns host and port. The scheme only tells the port where none is named.
 func originOf(req *http.Request) string {
 	port := cmp.Or(req.URL.Port(), map[string]string{"http": "80", "https": "443"}[req.URL.Scheme])
 	return net.JoinHostPort(strings.ToLower(req.URL.Hostname()), port)

@@ -72,7 +72,7 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 		err = pullError{fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))}
 	}
 	p.mu.Lock()
-	p.progress = nil // the library may have left a fetch behind, which is about to end
+	p.progress = nil // a fetch that the library left behind may still report
 	p.mu.Unlock()
 	s.config.Observe(time.Since(began), p.fetched.Load(), err)
 	return image, err
@@ -183,7 +183,7 @@ func (p *pulling) get(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.D
 		err = nil
 	}
 	end(err)
-	if errdefs.IsFailedPrecondition(err) { // so the library calls bytes that are not those of the digest
+	if errdefs.IsFailedPrecondition(err) { // by which the library means bytes with another digest
 		err = fmt.Errorf("wrong bytes: %v: %w", err, errdefs.ErrDataLoss) //nolint:errorlint
 	}
 	if err != nil {

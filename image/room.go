@@ -82,11 +82,11 @@ func (r *room) look() (free, error) {
 const (
 	maxIndex      = 128 << 20 // names and attributes, of a million files
 	headerCost    = 64        // the rest of an entry
-	directoryCost = 1 << 10   // of a directory, whose header is held
+	directoryCost = 1 << 10   // of a directory, whose header is kept
 )
 
-// allowance is what one layer may take. It is looked up before each file is written: a
-// few bytes of a layer can stand for a file of any size.
+// allowance is what one layer may take. It is asked before each file is written: a few bytes of a layer can stand for
+// a file of any size.
 type allowance struct {
 	room    *room
 	writing int64 // of room.writing
@@ -94,7 +94,7 @@ type allowance struct {
 }
 
 func (a *allowance) take(header *tar.Header) error {
-	if err := a.hold(header); err != nil {
+	if err := a.keep(header); err != nil {
 		return err
 	}
 	disk, err := a.room.look()
@@ -108,7 +108,7 @@ func (a *allowance) take(header *tar.Header) error {
 	left := disk.bytes - disk.bytesReserve - a.write(size)
 	switch {
 	case size > left:
-		return fmt.Errorf("%q is of %d bytes, and layers may take %d more: %d are free on the filesystem of the images, of which %d stay free: %w",
+		return fmt.Errorf("%q has %d bytes, and layers may take %d more: %d are free on the filesystem of the images, of which %d stay free: %w",
 			cut(header.Name, 100), size, max(left, 0), disk.bytes, disk.bytesReserve, errdefs.ErrResourceExhausted)
 	case disk.inodes <= disk.inodesReserve:
 		return fmt.Errorf("it has too many files: %d inodes are free on the filesystem of the images, of which %d stay free: %w",
@@ -127,9 +127,9 @@ func (a *allowance) write(size int64) (others int64) {
 	return others
 }
 
-// hold counts what is held of an entry, and drops the records of its header (pax(1)), up
-// to 1 MiB each, that are no extended attributes.
-func (a *allowance) hold(header *tar.Header) error {
+// keep counts what memory keeps of an entry. It drops the header's records (pax(1)), up to 1 MiB each, that are no
+// extended attributes.
+func (a *allowance) keep(header *tar.Header) error {
 	for key := range header.PAXRecords {
 		if !strings.HasPrefix(key, "SCHILY.xattr.") {
 			delete(header.PAXRecords, key)

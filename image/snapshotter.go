@@ -24,9 +24,8 @@ import (
 	"github.com/minicri/minicri/internal/tree"
 )
 
-// snapshotter is containerd's for overlayfs, with a sweep of its own, which it hides from
-// the metadata database: that would delete directories in each collection, also in that
-// of Open, which serving waits for, and with a descriptor for each level.
+// snapshotter is containerd's for overlayfs, with a sweep of its own. It hides that from the metadata database, which
+// would delete directories in each collection, even in Open's, with a descriptor for each level.
 //
 // If the database cannot write a snapshot's record, as on a full disk, the library gives the number that names the
 // snapshot's directory again and then removes the directory; making keeps others from making theirs meanwhile.

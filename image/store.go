@@ -259,8 +259,7 @@ func (s *Store) warnOfRegistries() {
 	}
 }
 
-// Reconfigure puts the settings of pulls, and which images are pinned, into force for
-// pulls that begin from now on. The directories stay.
+// Reconfigure puts the settings of pulls, and which images are pinned, into force from now on. The directories stay.
 func (s *Store) Reconfigure(config Config) {
 	config.waitWindow, config.CollectDelay, config.Observe, config.Logger = s.config.waitWindow, s.config.CollectDelay, s.config.Observe, s.config.Logger
 	config.setDefaults()
@@ -299,8 +298,8 @@ func (s *Store) scope(ctx context.Context) context.Context {
 	return log.WithLogger(namespaces.WithNamespace(ctx, "minicri"), s.libraryLog)
 }
 
-// libraryLog logs all that containerd's packages log for debugging: they return their
-// errors, and warn of every mirror that does not answer.
+// libraryLog logs for debugging whatever containerd's packages log: they return their errors, and warn of each mirror
+// that does not answer.
 func libraryLog(logger *slog.Logger) *log.Entry {
 	library := logrus.New()
 	library.SetOutput(io.Discard)
@@ -322,7 +321,7 @@ func (s *Store) Collect(ctx context.Context) error {
 	if s.compared.Load() {
 		return nil
 	}
-	err := s.checkFree(64<<10, "") // more than compareDisk writes: what a failed one leaves stays until the next start
+	err := s.checkFree(64<<10, "") // more than compareDisk writes: what it leaves at a failure stays until the next start
 	if err == nil {
 		err = s.compareDisk(ctx)
 	}
@@ -377,7 +376,7 @@ func (s *Store) collectSoon() {
 	}()
 }
 
-// lease keeps what is made under the returned context until release, which has what was not recorded collected.
+// lease keeps what is made under the returned context until release. Then what is not recorded is collected.
 func (s *Store) lease(ctx context.Context) (_ context.Context, release func(), err error) {
 	created, err := s.leases.Create(ctx, leases.WithRandomID())
 	if err != nil {

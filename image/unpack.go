@@ -262,7 +262,7 @@ func (d zstdDecoder) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the process if it has not come to its end.
+// Close ends the process if it has not ended.
 func (d zstdDecoder) Close() error {
 	d.cancel()
 	_ = d.end() // its error was read, or nobody reads on

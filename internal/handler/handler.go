@@ -224,7 +224,7 @@ func run(path, argument string) ([]byte, error) {
 	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 	defer cancel()
-	said, complained := process.Said{Most: 1 << 20}, process.Said{}
+	said, complained := process.Said{Max: 1 << 20}, process.Said{}
 	command := exec.CommandContext(ctx, path, argument)
 	command.Stdout, command.Stderr = &said, &complained
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}

@@ -96,7 +96,7 @@ func sigchldPID(info *unix.Siginfo) int32 {
 	return (*sigchld)(unsafe.Pointer(info)).pid
 }
 
-// Start owns the child that fork makes, or finds, before it is reaped. fork must not wait for the child.
+// Start owns the child that fork makes or finds, before it can be reaped. fork must not wait for the child.
 func (p *Parent) Start(fork func() (pid int, err error)) (*Child, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +108,7 @@ func (p *Parent) Start(fork func() (pid int, err error)) (*Child, error) {
 }
 
 // Own makes pid a child with an owner: our child, or that of a living child of ours, which leaves it to us.
-// before, if any, is called when the child has ended, before it is reaped. All other children wait for it.
+// before, if any, is called when the child has ended, before it is reaped. Until it returns no child is reaped.
 func (p *Parent) Own(pid int, before func(pid int)) (*Child, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,9 +161,8 @@ func Adopt() error {
 }
 
 const (
-	// reapAfter is how long a child is dead before it is an orphan: the daemon waits for its own at once.
-	reapAfter = 2 * time.Second
-	reapPause = 20 * time.Millisecond // before a look at the dead: the daemon waits for its own children sooner
+	reapAfter = 2 * time.Second       // until a dead child is an orphan: the daemon waits for its own at once
+	reapPause = 20 * time.Millisecond // before a look at the dead, for the same reason
 	stopLimit = time.Second           // for KillTree to stop one process
 	stopPause = 100 * time.Microsecond
 )

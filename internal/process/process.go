@@ -265,9 +265,9 @@ func BootID() (string, error) {
 	return id, nil
 }
 
-// Said keeps the first 64 KiB of what a program writes, or Most bytes, and drops the rest, so a flood costs no memory.
+// Said keeps the first 64 KiB of what a program writes, or Max bytes, and drops the rest, so a flood costs no memory.
 type Said struct {
-	Most int
+	Max  int
 	mu   sync.Mutex
 	kept []byte
 }
@@ -276,7 +276,7 @@ type Said struct {
 func (s *Said) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.kept = append(s.kept, p[:min(len(p), cmp.Or(s.Most, 64<<10)-len(s.kept))]...)
+	s.kept = append(s.kept, p[:min(len(p), cmp.Or(s.Max, 64<<10)-len(s.kept))]...)
 	return len(p), nil
 }
 
