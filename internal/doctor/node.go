@@ -99,9 +99,9 @@ func (c *checker) fileSystem(key, path string) {
 			"mount a disk or a volume there, of ext4 or xfs, or set root to a directory of one")
 	}
 	size := uint64(found.Bsize)
-	c.free(key, path, "bytes", found.Bavail*size, found.Blocks*size, leastBytes, func(n uint64) string { return units.BytesSize(float64(n)) })
+	c.free(key, path, "", found.Bavail*size, found.Blocks*size, leastBytes, func(n uint64) string { return units.BytesSize(float64(n)) })
 	if found.Files > 0 { // btrfs has no number of inodes
-		c.free(key, path, "inodes", found.Ffree, found.Files, leastInodes, func(n uint64) string { return fmt.Sprint(n) })
+		c.free(key, path, " inodes", found.Ffree, found.Files, leastInodes, func(n uint64) string { return fmt.Sprint(n) })
 	}
 }
 
@@ -109,7 +109,7 @@ func (c *checker) fileSystem(key, path string) {
 var noLayers = map[int64]string{unix.OVERLAYFS_SUPER_MAGIC: "an overlay", unix.NFS_SUPER_MAGIC: "NFS", unix.MSDOS_SUPER_MAGIC: "FAT"}
 
 func (c *checker) free(key, path, what string, free, all, least uint64, show func(uint64) string) {
-	message := fmt.Sprintf("%s of %s %s are free in the file system of %s", show(free), show(all), what, path)
+	message := fmt.Sprintf("%s of %s%s are free in the file system of %s", show(free), show(all), what, path)
 	advice := "remove what is not needed: 'minicri image ls' lists images; the kubelet evicts pods"
 	switch {
 	case free < least:
