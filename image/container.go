@@ -131,7 +131,7 @@ const emptyDir = "empty" // in the store
 func (s *Store) RemoveSnapshot(ctx context.Context, key string) error {
 	ctx = s.scope(ctx)
 	if snapshot, err := s.snapshots.Stat(ctx, key); err == nil && snapshot.Kind == snapshots.KindActive {
-		_ = tree.Remove(snapshot.Labels[upperdirLabel])
+		_ = tree.Discard(snapshot.Labels[upperdirLabel])
 	}
 	err := s.snapshots.Remove(ctx, key)
 	if err != nil && !errdefs.IsNotFound(err) {

@@ -220,8 +220,13 @@ const maxDepth = 32 // levels that are open during a removal, a descriptor each
 
 // Remove removes a file or a directory with all that is in it, if it is there. It goes on
 // after an error, and returns the first.
-func Remove(path string) error {
-	r := remover{top: -1}
+func Remove(path string) error { return (&remover{top: -1}).all(path) }
+
+// Discard is Remove, and empties large files, so that their blocks are free even while something has them open, such as
+// an overlay that is being unmounted. No process may need them any more.
+func Discard(path string) error { return (&remover{top: -1, empties: true}).all(path) }
+
+func (r *remover) all(path string) error {
 	if err := r.remove(unix.AT_FDCWD, path, 0); err != nil {
 		return fmt.Errorf("remove %s: %w", path, err)
 	}
@@ -230,12 +235,13 @@ func Remove(path string) error {
 
 // remover empties a directory. It moves what is deeper than maxDepth to the top and goes down from there.
 type remover struct {
-	top   int // the directory that is removed, -1 before it is opened
-	moved int
+	top     int // the directory that is removed, -1 before it is opened
+	moved   int
+	empties bool // large files
 }
 
 func (r *remover) remove(parent int, name string, depth int) error {
-	err := unlink(parent, name)
+	err := r.unlink(parent, name)
 	if !isFull(err) {
 		return err
 	}
@@ -253,24 +259,23 @@ func (r *remover) remove(parent int, name string, depth int) error {
 	if err := r.empty(fd, depth+1); err != nil {
 		return err
 	}
-	return unlink(parent, name)
+	return r.unlink(parent, name)
 }
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) }
 
-// large is the size from which a file is emptied, too: an overlay that still ends in the background holds it.
-const large = 1 << 20
+const large = 1 << 20 // bytes of a file that is worth two system calls more
 
 // unlink removes a file or an empty directory, if it is there. It looks first, because
 // unlink(2) says EROFS also of what is not there.
-func unlink(parent int, name string) error {
+func (r *remover) unlink(parent int, name string) error {
 	var stat unix.Stat_t
 	err := unix.Fstatat(parent, name, &stat, unix.AT_SYMLINK_NOFOLLOW)
 	flags, file := 0, -1
 	switch kind := stat.Mode & unix.S_IFMT; {
 	case kind == unix.S_IFDIR:
 		flags = unix.AT_REMOVEDIR
-	case kind == unix.S_IFREG && stat.Nlink == 1 && stat.Size >= large:
+	case r.empties && kind == unix.S_IFREG && stat.Nlink == 1 && stat.Size >= large:
 		if file, _ = unix.Openat(parent, name, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); file >= 0 {
 			defer unix.Close(file)
 		}
