@@ -307,6 +307,7 @@ install: ## Copy what make build has built: binaries, plugins, unit, manual; PRE
 	install -D -m 0755 -t $(libdir)/minicri/cni bin/cni/*
 	install -d $(libdir)/systemd/system
 	sed 's|@BINDIR@|$(PREFIX)/bin|' hack/minicri.service > $(libdir)/systemd/system/minicri.service
+	install -D -m 0644 hack/sysctl.conf $(libdir)/sysctl.d/60-minicri.conf
 	for page in $(pages); do install -D -m 0644 bin/share/$$page $(sharedir)/$$page || exit; done
 	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json hack/alerts.yml bin/share/config.toml
 	install -D -m 0644 -t $(sharedir)/minicri hack/crictl.yaml
@@ -319,7 +320,7 @@ install: ## Copy what make build has built: binaries, plugins, unit, manual; PRE
 # A configuration of comments alone, and crictl's as it came, are what install brought.
 .PHONY: uninstall
 uninstall: ## Remove what install brought, and say what is left
-	rm -f $(bindir)/minicri $(bindir)/minicri-shim $(libdir)/systemd/system/minicri.service $(addprefix $(sharedir)/,$(pages))
+	rm -f $(bindir)/minicri $(bindir)/minicri-shim $(libdir)/systemd/system/minicri.service $(libdir)/sysctl.d/60-minicri.conf $(addprefix $(sharedir)/,$(pages))
 	rm -rf $(sharedir)/doc/minicri $(sharedir)/minicri $(libdir)/minicri
 	@grep -qsv '^#\|^$$' $(confdir)/minicri/config.toml || rm -f $(confdir)/minicri/config.toml
 	@! cmp -s hack/crictl.yaml $(confdir)/crictl.yaml || rm $(confdir)/crictl.yaml

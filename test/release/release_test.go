@@ -243,7 +243,7 @@ func TestMakeInstall(t *testing.T) {
 	unprivileged("install")
 	all := installed(t, target)
 	for _, path := range []string{
-		"/usr/local/bin/minicri", "/usr/local/bin/minicri-shim", "/usr/local/lib/minicri/cni/bridge", "/usr/local/lib/systemd/system/minicri.service",
+		"/usr/local/bin/minicri", "/usr/local/bin/minicri-shim", "/usr/local/lib/minicri/cni/bridge", "/usr/local/lib/systemd/system/minicri.service", "/usr/local/lib/sysctl.d/60-minicri.conf",
 		"/usr/local/share/man/man8/minicri.8", "/usr/local/share/doc/minicri/docs/quickstart.md", "/usr/local/share/doc/minicri/grafana.json", "/usr/local/share/doc/minicri/alerts.yml", "/usr/local/share/doc/minicri/test/results/bench-um.md",
 		"/etc/minicri/config.toml", "/etc/crictl.yaml",
 	} {

@@ -4,11 +4,17 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/keyctl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -224,6 +230,48 @@ static void lease(const char *path)
 		fcntl(fd, F_SETLEASE, F_WRLCK);
 }
 
+/* taken takes one more of what the kernel counts: cgroups, keys, terminals, namespaces, watches. */
+static int taken(const char *what, long n)
+{
+	static char content[SMALL * 60], name[SMALL];
+	static int size = sizeof content, watched[SMALL], all;
+	struct epoll_event event = { 0 };
+	snprintf(name, sizeof name, "/sys/fs/cgroup/%ld", n);
+	switch (*what) {
+	case 'c':
+		return mkdir(name, 0700) == 0;
+	case 'k':
+		while (size && syscall(SYS_add_key, "user", name, content, size, KEY_SPEC_PROCESS_KEYRING) < 0)
+			size /= 2;
+		return size;
+	case 't':
+		return open("/dev/ptmx", O_RDWR | O_NOCTTY) >= 0;
+	case 'n':
+		return (n || unshare(CLONE_NEWUSER) == 0) && unshare(CLONE_NEWUTS) == 0 && open("/proc/self/ns/uts", O_RDONLY) >= 0;
+	}
+	if (n < SMALL)
+		watched[n] = eventfd(0, 0);
+	if (n % SMALL == 0)
+		all = epoll_create1(0);
+	return epoll_ctl(all, EPOLL_CTL_ADD, watched[n % SMALL], &event) == 0;
+}
+
+/* take takes so many at most, and then what gets free of them. */
+static void take(const char *what, long most)
+{
+	struct rlimit files;
+	long n = 0;
+	getrlimit(RLIMIT_NOFILE, &files);
+	files.rlim_cur = files.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &files);
+	while (n < most && taken(what, n))
+		n++;
+	printf("has %ld\n", n);
+	for (; n < most; usleep(1000))
+		n += taken(what, n);
+	pause();
+}
+
 int main(int count, char **args)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -235,5 +283,7 @@ int main(int count, char **args)
 		forge(args + 2);
 	if (count == 3 && strcmp(args[1], "lease") == 0)
 		lease(args[2]);
+	if (count == 4 && strcmp(args[1], "take") == 0)
+		take(args[2], atol(args[3]));
 	return 2;
 }
