@@ -2,7 +2,7 @@
 //
 // # The life of a container
 //
-// CreateContainer goes through these steps in this order (create.go; Steps lists them as data). Failpoints and
+// CreateContainer goes through these steps in this order (create.go). Failpoints and
 // metrics name them "container/" and the name; errors and the timeline use the name alone:
 //
 //	 1 check     the request; nothing has a side effect before it is complete

@@ -119,7 +119,7 @@ func (s *Store) dir(id string) string { return filepath.Join(s.options.State, "c
 
 func (s *Store) rootfs(id string) string { return filepath.Join(s.dir(id), "rootfs") }
 
-// The names of the steps of a container.
+// The names of the steps of a container, in the order of doc.go. Undo and recovery do those of remove.
 const (
 	stepCheck        step.Name = "container/check"
 	stepReserve      step.Name = "container/reserve"
@@ -146,17 +146,6 @@ const (
 	stepRemoveRootfs step.Name = "container/remove rootfs"
 	stepRemoveRecord step.Name = "container/remove record"
 )
-
-// Steps returns the steps of a container's life, in order. Undo and recovery do those of remove.
-func Steps() []step.Step {
-	return slices.Concat(
-		object.Steps("create", stepCheck, stepReserve, stepRecord, stepRootfs, stepSources, stepVolumes, stepSpec, stepNRICreate, stepLabels, stepSupervisor, stepCreate, stepNRICreated, stepRecheck),
-		object.Steps("start", stepNRIStart, stepStart, stepNRIStarted),
-		object.Steps("update", stepNRIUpdate, stepNRIUpdated),
-		object.Steps("stop", stepKill, stepNRIStop),
-		object.Steps("remove", stepNRIRemove, stepDelete, stepRemoveRootfs, stepRemoveRecord),
-	)
-}
 
 func (s *Store) begin(ctx context.Context, c *Container) *step.Sequence {
 	return step.Begin(ctx, s.options.Observe, c.Rows)

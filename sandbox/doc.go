@@ -2,7 +2,7 @@
 //
 // # The life of a sandbox
 //
-// RunPodSandbox goes through these steps in this order (run.go; Steps lists them as data). Failpoints and metrics
+// RunPodSandbox goes through these steps in this order (run.go). Failpoints and metrics
 // name them "pod/" and the name; errors and the timeline use the name alone:
 //
 //	 1 check       the request; nothing has a side effect before it is complete

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -126,7 +125,9 @@ func (s *Store) Hostname(sb *Sandbox) string {
 	return name
 }
 
-// The names of the steps of a pod.
+// The names of the steps of a pod, in the order of doc.go. "sync" overlaps those from "files" to "loopback", "files"
+// overlaps "userns" and "netns", "prepare" overlaps "loopback" and "cni add", and "end pause" overlaps "cni del".
+// Undo and recovery do those of stop and remove from "end pause" on, without "record stopped".
 const (
 	stepCheck          step.Name = "pod/check"
 	stepReserve        step.Name = "pod/reserve"
@@ -156,33 +157,6 @@ const (
 	stepRemoveFiles    step.Name = "pod/remove files"
 	stepRemoveRecord   step.Name = "pod/remove record"
 )
-
-// Values of step.Step.Only: the pods that have the step.
-const (
-	OwnNetwork = "own network"    // a pod that is not on the host network
-	OwnUsers   = "user namespace" // a pod with one
-)
-
-// Steps returns the steps of a pod's life, by operation, in order. "sync" overlaps those from "files" to "loopback",
-// "files" overlaps "userns" and "netns", "prepare" overlaps "loopback" and "cni add", and "end pause" overlaps
-// "cni del". Undo and recovery do those of stop and remove from "end pause" on, without "record stopped".
-func Steps() []step.Step {
-	steps := slices.Concat(
-		object.Steps("run", stepCheck, stepReserve, stepRecord, stepSync, stepFiles, stepUserns, stepNetns, stepPrepare, stepLoopback, stepAdd, stepAddresses, stepNRIRun, stepStart),
-		object.Steps("update", stepNRIUpdate, stepNRIUpdated),
-		object.Steps("stop", stepStopContainers, stepNRIStop, stepEndPause, stepDel, stepRemoveNetns, stepRemoveUserns, stepUnmountFiles, stepRecordStopped),
-		object.Steps("remove", stepRemoveAll, stepNRIRemove, stepRemoveFiles, stepRemoveRecord),
-	)
-	for i, one := range steps {
-		switch one.Name {
-		case stepUserns:
-			steps[i].Only = OwnUsers
-		case stepNetns, stepLoopback, stepAdd, stepAddresses:
-			steps[i].Only = OwnNetwork
-		}
-	}
-	return steps
-}
 
 func (s *Store) begin(ctx context.Context, sb *Sandbox) *step.Sequence {
 	return step.Begin(ctx, s.options.Observe, sb.Rows)

@@ -132,21 +132,6 @@ func Keep(lives *step.Lives, logger *slog.Logger, life step.Life) {
 	}
 }
 
-// WithNRI is what needs a node with NRI (step.Step.Only).
-const WithNRI = "NRI"
-
-// Steps returns the steps of an operation, in order. Those that begin with nri exist only WithNRI.
-func Steps(operation string, names ...step.Name) (steps []step.Step) {
-	for _, name := range names {
-		one := step.Step{Name: name, Operation: operation}
-		if strings.HasPrefix(name.Own(), "nri ") {
-			one.Only = WithNRI
-		}
-		steps = append(steps, one)
-	}
-	return steps
-}
-
 // Await waits for a call on a path, up to ctx. On a dead mount it may never return, so one is left for each path.
 func Await(ctx context.Context, calls *singleflight.Group, path string, call func() (string, error)) (string, error) {
 	select {

@@ -1,8 +1,7 @@
 // Package step runs the named steps of the lives of pods and containers, and keeps their timelines.
 //
-// A Step is data: its name, its operation, and when it is left out. Packages sandbox and container list theirs, by
-// which the crash matrices know where to fail and to kill. A Sequence is one way through some of them. It does all
-// that a step has:
+// A Sequence is one way through the steps of an operation, which packages sandbox and container name. It does all that
+// a step has:
 //
 //	the name          pod/record, container/rootfs: kind and step
 //	error prefix      "record: ...", under the id of the object
@@ -22,7 +21,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -62,23 +60,6 @@ func (e *Error) Error() string { return e.Step.Own() + ": " + e.Err.Error() }
 
 // Unwrap returns why the step failed.
 func (e *Error) Unwrap() error { return e.Err }
-
-// Step is one step of a life, as the lists of sandbox and container have it.
-type Step struct {
-	Name      Name
-	Operation string // "run", "stop", "remove" ...
-	Only      string // for which objects; "" for all
-}
-
-// Names are the steps of an operation, in order, for objects that are what Only asks for.
-func Names(steps []Step, operation string, are ...string) (names []Name) {
-	for _, s := range steps {
-		if s.Operation == operation && (s.Only == "" || slices.Contains(are, s.Only)) {
-			names = append(names, s.Name)
-		}
-	}
-	return names
-}
 
 // Observer receives each step that has ended.
 type Observer func(step Name, took time.Duration, err error)

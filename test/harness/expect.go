@@ -13,12 +13,14 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -182,6 +184,19 @@ func Info[T any](t testing.TB, n *Node, key string) (value T) {
 		Check(t, json.Unmarshal(said, &value))
 	}
 	return value
+}
+
+// AllSteps fails the test if a source file names a step that the lists, by operation, lack.
+func AllSteps[S ~string](t testing.TB, file string, lists map[string][]S) {
+	t.Helper()
+	named := regexp.MustCompile(`step\.Name = "([^"]+)"`).FindAllSubmatch(Read(t, file), -1)
+	Need(t, len(named) > 0, "%s names no steps", file)
+	for _, one := range named {
+		listed := slices.ContainsFunc(slices.Collect(maps.Values(lists)), func(list []S) bool {
+			return slices.Contains(list, S(one[1]))
+		})
+		Want(t, listed, "the step %s of %s is in no list", one[1], file)
+	}
 }
 
 // DeadMount is a mount whose server never answers: a FUSE filesystem (fuse(4)) whose requests no one reads,
