@@ -14,6 +14,9 @@ import (
 // Root in a container, all capabilities dropped, takes what the kernel counts for root of the node and of containers
 // together, or for the node: keys, terminals, namespaces, and with cgroup_writable cgroups. (As many watches of epoll as
 // that takes are taken and given back too slowly in User-mode Linux.)
+//
+// attack: what a container can stop: by all keys, terminals or namespaces that the kernel has for root, where sysctl.d is minicri's; by all cgroups, where they are writable
+// held: nothing of other pods; it gets 1024 terminals and cgroups
 func TestLimitsOfAUser(t *testing.T) {
 	out, err := exec.Command("/usr/lib/systemd/systemd-sysctl", "60-minicri.conf").CombinedOutput()
 	harness.Need(t, err == nil, "systemd-sysctl: %v: %s", err, out)
