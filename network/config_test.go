@@ -167,3 +167,22 @@ func TestAnotherSubnetMakesTheBridgeAnew(t *testing.T) {
 	n.detach(t, "web2")
 	eventually(t, within, "the network is there", func() bool { _, err := n.Configuration(); return err == nil })
 }
+
+// Of a bridge that has another name now none is left that has the gateway, too: the node would send there what is for pods.
+func TestAnotherNameOfTheBridge(t *testing.T) {
+	n := masqueraded(t, "minicri-t7", "10.97.0.0/24")
+	n.runs(t)
+	n.attached(t, "web")
+	other := n.Options.Default
+	other.Bridge = "test-br8"
+	n.SetDefault(other)
+	n.Reload()
+	_, err := n.Configuration()
+	harness.WantError(t, err, "minicri-t7", "10.97.0.1/24", "web", "test-br8")
+	n.detach(t, "web")
+	eventually(t, within, "the network is there", func() bool { _, err := n.Configuration(); return err == nil })
+	n.attached(t, "db")
+	_, err = netlink.LinkByName("minicri-t7")
+	harness.WantError(t, err, "not found")
+	n.detach(t, "db")
+}

@@ -72,57 +72,71 @@ func (d DefaultNetwork) ipam(subnets []netip.Prefix) map[string]any {
 	return ipam
 }
 
-// bridge returns the bridge, nil if there is none or another link has its name, and whether it has ports.
-func (d DefaultNetwork) bridge() (bridge netlink.Link, ports bool, err error) {
-	bridge, err = netlink.LinkByName(d.Bridge)
-	if _, none := errors.AsType[netlink.LinkNotFoundError](err); none || err == nil && bridge.Type() != "bridge" {
-		return nil, false, nil
-	}
-	var links []netlink.Link
-	if err == nil {
-		links, err = netlink.LinkList()
-	}
-	if err != nil {
-		return nil, false, fmt.Errorf("look at the default network's bridge %s: %w", d.Bridge, err)
-	}
-	ports = slices.ContainsFunc(links, func(link netlink.Link) bool { return link.Attrs().MasterIndex == bridge.Attrs().Index })
-	return bridge, ports, nil
+// bridge is the network's, or one of an earlier configuration.
+type bridge struct {
+	netlink.Link
+	ports bool // it has some
 }
 
-// freeBridge removes the bridge if it has an address of an earlier subnet, which the bridge plugin would
-// refuse. While pods are on it, it stays, no pod can be made, and the error names them.
+// ownBridges begin the names of bridges that may have been the network's. One of another name may be anybody's.
+const ownBridges = "minicri"
+
+func (d DefaultNetwork) bridges() (bridges []bridge, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("look for the default network's bridge %s: %w", d.Bridge, err)
+	}
+	for _, link := range links {
+		if name := link.Attrs().Name; link.Type() != "bridge" || name != d.Bridge && !strings.HasPrefix(name, ownBridges) {
+			continue
+		}
+		ports := slices.ContainsFunc(links, func(port netlink.Link) bool { return port.Attrs().MasterIndex == link.Attrs().Index })
+		bridges = append(bridges, bridge{link, ports})
+	}
+	return bridges, nil
+}
+
+// freeBridge removes the bridge if it has an address of an earlier subnet, which the bridge plugin would refuse, and one
+// of an earlier name that has an address of the subnets, to which the node would send what is for its pods. While pods
+// are on it, it stays, no pod can be made, and the error names them.
 func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
-	bridge, ports, err := d.bridge()
-	if bridge == nil || err != nil {
+	bridges, err := d.bridges()
+	if err != nil {
 		return err
 	}
-	earlier, err := earlierAddress(bridge, subnets)
-	if earlier == "" || err != nil {
-		return err
+	for _, b := range bridges {
+		name := b.Attrs().Name
+		wrong, err := wrongAddress(b, subnets, name != d.Bridge)
+		if err != nil {
+			return err
+		}
+		if wrong == "" {
+			continue
+		}
+		if pods := n.attachedTo(d.Name); len(pods) > 0 || b.ports {
+			return fmt.Errorf("the default network's bridge %s has the address %s of an earlier subnet or name, and pods are on it: remove these, then it is made anew as %s for %v: %s", name, wrong, d.Bridge, subnets, strings.Join(pods, " "))
+		}
+		if err := netlink.LinkDel(b); err != nil {
+			return fmt.Errorf("remove the default network's bridge %s, which has the address %s of an earlier subnet or name: %w", name, wrong, err)
+		}
+		n.options.Logger.Info("the default network has another subnet or bridge: it is made anew", "bridge", name, "had", wrong, "now", d.Bridge, "subnets", subnets)
 	}
-	if pods := n.attachedTo(d.Name); len(pods) > 0 || ports {
-		return fmt.Errorf("the default network's bridge %s has the address %s of an earlier subnet, and pods are on it: remove these, then it is made anew for %v: %s", d.Bridge, earlier, subnets, strings.Join(pods, " "))
-	}
-	if err := netlink.LinkDel(bridge); err != nil {
-		return fmt.Errorf("remove the default network's bridge %s, which has the address %s of an earlier subnet: %w", d.Bridge, earlier, err)
-	}
-	n.options.Logger.Info("the default network has another subnet: its bridge is made anew", "bridge", d.Bridge, "had", earlier, "subnets", subnets)
 	return nil
 }
 
-// earlierAddress returns the gateway of an earlier subnet among the bridge's addresses, or "": the plugin gives
-// a bridge the first address of each subnet. Others are an administrator's.
-func earlierAddress(bridge netlink.Link, subnets []netip.Prefix) (string, error) {
-	addresses, err := netlink.AddrList(bridge, netlink.FAMILY_ALL)
+// wrongAddress returns the gateway of another subnet among a bridge's addresses, of a bridge of another name that of one
+// of the subnets; or "". The plugin gives a bridge the first address of each subnet. Others are an administrator's.
+func wrongAddress(b bridge, subnets []netip.Prefix, renamed bool) (string, error) {
+	addresses, err := netlink.AddrList(b, netlink.FAMILY_ALL)
 	if err != nil {
-		return "", fmt.Errorf("list the addresses of %s: %w", bridge.Attrs().Name, err)
+		return "", fmt.Errorf("list the addresses of %s: %w", b.Attrs().Name, err)
 	}
 	for _, address := range addresses {
 		prefix, err := netip.ParsePrefix(address.IPNet.String())
 		if err != nil || prefix.Addr().IsLinkLocalUnicast() || prefix.Addr() != prefix.Masked().Addr().Next() {
 			continue
 		}
-		if !slices.Contains(subnets, prefix.Masked()) {
+		if slices.Contains(subnets, prefix.Masked()) == renamed {
 			return prefix.String(), nil
 		}
 	}
@@ -138,7 +152,7 @@ type Leftover struct {
 // Leftovers finds the bridge and the table that an embedded network has left. It first looks at what exists
 // and then for users in the lists of networks and attachments; unless it knows all, nothing is left.
 func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all bool)) (left []Leftover, err error) {
-	bridge, ports, err := d.bridge()
+	bridges, err := d.bridges()
 	if err != nil {
 		return nil, err
 	}
@@ -146,14 +160,15 @@ func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all
 	tables, _ := nft("", "list", "tables", "inet") // what cannot list any has made none
 	inUse, all := lists()
 	hasTable := all && slices.Contains(strings.Split(tables, "\n"), "table inet "+table)
-	// A bridge that an operator has named may be anybody's.
-	hasBridge := all && bridge != nil && !ports && strings.HasPrefix(d.Bridge, "minicri")
 	for _, list := range inUse {
-		hasBridge = hasBridge && !bytes.Contains(list, []byte(strconv.Quote(d.Bridge)))
 		hasTable = hasTable && len(masqueradedBy(list)) == 0
 	}
-	if hasBridge {
-		left = append(left, Leftover{"bridge " + d.Bridge, func() error { return netlink.LinkDel(bridge) }})
+	for _, b := range bridges {
+		name := b.Attrs().Name
+		used := slices.ContainsFunc(inUse, func(list []byte) bool { return bytes.Contains(list, []byte(strconv.Quote(name))) })
+		if all && !b.ports && !used && strings.HasPrefix(name, ownBridges) {
+			left = append(left, Leftover{"bridge " + name, func() error { return netlink.LinkDel(b) }})
+		}
 	}
 	if hasTable {
 		left = append(left, Leftover{"nftables table inet " + table, func() error {

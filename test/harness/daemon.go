@@ -118,13 +118,13 @@ const (
 	stopTime  = time.Minute     // from SIGTERM to the exit
 )
 
-// Start starts the daemon, which must not run, and waits until it answers.
+// Start starts the daemon, which must not run unless it is doomed, and waits until it answers.
 func (n *Node) Start() { n.must("starting the daemon", n.TryStart()) }
 
 // TryStart is Start, but gives the error back: that of the daemon, if it ended.
 func (n *Node) TryStart() error {
 	n.t.Helper()
-	if n.Running() {
+	if n.Running() && !process.Doomed(n.PID()) {
 		n.t.Fatalf("node %s: its daemon runs already", n.Network)
 	}
 	return n.start()
@@ -207,10 +207,8 @@ func (n *Node) Reload(change func()) {
 	Eventually(n.t, "the configuration is reloaded", callTime, func() bool { return lines() > before })
 }
 
-// Running reports whether the daemon runs. One that is doomed does not, and Start starts another.
-func (n *Node) Running() bool {
-	return n.daemon != nil && n.daemon.running() && !process.Doomed(n.daemon.pid())
-}
+// Running reports whether the daemon runs.
+func (n *Node) Running() bool { return n.daemon != nil && n.daemon.running() }
 
 // PID is the id of the daemon's process, or of the last one that ran.
 func (n *Node) PID() int { return n.daemon.pid() }
