@@ -174,11 +174,12 @@ func TestAnotherNameOfTheBridge(t *testing.T) {
 	n.runs(t)
 	n.attached(t, "web")
 	other := n.Options.Default
-	other.Bridge = "test-br8"
+	other.Bridge = "test-br9"
+	removeLinkAtEnd(t, other.Bridge)
 	n.SetDefault(other)
 	n.Reload()
 	_, err := n.Configuration()
-	harness.WantError(t, err, "minicri-t7", "10.97.0.1/24", "web", "test-br8")
+	harness.WantError(t, err, "minicri-t7", "10.97.0.1/24", "web", "test-br9")
 	n.detach(t, "web")
 	eventually(t, within, "the network is there", func() bool { _, err := n.Configuration(); return err == nil })
 	n.attached(t, "db")
