@@ -322,8 +322,8 @@ var errInUse = errors.New("in use by another daemon")
 
 // claim takes the socket and the directories for this daemon. unlock releases the directories.
 func claim(ctx context.Context, c *config.Config) (unlock func(), err error) {
-	// A process that a killed daemon was just starting holds its socket and locks until execve(2). A daemon that
-	// was killed and that the kernel keeps has had its time, too.
+	// A process that a killed daemon was just starting holds its socket and locks until execve(2). A daemon that was
+	// killed gets the same time to end; then a thread that the kernel keeps does not matter.
 	ctx, cancel := context.WithTimeout(ctx, handover)
 	defer cancel()
 	for {
@@ -368,7 +368,7 @@ func lockDirectory(directory string, fromDoomed bool) (*os.File, error) {
 	if err := os.MkdirAll(directory, 0o711); err != nil {
 		return nil, err
 	}
-	guard, err := flock(directory, os.O_RDONLY) // of the lock file, that nobody locks one that loses its name
+	guard, err := flock(directory, os.O_RDONLY) // nobody may lock a file that FreeLock is about to replace
 	if err != nil {
 		return nil, err
 	}

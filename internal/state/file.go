@@ -114,8 +114,8 @@ func ClearTemporary(directory string) error {
 	return nil
 }
 
-// FreeLock gives the name of a file that a doomed process has locked (flock(2)) to a copy. The lock stays with the
-// file, to which the process writes no more. The caller sees that nobody else opens the file meanwhile.
+// FreeLock replaces a file that a doomed process has locked (flock(2)) by a copy, which nobody has locked: the lock stays
+// with the old file. The caller keeps everybody else from opening the file meanwhile.
 func FreeLock(path string) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -63,7 +63,8 @@ const (
 
 // MakeSessionKeyring makes the session keyring of a container, which init then joins by its name, and reports whether
 // it could: a kernel without any or an outer seccomp filter forbid it, or the quota of root, which a container can use
-// up at any moment. A thread keeps it as long as the process lives, not one that forks: who inherits it cannot join.
+// up at any moment. A thread of its own, which ends with the starter, keeps the keyring; it forks nothing, as a child
+// that inherits the keyring cannot join it.
 func MakeSessionKeyring(id, label string) bool {
 	made := make(chan error)
 	go func() {
