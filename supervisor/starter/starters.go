@@ -143,7 +143,7 @@ func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, t
 	if err != nil {
 		return err
 	}
-	defer func() { go s.Prepare() }() // nobody waits for it; it ends with the fork
+	go s.Prepare() // now, as this operation mostly waits; it ends with the fork
 	defer one.conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = one.conn.SetDeadline(time.Now()) })
 	defer stop()
