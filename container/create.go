@@ -262,7 +262,7 @@ func (c *creation) create(ctx context.Context) error {
 		return err
 	}
 	answer, err := c.supervisor.Create(ctx, &api.CreateRequest{
-		Id: c.ID, Bundle: c.owner.dir(c.ID), Program: handler.Program, LogPath: c.logFile(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+		Id: c.ID, Bundle: c.owner.dir(c.ID), Runtime: handler.Runtime, LogPath: c.logFile(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""
 	if errdefs.IsFailedPrecondition(err) {

@@ -97,7 +97,7 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec,
 	if err != nil {
 		return nil, err
 	}
-	made, err := supervisor.Create(ctx, &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true, Program: runtime})
+	made, err := supervisor.Create(ctx, &api.CreateRequest{Id: sb.ID, Bundle: s.Dir(sb.ID), Bare: true, Runtime: runtime})
 	if err != nil {
 		return nil, errors.Join(err, s.deletePause(sb))
 	}

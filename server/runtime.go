@@ -109,7 +109,7 @@ func (r *Runtime) unservedBuilds() string {
 func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[string]string, error) {
 	problems, handlers := r.Networks.Problems(), []map[string]any{}
 	for _, h := range all {
-		described := map[string]any{"name": h.Name, "program": h.Program, "features": h.Features, "problem": ""}
+		described := map[string]any{"name": h.Name, "program": h.Runtime, "features": h.Features, "problem": ""}
 		if h.Err != nil {
 			described["problem"] = h.Err.Error()
 		}

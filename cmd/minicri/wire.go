@@ -221,7 +221,7 @@ func openHandlers(ctx context.Context, c *config.Config, m machine.Machine, logg
 func handlerSpecs(c *config.Config) map[string]handler.Spec {
 	specs := make(map[string]handler.Spec)
 	for name, r := range c.Runtimes {
-		specs[name] = handler.Spec{Program: r.Program(), CNIConf: r.CNIConf, OwnSandbox: r.SandboxPerContainer}
+		specs[name] = handler.Spec{Runtime: r.Command(), CNIConf: r.CNIConf, OwnSandbox: r.SandboxPerContainer}
 	}
 	if c.DefaultRuntime != "" {
 		standsFor := specs[c.DefaultRuntime]

@@ -80,8 +80,8 @@ type Runtime struct {
 	SandboxPerContainer          bool     `toml:"sandbox_per_container" comment:"for programs of the type oci that make a sandbox, such as runsc: each container has one of its own, and is not said to be part of a pod"`
 }
 
-// Program is the path and flags of a runtime; none for the type builtin.
-func (r Runtime) Program() []string {
+// Command is the path and flags of a runtime; none for the type builtin.
+func (r Runtime) Command() []string {
 	if r.Type == Builtin {
 		return nil
 	}

@@ -129,8 +129,8 @@ func (c *checker) programs(ctx context.Context) {
 		switch {
 		case h.Err != nil:
 			c.problem("handler", errtext.Of(h.Err), "install the runtime, or remove the handler from the configuration")
-		case len(h.Program) > 0:
-			c.add("handler", Good, fmt.Sprintf("%s runs %v", h.Name, h.Program), "")
+		case len(h.Runtime) > 0:
+			c.add("handler", Good, fmt.Sprintf("%s runs %v", h.Name, h.Runtime), "")
 		}
 	}
 	for _, problem := range c.Plugins {

@@ -32,7 +32,7 @@ import (
 // Spec is what the configuration says of a handler.
 type Spec struct {
 	Name       string   // the handler that "" stands for; only the Spec of "" has it
-	Program    []string // the path and the global flags of a runtime; none for libcontainer
+	Runtime    []string // the path and the global flags of a runtime; none for libcontainer
 	CNIConf    string   // the directory of its networks, "" for the node's
 	OwnSandbox bool     // the runtime makes a sandbox for each container
 }
@@ -133,17 +133,17 @@ func (s *Set) status(ctx context.Context, name string, try func([]string) error)
 	spec := s.all()[name]
 	status := Status{Spec: spec, Features: s.builtin}
 	status.Name = name
-	if len(spec.Program) == 0 {
+	if len(spec.Runtime) == 0 {
 		return status
 	}
-	path := spec.Program[0]
+	path := spec.Runtime[0]
 	status.Features, status.Err = s.ask(ctx, path, path, "said what it can do", func() (Features, error) { return askFeatures(path) })
 	// The machine must be able to do what the runtime can.
 	status.Features.RecursiveReadOnlyMounts = status.Features.RecursiveReadOnlyMounts && s.builtin.RecursiveReadOnlyMounts
 	status.Features.UserNamespaces = status.Features.UserNamespaces && s.builtin.UserNamespaces
 	if try != nil && status.Err == nil {
-		_, status.Err = s.ask(ctx, "try "+strings.Join(spec.Program, " "), path, "made a container on trial",
-			func() (Features, error) { return Features{}, try(spec.Program) })
+		_, status.Err = s.ask(ctx, "try "+strings.Join(spec.Runtime, " "), path, "made a container on trial",
+			func() (Features, error) { return Features{}, try(spec.Runtime) })
 	}
 	if status.Err != nil {
 		status.Err = fmt.Errorf("runtime handler %q: %w: %w", name, status.Err, errdefs.ErrUnavailable)

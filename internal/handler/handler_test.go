@@ -29,7 +29,7 @@ func TestListOfHostilePrograms(t *testing.T) {
 	specs := make(map[string]Spec)
 	for name, script := range programs {
 		path := filepath.Join(dir, name)
-		specs[name] = Spec{Program: []string{path}}
+		specs[name] = Spec{Runtime: []string{path}}
 		if script == "" {
 			continue
 		}

@@ -121,7 +121,7 @@ type CreateRequest struct {
 	LogPath       string                 `protobuf:"bytes,3,opt,name=log_path,json=logPath,proto3" json:"log_path,omitempty"`        // CRI log; empty: output is discarded
 	Stdin         bool                   `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // keep a stdin that attached clients write to
 	StdinOnce     bool                   `protobuf:"varint,5,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // close it when the first attached stdin ends
-	Program       []string               `protobuf:"bytes,6,rep,name=program,proto3" json:"program,omitempty"`                       // with runc's command line, and its global flags; empty: libcontainer
+	Runtime       []string               `protobuf:"bytes,6,rep,name=runtime,proto3" json:"runtime,omitempty"`                       // with runc's command line, and its global flags; empty: libcontainer
 	Bare          bool                   `protobuf:"varint,7,opt,name=bare,proto3" json:"bare,omitempty"`                            // pause: it has no streams, nobody asks for its exit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -192,9 +192,9 @@ func (x *CreateRequest) GetStdinOnce() bool {
 	return false
 }
 
-func (x *CreateRequest) GetProgram() []string {
+func (x *CreateRequest) GetRuntime() []string {
 	if x != nil {
-		return x.Program
+		return x.Runtime
 	}
 	return nil
 }
@@ -1185,7 +1185,7 @@ const file_shim_proto_rawDesc = "" +
 	"\x05stdin\x18\x04 \x01(\bR\x05stdin\x12\x1d\n" +
 	"\n" +
 	"stdin_once\x18\x05 \x01(\bR\tstdinOnce\x12\x18\n" +
-	"\aprogram\x18\x06 \x03(\tR\aprogram\x12\x12\n" +
+	"\aruntime\x18\x06 \x03(\tR\aruntime\x12\x12\n" +
 	"\x04bare\x18\a \x01(\bR\x04bareJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
 	"\"A\n" +
 	"\x0eCreateResponse\x12\x10\n" +

@@ -121,7 +121,7 @@ func (c *container) change(ctx context.Context) (context.Context, func(), error)
 // create makes a container whose init waits at the exec barrier. On an error nothing is left.
 func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
 	c := s.newContainer(record{
-		Container: starter.Container{ID: request.Id, Bundle: request.Bundle, Runtime: request.Program},
+		Container: starter.Container{ID: request.Id, Bundle: request.Bundle, Runtime: request.Runtime},
 		Version:   api.RecordVersion, LogPath: request.LogPath, Bare: request.Bare,
 	})
 	c.stdinOnce = request.StdinOnce
