@@ -242,12 +242,21 @@ func containerSpec(t testing.TB, id, script string) *specs.Spec {
 
 func TestCreateFailureLeavesNothing(t *testing.T) {
 	p := startPod(t)
-	absent := func(s *specs.Spec, _ *api.CreateRequest) { s.Process.Args = []string{"/absent"} }
-	_, err := p.Create(t.Context(), p.bundle("fails", "", absent))
-	harness.Want(t, err != nil && strings.Contains(err.Error(), "/absent"), "error %v, want one that names /absent", err)
-	for _, pattern := range []string{p.dir + "/containers/*", p.dir + "/io/*", p.dir + "/records/*", p.dir + "/exits/*", cgroupDir("fails")} {
-		left, _ := filepath.Glob(pattern)
-		harness.Want(t, len(left) == 0, "left: %v", left)
+	for id, unfit := range map[string]struct {
+		change
+		says string
+	}{
+		"absent": {func(s *specs.Spec, _ *api.CreateRequest) { s.Process.Args = []string{"/absent"} }, "/absent"},
+		"unrecorded": {func(s *specs.Spec, _ *api.CreateRequest) { // init waits at the barrier when its record cannot be written
+			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/mkdir", Args: []string{"mkdir", p.dir + "/records/unrecorded.json.new"}}}}
+		}, "is a directory"},
+	} {
+		_, err := p.Create(t.Context(), p.bundle(id, "", unfit.change))
+		harness.Want(t, err != nil && strings.Contains(err.Error(), unfit.says), "%s: error %v, want one with %q", id, err, unfit.says)
+		for _, pattern := range []string{p.dir + "/containers/*", p.dir + "/io/*", p.dir + "/records/*", p.dir + "/exits/*", cgroupDir(id)} {
+			left, _ := filepath.Glob(pattern)
+			harness.Want(t, len(left) == 0, "%s: left: %v", id, left)
+		}
 	}
 }
 

@@ -208,7 +208,7 @@ func (c *container) streamOptions() stdio.Options {
 // errdefs.ErrFailedPrecondition says that init ran and did not reach the barrier: the container lacks something.
 func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *stdio.Streams, ends stdio.Ends) (err error) {
 	var answer starter.Answer
-	var made *proc // c.init is never nil: who finds a container whose creation failed may ask it
+	var made *proc // nil after an error
 	if c.record.Bare && len(c.record.Runtime) == 0 && launch.CanPause(spec) {
 		made, answer, err = c.launchPause(ctx, spec)
 	} else {
@@ -217,34 +217,36 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 		made, answer, err = c.startByStarter(ctx, request, ends, c.noteProgram)
 	}
 	ends.Close()
-	if err != nil {
-		remove := c.record.Remove
-		if c.record.Poststop {
-			remove = func() error { return c.remove(context.Background()) }
+	if err == nil {
+		if err = c.keepInit(made, answer, streams); err == nil {
+			return nil
 		}
-		if removeErr := remove(); removeErr != nil {
-			err = errors.Join(err, fmt.Errorf("%w: %w", errNotRemoved, removeErr))
-		}
-		streams.Drain() // they read until now: a runtime or a hook may write
-		return err
+		_ = made.signal(syscall.SIGKILL) // its cgroup is killed, too
 	}
-	c.init = made
+	remove := c.record.Remove
+	if made != nil || c.record.Poststop {
+		remove = func() error { return c.remove(context.Background()) }
+	}
+	if removeErr := remove(); removeErr != nil {
+		err = errors.Join(err, fmt.Errorf("%w: %w", errNotRemoved, removeErr))
+	} else if made != nil {
+		made.wait()
+		err = errors.Join(err, made.close())
+	}
+	streams.Drain() // they read until now: a runtime or a hook may write
+	return err
+}
+
+func (c *container) keepInit(made *proc, answer starter.Answer, streams *stdio.Streams) error {
+	c.init = made // it was not nil before: who finds a container whose creation failed may ask it
 	c.mu.Lock()
 	c.io, c.record.Cgroups, c.record.ExecCgroups = streams, answer.Cgroups, answer.ExecCgroups
-	c.record.PID, c.record.StartTime = c.init.PID, c.init.StartTime
+	c.record.PID, c.record.StartTime = made.PID, made.StartTime
 	c.mu.Unlock()
 	if c.record.Terminal {
-		streams.TakeTerminal(c.init.terminal)
+		streams.TakeTerminal(made.terminal)
 	}
-	if err = c.writeRecord(); err == nil {
-		return nil
-	}
-	streams.Close()
-	if killErr := c.init.signal(syscall.SIGKILL); killErr != nil && !errors.Is(killErr, os.ErrProcessDone) {
-		return errors.Join(err, killErr)
-	}
-	c.init.wait()
-	return errors.Join(err, c.remove(context.Background()), c.init.close())
+	return c.writeRecord()
 }
 
 func (c *container) launchPause(ctx context.Context, spec *specs.Spec) (*proc, starter.Answer, error) {
