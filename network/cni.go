@@ -55,7 +55,7 @@ type Limits struct {
 // How long something is waited for, and how often a wait looks again, beside Limits and process.KillLimit.
 const (
 	leaveLimit     = process.KillLimit / 6  // for a run when the daemon ends; then it is killed or left to the next one
-	gcTimeout      = 5 * time.Second        // of ADD, DEL and CHECK for GC: one that takes longer hangs
+	gcWait         = 5 * time.Second        // of ADD, DEL and CHECK for GC; then they run beside it: it hangs
 	nftLimit       = 5 * time.Second        // for one run of nft
 	notReadyPeriod = time.Second            // of STATUS while the network is not ready or is slow
 	rulesPause     = 300 * time.Millisecond // between two reports of changed rules

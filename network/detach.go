@@ -49,7 +49,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 	return err
 }
 
-// leaves reports whether the pod may be deleted although DEL fails, and notes that in its timeline. It counts Detach's tries.
+// leaves reports whether the pod may be deleted although DEL fails, and notes that in its timeline.
 func (n *CNI) leaves(ctx context.Context, a *attachment) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -68,17 +68,17 @@ func (n *CNI) delete(ctx context.Context, h *locked, path string) (gaveUp bool, 
 		return false, n.remove(a)
 	}
 	err = n.del(ctx, h, a.record, path)
-	if err != nil && !h.kept && a.record.NeverAttached {
+	if err != nil && h.keep == nil && a.record.NeverAttached {
 		err = n.deleteAsOfNow(ctx, h, path, err)
 	}
-	limits := n.limits.Load()
+	limits, r := n.limits.Load(), a.record
+	last := r.Tries+1 >= limits.GiveUpTries || r.Tries > 0 && time.Since(r.FirstFailure) >= limits.GiveUpTime
 	switch {
 	case err == nil:
 		return false, n.remove(a)
 	case errors.Is(err, errLeft):
 		return false, err
-	case h.kept || !a.record.NeverAttached:
-	case a.record.Tries+1 >= limits.GiveUpTries || a.record.Tries > 0 && time.Since(a.record.FirstFailure) >= limits.GiveUpTime:
+	case last && r.NeverAttached && h.keep == nil:
 		return true, n.giveUp(ctx, a, err)
 	}
 	return false, n.noteFailure(a, err)
@@ -93,7 +93,7 @@ func (n *CNI) deleteAsOfNow(ctx context.Context, h *locked, path string, before 
 		}
 		record := h.record
 		record.Config = now.Bytes
-		if err := n.del(ctx, h, record, path); err == nil || h.kept {
+		if err := n.del(ctx, h, record, path); err == nil || h.keep != nil {
 			return err
 		}
 	}
@@ -194,10 +194,8 @@ func (n *CNI) repeat(a *attachment, hurried bool) {
 		notify(a.hurried)
 	}
 	n.inBackground(func() {
-		for pauses := 0; n.base.Err() == nil && n.find(a.record.ID) == a; pauses++ {
-			if n.awaitTry(a, pauses) {
-				pauses = -1
-			}
+		for pauses := 0; n.base.Err() == nil && n.find(a.record.ID) == a; {
+			pauses = n.awaitTry(a, pauses)
 			n.deleteLater(a)
 		}
 	})
@@ -211,8 +209,9 @@ func (n *CNI) hurryAll() {
 	}
 }
 
-// awaitTry waits for the next DEL's time or until a person gives up. Limits may change meanwhile.
-func (n *CNI) awaitTry(a *attachment, pauses int) (hurried bool) {
+// awaitTry waits for the next DEL's time or until a person gives up, and counts the pause; a hurried one counts anew.
+// Limits may change meanwhile.
+func (n *CNI) awaitTry(a *attachment, pauses int) int {
 	for began := time.Now(); ; {
 		limits := n.limits.Load()
 		due := began.Add(min(limits.RetryFirst<<min(pauses, 16), limits.RetryMost))
@@ -223,13 +222,13 @@ func (n *CNI) awaitTry(a *attachment, pauses int) (hurried bool) {
 		n.mu.Unlock()
 		select {
 		case <-n.base.Done():
-			return false
+			return pauses
 		case <-a.hurried:
-			return true
+			return 0
 		case <-time.After(min(time.Until(due), givenUpPoll)):
 		}
 		if !time.Now().Before(due) || n.isGivenUp(a) {
-			return false
+			return pauses + 1
 		}
 	}
 }

@@ -24,10 +24,8 @@ import (
 type locked struct {
 	*attachment
 	leave func()
-	// kept is set when the lock stays with a run that is stuck or that is left to the next daemon.
-	kept bool
-	// then is called by release, and unlocks later.
-	then func()
+	// keep is called by release instead of unlocking: a run that is stuck, or left to the next daemon, keeps the lock.
+	keep func()
 }
 
 // lock takes the attachment's lock. It returns errStuck at once if a run holds it whose processes do not end.
@@ -57,9 +55,9 @@ func (n *CNI) enter(ctx context.Context, a *attachment) (*locked, error) {
 
 func (h *locked) release() {
 	h.leave()
-	if h.then != nil {
-		h.then()
-	} else if !h.kept {
+	if h.keep != nil {
+		h.keep()
+	} else {
 		h.lock.Release(1)
 	}
 }
@@ -180,7 +178,6 @@ func (n *CNI) stick(l *linger) {
 	l.stuck = time.Now()
 	n.mu.Unlock()
 	if l.locked != nil {
-		l.locked.kept = true
 		l.locked.stuck.Store(true)
 		l.locked.leave()
 	}
@@ -225,7 +222,7 @@ func (n *CNI) gate(network string) *semaphore.Weighted {
 }
 
 // whileClosed calls f when nothing runs behind the gate, unless the context ends first; new runs wait, up to
-// gcTimeout. It polls, because a waiter for all of a semaphore blocks waiters for 1.
+// gcWait. It polls, because a waiter for all of a semaphore blocks waiters for 1.
 func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) {
 	for !gate.TryAcquire(math.MaxInt64) {
 		select {
@@ -236,7 +233,7 @@ func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) {
 	}
 	open := sync.OnceFunc(func() { gate.Release(math.MaxInt64) })
 	defer open()
-	defer time.AfterFunc(gcTimeout, open).Stop()
+	defer time.AfterFunc(gcWait, open).Stop()
 	f()
 }
 

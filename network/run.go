@@ -25,7 +25,7 @@ import (
 
 var (
 	errLeft = fmt.Errorf("the daemon shuts down: the plugins continue, and the next daemon waits for them: %w", errdefs.ErrUnavailable)
-	// errEnding is for verbs that change nothing, errLate for runs that reached their limit.
+	// errEnding is for verbs that may be repeated, errLate for runs that reached their limit.
 	errEnding = errors.New("the daemon shuts down: the plugins were killed")
 	errLate   = errors.New("the plugins were killed")
 	errStuck  = errors.New("the plugins were killed and do not end")
@@ -92,7 +92,7 @@ func (n *CNI) run(ctx context.Context, h *locked, request runner.Request, do fun
 	err, killed := n.await(ctx, run, do)
 	if errors.Is(err, errLeft) {
 		if h != nil {
-			h.kept = true
+			h.keep = func() {} // until the daemon has ended
 		}
 		return failed(err)
 	}
@@ -120,7 +120,7 @@ func (n *CNI) run(ctx context.Context, h *locked, request runner.Request, do fun
 			if h == nil {
 				n.followRun(l)
 			} else { // it unlocks the attachment, which the caller still works with
-				h.then = func() { n.followRun(l) }
+				h.keep = func() { n.followRun(l) }
 			}
 			return failed(fmt.Errorf("%w\n%w: %w", err, errStuck, busy))
 		}
@@ -162,7 +162,7 @@ func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Contex
 		return err, nil
 	case <-time.After(leaveLimit):
 	}
-	if run.Verb == "STATUS" || run.Verb == "CHECK" {
+	if run.Verb != "DEL" { // the next daemon would end it, too: it has no attachment
 		return kill(run, done), errEnding
 	}
 	return errLeft, nil

@@ -123,17 +123,19 @@ func (n *node) limitStatus(t *testing.T, limit time.Duration) {
 	n.SetLimits(limits)
 }
 
-// A daemon that ends while the plugins are asked for STATUS leaves nothing of
+// A daemon that ends while plugins are asked for STATUS, or collect, leaves nothing of
 // that to the next one: Close waits until it is killed and removed.
-func TestCloseInsideASTATUS(t *testing.T) {
-	n := newNode(t, nil)
-	n.tell(t, "STATUS.hang")
-	n.configure(t, "10.conflist", "net", n.script())
-	n.reopen(t)
-	n.runs(t)
-	eventually(t, within, "STATUS hangs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND=STATUS")) > 0 })
-	n.Close()
-	harness.Same(t, "left", n.runDirs(t), nil)
+func TestCloseInsideARunOfTheNetwork(t *testing.T) {
+	for _, verb := range []string{"STATUS", "GC"} {
+		n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
+		n.tell(t, verb+".hang")
+		n.configure(t, "10.conflist", "net", n.script())
+		n.reopen(t)
+		n.runs(t)
+		eventually(t, within, verb+" hangs", func() bool { return len(processesWith(t, mark(), "CNI_COMMAND="+verb)) > 0 })
+		n.Close()
+		harness.Same(t, "left of "+verb, n.runDirs(t), nil)
+	}
 }
 
 // Before CNI 1.1 there is no STATUS; that the programs are there has to do.
