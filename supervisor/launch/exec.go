@@ -3,7 +3,6 @@ package launch
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"path"
 	"slices"
@@ -22,17 +21,6 @@ func CanExec(spec *specs.Spec, p *specs.Process) bool {
 	return len(p.Args) > 0 && !p.Terminal && p.Capabilities != nil && p.Scheduler == nil && p.IOPriority == nil && p.ExecCPUAffinity == nil &&
 		spec.Linux.Personality == nil && spec.Linux.MemoryPolicy == nil && spec.Linux.IntelRdt == nil &&
 		hasOwnMounts(spec.Linux.Namespaces) && valueOf(p.Env, "HOME") != "" && !asksAnother(spec.Linux.Seccomp)
-}
-
-// hasOwnMounts reports whether there is a mount namespace, and no namespace of an unknown kind.
-func hasOwnMounts(namespaces []specs.LinuxNamespace) (mounts bool) {
-	for _, n := range namespaces {
-		if namespaceFlags[n.Type] == 0 {
-			return false
-		}
-		mounts = mounts || n.Type == specs.MountNamespace
-	}
-	return mounts
 }
 
 // asksAnother reports whether another process decides on calls, and so needs a descriptor of the filter.
@@ -109,36 +97,6 @@ func (a *attempt) fillExec(e Exec) error {
 	a.add("close the socket with the exec", unix.SYS_FCNTL, socketFD, unix.F_SETFD, unix.FD_CLOEXEC)
 	a.joinKeyring(e.ID, 0)
 	return a.become(e.Process, filter)
-}
-
-// enterCgroups puts the process that goes on with the list into cgroups, by controller. It avoids the kernel's global
-// lock for moves (cgroup_procs_write_start of kernel/cgroup/cgroup.c), which costs milliseconds: a thread that moves
-// itself (version 1) and a process born in its cgroup (version 2) do not take it.
-func (a *attempt) enterCgroups(cgroups map[string]string) error {
-	for _, controller := range slices.Sorted(maps.Keys(cgroups)) {
-		if controller != "" {
-			a.write("enter the cgroup "+cgroups[controller], cgroups[controller]+"/tasks", "0", 0)
-		}
-	}
-	unified, ok := cgroups[""]
-	if !ok {
-		return nil
-	}
-	dir, err := a.give(os.OpenFile(unified, unix.O_PATH|unix.O_DIRECTORY, 0))
-	if err != nil {
-		return err
-	}
-	// struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size,
-	// tls, set_tid, set_tid_size, cgroup.
-	args := a.numbers(unix.CLONE_INTO_CGROUP, 0, 0, 0, uint64(unix.SIGCHLD), 0, 0, 0, 0, 0, dir)
-	a.put("enter the cgroup "+unified, forks, unix.SYS_CLONE3, args, 11*8)
-	return nil
-}
-
-// namespaceFlags are those of setns(2) and clone(2).
-var namespaceFlags = map[specs.LinuxNamespaceType]uint64{
-	specs.MountNamespace: unix.CLONE_NEWNS, specs.UTSNamespace: unix.CLONE_NEWUTS, specs.IPCNamespace: unix.CLONE_NEWIPC,
-	specs.NetworkNamespace: unix.CLONE_NEWNET, specs.PIDNamespace: unix.CLONE_NEWPID, specs.CgroupNamespace: unix.CLONE_NEWCGROUP,
 }
 
 // become sets the process's attributes in the container. Without no_new_privs only a privileged process may

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -155,6 +156,57 @@ func (f *filters) of(profile *specs.LinuxSeccomp) (filter, error) {
 	}
 	f.compiled[string(key)] = made
 	return made, nil
+}
+
+// hasOwnMounts reports whether there is a mount namespace, and no namespace of an unknown kind.
+func hasOwnMounts(namespaces []specs.LinuxNamespace) (mounts bool) {
+	for _, n := range namespaces {
+		if namespaceFlags[n.Type] == 0 {
+			return false
+		}
+		mounts = mounts || n.Type == specs.MountNamespace
+	}
+	return mounts
+}
+
+// enterCgroups puts the process that goes on with the list into cgroups, by controller. It avoids the kernel's global
+// lock for moves (cgroup_procs_write_start of kernel/cgroup/cgroup.c), which costs milliseconds: a thread that moves
+// itself (version 1) and a process born in its cgroup (version 2) do not take it.
+func (a *attempt) enterCgroups(cgroups map[string]string) error {
+	for _, controller := range slices.Sorted(maps.Keys(cgroups)) {
+		if controller != "" {
+			a.write("enter the cgroup "+cgroups[controller], cgroups[controller]+"/tasks", "0", 0)
+		}
+	}
+	unified, ok := cgroups[""]
+	if !ok {
+		return nil
+	}
+	dir, err := a.give(os.OpenFile(unified, unix.O_PATH|unix.O_DIRECTORY, 0))
+	if err != nil {
+		return err
+	}
+	// struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size,
+	// tls, set_tid, set_tid_size, cgroup.
+	args := a.numbers(unix.CLONE_INTO_CGROUP, 0, 0, 0, uint64(unix.SIGCHLD), 0, 0, 0, 0, 0, dir)
+	a.put("enter the cgroup "+unified, forks, unix.SYS_CLONE3, args, 11*8)
+	return nil
+}
+
+// namespaceFlags are those of setns(2) and clone(2).
+var namespaceFlags = map[specs.LinuxNamespaceType]uint64{
+	specs.MountNamespace: unix.CLONE_NEWNS, specs.UTSNamespace: unix.CLONE_NEWUTS, specs.IPCNamespace: unix.CLONE_NEWIPC,
+	specs.NetworkNamespace: unix.CLONE_NEWNET, specs.PIDNamespace: unix.CLONE_NEWPID, specs.CgroupNamespace: unix.CLONE_NEWCGROUP,
+}
+
+// forkLast forks the launched process, in new namespaces and a new session.
+func (a *attempt) forkLast(namespaces uint64) {
+	a.put("fork", forks|isLast, unix.SYS_CLONE, namespaces|uint64(unix.SIGCHLD))
+	a.add("lead a session", unix.SYS_SETSID)
+	all := slices.Repeat([]byte{0xff}, 8192/8) // CONFIG_NR_CPUS
+	// From here on the cgroup's cpuset decides, not the supervisor's affinity.
+	a.put("reset the CPU affinity", mayFail, unix.SYS_SCHED_SETAFFINITY, 0, uint64(len(all)), a.bytes(all))
+	a.add("set the umask", unix.SYS_UMASK, 0o022)
 }
 
 // becomeUser switches to the user, with these capabilities.

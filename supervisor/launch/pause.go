@@ -183,16 +183,6 @@ func (a *attempt) joinNetwork(namespaces []specs.LinuxNamespace) {
 	}
 }
 
-// forkLast forks the launched process, in new namespaces and a new session.
-func (a *attempt) forkLast(namespaces uint64) {
-	a.put("fork", forks|isLast, unix.SYS_CLONE, namespaces|uint64(unix.SIGCHLD))
-	a.add("lead a session", unix.SYS_SETSID)
-	all := slices.Repeat([]byte{0xff}, 8192/8) // CONFIG_NR_CPUS
-	// From here on the cgroup's cpuset decides, not the supervisor's affinity.
-	a.put("reset the CPU affinity", mayFail, unix.SYS_SCHED_SETAFFINITY, 0, uint64(len(all)), a.bytes(all))
-	a.add("set the umask", unix.SYS_UMASK, 0o022)
-}
-
 // executePause closes the socket, which reports the exec barrier, and executes the program once somebody
 // reads from the barrier. The filter is loaded late, so that it need not allow the calls above.
 func (a *attempt) executePause(args []string, f filter, fifo uint64) {
