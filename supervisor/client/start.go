@@ -97,7 +97,7 @@ func awaitReady(ctx context.Context, ready *os.File, supervisor *os.Process) err
 	switch said := string(word); {
 	case err != nil:
 		_ = supervisor.Kill()
-		return fmt.Errorf("it does not serve: %w", errdefs.ErrUnavailable)
+		return fmt.Errorf("it does not serve: %w: %w", errdefs.ErrUnavailable, err)
 	case said == api.Ready:
 		return nil
 	case said == "":

@@ -58,8 +58,8 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 	return answer, nil, fmt.Errorf("verb %q: %w", r.Verb, errdefs.ErrInvalidArgument)
 }
 
-// container is a container of libcontainer or of a runtime. After an error exec leaves nothing, and the supervisor
-// removes what create leaves.
+// container is a container of libcontainer or of a runtime. After an error exec leaves nothing; what create leaves,
+// the runtime's container excepted, the supervisor removes.
 type container interface {
 	create(spec *specs.Spec, given streams) (starter.Answer, error)
 	exec(given streams) (pid int, err error)

@@ -46,13 +46,13 @@ func (s *Supervisor) adoptAll() error {
 	if err := adopting.Wait(); err != nil {
 		return fmt.Errorf("adopt the containers of an earlier supervisor: %w", err)
 	}
-	for _, c := range s.all() { // now that all are known: noteOOM counts what none of them has claimed
+	for _, c := range s.all() { // now that all are known: countOOMBefore counts what none of them has claimed
 		if c.exit != nil {
 			continue
 		}
 		c.killed = c.init.gone() // perhaps we killed it: then lack of memory is not to blame
 		if !c.record.Bare && !c.init.gone() {
-			c.noteOOM()
+			c.countOOMBefore()
 		}
 		go c.awaitAdopted()
 	}

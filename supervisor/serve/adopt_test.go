@@ -46,7 +46,7 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 	}
 	first, second, third := s.get("first"), s.get("second"), s.get("third")
 	for _, c := range []*container{first, second, third} {
-		c.noteOOM()
+		c.countOOMBefore()
 	}
 	writeKills(t, parent, 6)
 	harness.Check(t, os.RemoveAll(filepath.Join(parent, "first.scope")))

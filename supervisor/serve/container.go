@@ -53,7 +53,7 @@ type container struct {
 }
 
 // record is the content of DIR/records/ID.json, by which a successor adopts the container. It is written
-// before the container is made, without a pid, and once more after.
+// before the container is made, without a pid, once it is made, and when it starts.
 type record struct {
 	starter.Container
 	MountLabel  string `json:"mount_label,omitempty"`
@@ -118,7 +118,7 @@ func (c *container) change(ctx context.Context) (context.Context, func(), error)
 	}, nil
 }
 
-// create makes a container whose init waits at the exec barrier. On an error nothing is left.
+// create makes a container whose init waits at the exec barrier. On an error nothing is left but what errNotRemoved says.
 func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
 	c := s.newContainer(record{
 		Container: starter.Container{ID: request.Id, Bundle: request.Bundle, Runtime: request.Runtime},
@@ -185,7 +185,7 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest) error
 		return err
 	}
 	if !c.record.Bare {
-		c.noteOOM()
+		c.countOOMBefore()
 	}
 	go func() {
 		c.init.awaitEnd()
@@ -214,7 +214,7 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 	} else {
 		request := c.request(starter.Create)
 		request.Terminal = c.record.Terminal
-		made, answer, err = c.startByStarter(ctx, request, ends, c.noteProgram)
+		made, answer, err = c.startByStarter(ctx, request, ends, c.beforeReaping)
 	}
 	ends.Close()
 	if err == nil {
@@ -223,11 +223,11 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 		}
 		_ = made.signal(syscall.SIGKILL) // its cgroup is killed, too
 	}
-	remove := c.record.Remove
-	if made != nil || c.record.Poststop {
-		remove = func() error { return c.remove(context.Background()) }
+	remove := c.remove
+	if made == nil && len(c.record.Runtime) > 0 { // its starter has had the runtime delete it, or was killed with it
+		remove = func(context.Context) error { return c.record.Remove() }
 	}
-	if removeErr := remove(); removeErr != nil {
+	if removeErr := remove(context.Background()); removeErr != nil {
 		err = errors.Join(err, fmt.Errorf("%w: %w", errNotRemoved, removeErr))
 	} else if made != nil {
 		made.wait()

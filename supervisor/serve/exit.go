@@ -173,7 +173,9 @@ func (s *Supervisor) removeFiles(id string) error {
 	return errors.Join(stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), os.RemoveAll(s.recordPath(id)))
 }
 
-func (s *Supervisor) removeUnreadable(id string) error {
+// removeUnknown removes what is left of a container that is not served: its record cannot be read, or its creation
+// could not be undone. The daemon removes its cgroups.
+func (s *Supervisor) removeUnknown(id string) error {
 	var errs []error
 	for _, pattern := range []string{statesDir, filepath.Join(runtimesDir, "*")} {
 		found, _ := filepath.Glob(filepath.Join(s.dir, pattern, id)) // a good pattern
@@ -184,7 +186,7 @@ func (s *Supervisor) removeUnreadable(id string) error {
 	return errors.Join(append(errs, s.removeFiles(id))...)
 }
 
-func (c *container) noteOOM() {
+func (c *container) countOOMBefore() {
 	c.countOOM()
 	before := c.sup.unclaimedOOMKills(c.oomParent())
 	c.mu.Lock()

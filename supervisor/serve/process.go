@@ -235,8 +235,8 @@ func (c *container) awaitProgram(ctx context.Context) error {
 	}
 }
 
-// noteProgram notes, when init has ended and before it is reaped, whether it has become the program.
-func (c *container) noteProgram(pid int) {
+// beforeReaping notes, when init has ended, whether it has become the program, and its OOM kills.
+func (c *container) beforeReaping(pid int) {
 	c.countOOM() // before systemd removes the cgroup
 	waits, err := beforeExec(pid)
 	c.mu.Lock()

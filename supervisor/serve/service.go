@@ -82,7 +82,7 @@ func (s service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error)
 func (s service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
 	c := s.get(r.Id)
 	if c == nil && r.Kill && s.hasRecord(r.Id) {
-		return empty, s.removeUnreadable(r.Id)
+		return empty, s.removeUnknown(r.Id)
 	}
 	if c != nil && r.Kill && !isClosed(c.created) {
 		c.abandon()
@@ -175,7 +175,7 @@ func (s service) NoteExit(_ context.Context, r *api.NoteExitRequest) (*api.Empty
 		if c.init.PID == int(r.Pid) && c.init.StartTime == r.StartTime {
 			select {
 			case c.reported <- syscall.WaitStatus(r.Status):
-			default: // our own child, or reported before
+			default: // reported before
 			}
 		}
 		return nil

@@ -136,8 +136,8 @@ const killPause = 50 * time.Millisecond // between two looks for what is started
 // Serve waits for the request, does it, answers, and returns when the supervisor has taken over what was
 // made. If the supervisor has ended, it ends what it starts meanwhile, or calls undo.
 func Serve(do func(request Request, files []*os.File) (answer Answer, undo func() error, err error)) error {
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become a sub-reaper: %w", os.NewSyscallError("prctl", err))
+	if err := process.Adopt(); err != nil {
+		return err
 	}
 	// When the supervisor ends, the kernel sends SIGHUP to the groups of starters that have stopped children, which these
 	// starters have to kill. It is caught, as what they execute would ignore it, too.
@@ -158,14 +158,14 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	if err := failpoint.Hit("starter/asked"); err != nil {
 		return err
 	}
-	var killing sync.Mutex // guards did
+	var killing sync.Mutex // guards did: what has been made is undo's to end
 	did, word := false, make(chan error, 1)
 	go func() {
 		_, err := io.ReadFull(supervisor, make([]byte, len(taken)))
 		// A container may hold up what was started, and nobody else would end it.
-		for again := err != nil && (request.Verb == Create || request.Verb == Exec); again; time.Sleep(killPause) {
+		for over := err == nil || request.Verb != Create && request.Verb != Exec; !over; time.Sleep(killPause) {
 			killing.Lock()
-			if again = !did; again {
+			if over = did; !over {
 				KillChildren()
 			}
 			killing.Unlock()
