@@ -55,7 +55,7 @@ type Limits struct {
 // How long something is waited for, and how often a wait looks again, beside Limits and process.KillLimit.
 const (
 	leaveLimit     = process.KillLimit / 6  // for a run when the daemon ends; then it is killed or left to the next one
-	gcWait         = 5 * time.Second        // of ADD, DEL and CHECK for GC; then they run beside it: it hangs
+	gcWait         = 5 * time.Second        // of ADD, DEL and CHECK for GC, which is ended then
 	nftLimit       = 5 * time.Second        // for one run of nft
 	notReadyPeriod = time.Second            // of STATUS while the network is not ready or is slow
 	rulesPause     = 300 * time.Millisecond // between two reports of changed rules
@@ -81,7 +81,7 @@ type CNI struct {
 	mu          sync.Mutex
 	attachments map[string]*attachment
 	podCIDR     string
-	gates       map[string]*semaphore.Weighted // by network
+	gates       map[string]*gate // by network
 	lingering   map[*linger]bool
 	byPath      map[string]*Directory
 	// base is the context of the background, which begins when Run closes begun. Close ends base and waits.
@@ -100,7 +100,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		slots:       semaphore.NewWeighted(atOnce),
 		checkNow:    make(chan struct{}, 1),
 		attachments: make(map[string]*attachment),
-		gates:       make(map[string]*semaphore.Weighted),
+		gates:       make(map[string]*gate),
 		lingering:   make(map[*linger]bool),
 		byPath:      make(map[string]*Directory),
 		begun:       make(chan struct{}),

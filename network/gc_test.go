@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"golang.org/x/sync/semaphore"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -106,15 +106,34 @@ func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	n.detach(t, "web")
 }
 
-// What did not wait for the end of a collection that hangs keeps the next one away, and the
-// next one is waited for again.
+// A collection that hangs is ended for the pod that waits for it, before the pod's ADD.
+func TestGCEndsForAPod(t *testing.T) {
+	n := newScripted(t, func(o *Options) { o.Limits.GCPeriod = often })
+	n.journalled(t, "web", nil)
+	n.tell(t, "GC.hang")
+	n.runs(t)
+	var hang []string
+	eventually(t, within, "GC hangs", func() bool {
+		hang = processesWith(t, mark(), "CNI_COMMAND=GC")
+		return len(hang) > 0
+	})
+	_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+	must(t, err)
+	for _, process := range processesWith(t, mark(), "CNI_COMMAND=GC") {
+		harness.Want(t, !slices.Contains(hang, process), "GC still ran after ADD: %s", process)
+	}
+	n.detach(t, "web")
+}
+
+// What did not wait for the end of a collection that cannot be killed keeps the next one away,
+// and the next one is waited for again.
 func TestGateBesideACollectionThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate()
 		var begun atomic.Int32
 		hung, next := make(chan struct{}), make(chan struct{})
 		for _, end := range []chan struct{}{hung, next} {
-			go g.collect(t.Context(), func() {
+			go g.collect(t.Context(), func(context.Context) {
 				begun.Add(1)
 				<-end
 			})
@@ -125,7 +144,7 @@ func TestGateBesideACollectionThatHangs(t *testing.T) {
 		must(t, err)
 		late, err := g.enter(t.Context())
 		must(t, err)
-		harness.Same(t, "the wait for a collection that hangs", time.Since(began), gcWait)
+		harness.Same(t, "the wait for a collection that hangs", time.Since(began), gcWait+process.KillLimit)
 		leave()
 		close(hung)
 		time.Sleep(time.Second)
@@ -141,12 +160,12 @@ func TestGateBesideACollectionThatHangs(t *testing.T) {
 	})
 }
 
-// gate is that of a network.
-type gate struct{ n *CNI }
+// testGate is that of a network.
+type testGate struct{ n *CNI }
 
-func newGate() gate { return gate{&CNI{gates: make(map[string]*semaphore.Weighted)}} }
+func newGate() testGate { return testGate{&CNI{gates: make(map[string]*gate)}} }
 
-func (g gate) enter(ctx context.Context) (leave func(), err error) {
+func (g testGate) enter(ctx context.Context) (leave func(), err error) {
 	a := newAttachment(Attachment{})
 	a.lock.TryAcquire(1)
 	h, err := g.n.enter(ctx, a)
@@ -156,4 +175,6 @@ func (g gate) enter(ctx context.Context) (leave func(), err error) {
 	return h.release, nil
 }
 
-func (g gate) collect(ctx context.Context, f func()) { whileClosed(ctx, g.n.gate(""), f) }
+func (g testGate) collect(ctx context.Context, f func(context.Context)) {
+	whileClosed(ctx, g.n.gate(""), f)
+}

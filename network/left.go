@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -46,6 +47,7 @@ func (n *CNI) lock(ctx context.Context, a *attachment) (*locked, error) {
 // enter waits for GC of the network to end; the caller has the attachment's lock.
 func (n *CNI) enter(ctx context.Context, a *attachment) (*locked, error) {
 	gate := n.gate(a.record.Network)
+	defer time.AfterFunc(gcWait, gate.endGC).Stop()
 	if err := gate.Acquire(ctx, 1); err != nil {
 		a.lock.Release(1)
 		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
@@ -211,19 +213,31 @@ func (n *CNI) findLeftRuns() {
 	}
 }
 
-// gate keeps GC, which takes all of it, apart from other runs, which take 1 each (CNI SPEC, "GC").
-func (n *CNI) gate(network string) *semaphore.Weighted {
+// gate keeps GC of a network, which takes all of it, apart from other runs, which take 1 each (CNI SPEC, "GC").
+type gate struct {
+	*semaphore.Weighted
+	end atomic.Pointer[func()] // ends the GC that runs
+}
+
+func (n *CNI) gate(network string) *gate {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.gates[network] == nil {
-		n.gates[network] = semaphore.NewWeighted(math.MaxInt64)
+		n.gates[network] = &gate{Weighted: semaphore.NewWeighted(math.MaxInt64)}
 	}
 	return n.gates[network]
 }
 
-// whileClosed calls f when nothing runs behind the gate, unless the context ends first; new runs wait, up to
-// gcWait. It polls, because a waiter for all of a semaphore blocks waiters for 1.
-func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) {
+// endGC ends a GC for which a run has waited for gcWait. It comes again.
+func (g *gate) endGC() {
+	if end := g.end.Load(); end != nil {
+		(*end)()
+	}
+}
+
+// whileClosed calls f when nothing runs behind the gate, unless the context ends first; new runs wait. It polls,
+// because a waiter for all of a semaphore blocks waiters for 1.
+func whileClosed(ctx context.Context, gate *gate, f func(context.Context)) {
 	for !gate.TryAcquire(math.MaxInt64) {
 		select {
 		case <-time.After(lockPoll):
@@ -233,8 +247,14 @@ func whileClosed(ctx context.Context, gate *semaphore.Weighted, f func()) {
 	}
 	open := sync.OnceFunc(func() { gate.Release(math.MaxInt64) })
 	defer open()
-	defer time.AfterFunc(gcWait, open).Stop()
-	f()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	gate.end.Store(new(func() {
+		cancel(fmt.Errorf("a pod waited %v for it: %w", gcWait, errLate))
+		time.AfterFunc(process.KillLimit, open) // what cannot be killed holds up nobody
+	}))
+	defer gate.end.Store(nil)
+	f(ctx)
 }
 
 // collectPeriodically runs GC at the start and then once in a period.
@@ -244,7 +264,7 @@ func (n *CNI) collectPeriodically() {
 		if n.limits.Load().GCPeriod > 0 {
 			for _, c := range n.networksInUse() {
 				networks.Go(func() {
-					whileClosed(n.base, n.gate(c.Name), func() { n.collect(c) })
+					whileClosed(n.base, n.gate(c.Name), func(ctx context.Context) { n.collect(ctx, c) })
 				})
 			}
 		}
@@ -255,7 +275,7 @@ func (n *CNI) collectPeriodically() {
 
 // collect runs GC of a network (CNI SPEC, "GC"): its plugins free what belongs to no attachment. It calls
 // libcni, which honours disableGC, because go-cni has no GC.
-func (n *CNI) collect(c *Configuration) {
+func (n *CNI) collect(ctx context.Context, c *Configuration) {
 	if n.isStuck("GC", c.Name) {
 		return
 	}
@@ -268,7 +288,7 @@ func (n *CNI) collect(c *Configuration) {
 		valid = append(valid, types.GCAttachment{ContainerID: id, IfName: eth0})
 	}
 	request := runner.Request{Verb: "GC", Network: c.Name, Limit: n.limits.Load().GC}
-	err := n.run(context.Background(), nil, request, func(ctx context.Context, run *runner.Run) error {
+	err := n.run(ctx, nil, request, func(ctx context.Context, run *runner.Run) error {
 		list, err := libcni.NetworkConfFromBytes(c.Bytes)
 		if err != nil {
 			return err
