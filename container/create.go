@@ -330,6 +330,9 @@ func (s *Store) Start(ctx context.Context, id string) error {
 		if state := c.State(); state != runtimeapi.ContainerState_CONTAINER_CREATED {
 			return fmt.Errorf("it is %s, only a created one can be started: %w", stateText(state), errdefs.ErrFailedPrecondition)
 		}
+		if pod, err := s.options.Sandboxes.Find(c.SandboxID); err != nil || !pod.Ready() {
+			return fmt.Errorf("its sandbox %s is not ready: %w", c.SandboxID, errdefs.ErrFailedPrecondition)
+		}
 		steps := s.begin(ctx, c)
 		if s.hasPlugins() {
 			steps.Step(stepNRIStart, func(ctx context.Context) error { return s.ask(ctx, c, Plugins.Start) })
@@ -374,11 +377,15 @@ func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error
 	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
 		return startErr
 	}
+	// Where it is not the program that failed, init still waits, or the program runs, and nobody else would end it.
+	if err := s.send(ctx, c, uint32(unix.SIGKILL), true); err != nil && !errdefs.IsNotFound(err) {
+		return errors.Join(startErr, fmt.Errorf("kill it: %w", err))
+	}
 	s.change(c, func(f *Facts) {
-		if f.FinishedAt == 0 {
+		if f.FinishedAt == 0 { // else its supervisor has said how it ended
 			f.FinishedAt = time.Now().UnixNano()
+			takeStartError(f, errtext.Of(startErr))
 		}
-		takeStartError(f, errtext.Of(startErr))
 	})
 	return startErr
 }

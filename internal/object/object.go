@@ -138,6 +138,9 @@ func Await(ctx context.Context, calls *singleflight.Group, path string, call fun
 	case done := <-calls.DoChan(path, func() (any, error) { return call() }):
 		return done.Val.(string), done.Err
 	case <-ctx.Done():
+		if cause := context.Cause(ctx); !errors.Is(cause, context.DeadlineExceeded) {
+			return "", fmt.Errorf("wait for %s on the node: %w", path, cause)
+		}
 		// %v: the deadline is not the caller's.
 		return "", fmt.Errorf("%s on the node does not answer, it may be on a mount whose server is gone: %w: %v", path, errdefs.ErrUnavailable, context.Cause(ctx))
 	}

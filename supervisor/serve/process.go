@@ -153,7 +153,8 @@ func openBarrier(ctx, running context.Context, dir string) error {
 		}
 		return fmt.Errorf("wait at the exec barrier: %w", err)
 	}
-	return os.Remove(path)
+	_ = os.Remove(path) // the program runs; the record says that it was started
+	return nil
 }
 
 var errInitEnded = fmt.Errorf("the container's first process has ended: %w", errdefs.ErrFailedPrecondition)

@@ -2,6 +2,7 @@ package container
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -402,4 +403,53 @@ func TestP32_ConsumerThatDoesNotRead(t *testing.T) {
 	_, err := busy.Recv()
 	expect(t, err != nil && err != io.EOF, "the stream of a daemon that has ended gave %v", err)
 	p.Start()
+}
+
+// A start that fails for a reason of the node leaves no process of the container, and one in a pod that has
+// ended is refused.
+func TestStartThatTheNodeFails(t *testing.T) {
+	p := newPod(t)
+	id := p.create(shell("unrecorded", forever))
+	init := p.info(id).PID
+	// The supervisor cannot write its record.
+	check(t, os.Mkdir(harness.Glob(t, p.State, "shims", "*", "records", id+".json")[0]+".new", 0o700))
+	wantError(t, p.start(id), "is a directory")
+	p.wantExit(id, 128, "StartError")
+	eventually(t, "its init has ended", func() bool { return errors.Is(unix.Kill(init, 0), unix.ESRCH) })
+	check(t, p.remove(id))
+	late := p.create(shell("late", forever))
+	check(t, unix.Kill(p.pausePID(), unix.SIGKILL))
+	request := &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}
+	eventually(t, "the pod is not ready", func() bool {
+		return harness.Call(t, p.Runtime.PodSandboxStatus, request).Status.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+	})
+	wantCode(t, p.start(late), codes.FailedPrecondition)
+	check(t, p.removePod())
+}
+
+// How a container has ended does not change afterwards, whatever its start says that comes beside its stop.
+func TestEndStaysAsItWasTold(t *testing.T) {
+	p := newPod(t)
+	events := p.listen()
+	for i := range 60 {
+		id := p.create(shell(fmt.Sprintf("told%d", i), forever))
+		started := beside(func() error { return p.start(id) })
+		check(t, p.stop(id, 0))
+		<-started
+		now, told := p.status(id), (*runtimeapi.ContainerStatus)(nil)
+		for told == nil {
+			event, err := events.Recv()
+			check(t, err)
+			if event.ContainerEventType != runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT {
+				continue
+			}
+			for _, status := range event.ContainersStatuses {
+				if status.Id == id {
+					told = status
+				}
+			}
+		}
+		expect(t, now.Reason == told.Reason && now.ExitCode == told.ExitCode && now.Message == told.Message && now.StartedAt == told.StartedAt, "told %v, now %v", told, now)
+		check(t, p.remove(id))
+	}
 }

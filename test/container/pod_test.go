@@ -241,6 +241,16 @@ func (p *pod) address() string {
 	return harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}).Status.Network.GetIp()
 }
 
+// pausePID is the process id of the pod's pause; tests of the unit and of AppArmor ask for it.
+func (p *pod) pausePID() int {
+	answer := harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
+	var info struct {
+		PID int `json:"pid"`
+	}
+	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &info))
+	return info.PID
+}
+
 func (p *pod) killShim() {
 	pids := p.Node.Supervisors()
 	harness.Need(p.t, len(pids) == 1, "shims: %v", pids)

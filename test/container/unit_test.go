@@ -4,7 +4,6 @@ package container
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -135,16 +134,6 @@ func importBusybox(t *testing.T) {
 	dir := t.TempDir()
 	program(t, "sh", "-euc", script, "sh", shell("", "").Image.Image, dir)
 	program(t, "minicri", "image", "import", filepath.Join(dir, "image.tar"))
-}
-
-// pausePID is the process id of the pod's pause; tests of the unit and of AppArmor ask for it.
-func (p *pod) pausePID() int {
-	answer := harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
-	var info struct {
-		PID int `json:"pid"`
-	}
-	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &info))
-	return info.PID
 }
 
 // configure writes the drop-in of the installed configuration: a network, and what the test wants before that.
