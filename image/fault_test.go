@@ -1,11 +1,14 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +16,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
 	"github.com/minicri/minicri/test/harness"
 )
@@ -102,6 +107,53 @@ func TestWrongBytesAreRefusedByNameAndForgotten(t *testing.T) {
 	checkRefused(t, s, registry.host()+"/wrong@"+manifest, Auth{}, errdefs.IsDataLoss, "manifest "+manifest)
 	registry.breakWith(nil)
 	pull(t, s, reference)
+}
+
+// TestPullRepairsADamagedImage: the database still knows a document whose file is gone or wrong.
+func TestPullRepairsADamagedImage(t *testing.T) {
+	registry := newTestRegistry(t)
+	img := imageOf(t, v1.Config{User: "7"}, layerOf(t, file("a", "1")))
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: img})
+	reference := registry.push(t, "damaged:1", index)
+	damages := map[string]func(path string, data []byte) error{
+		"gone":      func(path string, _ []byte) error { return os.Remove(path) },
+		"truncated": func(path string, data []byte) error { return os.WriteFile(path, data[:len(data)/2], 0o600) },
+		"rotten":    func(path string, data []byte) error { data[len(data)/2] ^= 1; return os.WriteFile(path, data, 0o600) },
+	}
+	for kind, digest := range map[string]string{"index": digestOf(t, index), "manifest": digestOf(t, img), "configuration": idOf(t, img)} {
+		for damage, do := range damages {
+			t.Run(damage+" "+kind, func(t *testing.T) {
+				s := openStore(t)
+				want := collectedAfter(t, s, reference)
+				path := filepath.Join(s.dir, "content", "blobs", "sha256", strings.TrimPrefix(digest, "sha256:"))
+				data, err := os.ReadFile(path)
+				must(t, err)
+				must(t, do(path, bytes.Clone(data)))
+				registry.breakWith(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+					if r.Method == http.MethodGet {
+						refuse(w, http.StatusInternalServerError, "away")
+					}
+					return r.Method == http.MethodGet
+				})
+				checkRefused(t, s, reference, Auth{}, isUnavailable, digest)
+				registry.breakWith(nil)
+				must(t, s.Collect(t.Context())) // a repair that failed has lost nothing else
+				harness.Same(t, "layers", entries(t, filepath.Join(s.dir, "overlayfs", "snapshots")), want.snapshots)
+				pull(t, s, reference)
+				checkFile(t, path, string(data))
+				checkLeft(t, s, want)
+				s = reopened(t, s)
+				image, err := s.Get(reference)
+				harness.Want(t, err == nil && image.Spec.Config.User == "7", "%+v, %v", image, err)
+				checkFile(t, filepath.Join(mountImage(t, s, image), "a"), "1")
+			})
+		}
+	}
+}
+
+func collectedAfter(t *testing.T, s *Store, reference string) leftovers {
+	pull(t, s, reference)
+	return collected(t, s)
 }
 
 func TestFailingRegistryIsUnavailableInItsOwnWords(t *testing.T) {

@@ -3,11 +3,15 @@ package image
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -197,11 +201,20 @@ func (p *pulling) get(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.D
 	return nil, nil
 }
 
-// Writer implements content.Ingester.
+// Writer implements content.Ingester. The library fetches no digest that its database knows. It is not told that of a
+// document whose file is damaged, so a pull repairs it. Layers are digested when they are unpacked.
 func (p *pulling) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
 	return p.store.content.Writer(ctx, append(opts, func(o *content.WriterOpts) error {
 		o.Ref += "-" + p.id
-		return nil
+		if images.IsLayerType(o.Desc.MediaType) {
+			return nil
+		}
+		path := filepath.Join(p.store.dir, "content/blobs/sha256", o.Desc.Digest.Encoded())
+		data, err := os.ReadFile(path)
+		if err == nil && o.Desc.Digest.Algorithm().FromBytes(data) != o.Desc.Digest || errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.EIO) {
+			o.Desc.Digest, err = "", os.RemoveAll(path)
+		}
+		return err
 	})...)
 }
 

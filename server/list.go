@@ -92,6 +92,15 @@ func fit[M proto.Message](message M) M {
 	return message
 }
 
+// fitMetrics leaves the oldest pods out of a list that is too long: metrics have no texts that fit could drop.
+func fitMetrics(newestFirst []*runtimeapi.PodSandboxMetrics) []*runtimeapi.PodSandboxMetrics {
+	left := maxAnswer
+	return slices.DeleteFunc(newestFirst, func(pod *runtimeapi.PodSandboxMetrics) bool {
+		left -= proto.Size(pod) + 8 // its tag and length
+		return left < 0
+	})
+}
+
 // eachText calls do for each label and annotation in a message, with its size, or 0 if it is kept.
 func eachText(message protoreflect.Message, do func(texts protoreflect.Map, key protoreflect.MapKey, size int)) {
 	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {

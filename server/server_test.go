@@ -203,6 +203,21 @@ func TestFit(t *testing.T) {
 	harness.Want(t, len(fit(small).Items[0].Annotations["much"]) == 1<<20, "a list that fits has lost a text")
 }
 
+// Metrics have no texts to lose: what is too long for one message lacks the oldest pods, and what fits lacks none.
+func TestFitMetrics(t *testing.T) {
+	for count, whole := range map[int]bool{10: true, 40: false, 20 << 10: false} {
+		list := &runtimeapi.ListPodSandboxMetricsResponse{}
+		for i := range count {
+			metric := &runtimeapi.Metric{Name: strings.Repeat("x", 20<<20/max(count, 20))}
+			list.PodMetrics = append(list.PodMetrics, &runtimeapi.PodSandboxMetrics{PodSandboxId: fmt.Sprint(i), Metrics: []*runtimeapi.Metric{metric}})
+		}
+		list.PodMetrics = fitMetrics(list.PodMetrics)
+		size, left := proto.Size(list), len(list.PodMetrics)
+		harness.Want(t, size <= maxAnswer && (left == count) == whole && left >= min(count, count*7/10), "%d of %d pods in %d bytes", left, count, size)
+		harness.Want(t, list.PodMetrics[left-1].PodSandboxId == fmt.Sprint(left-1), "not the oldest of %d pods are left out", count)
+	}
+}
+
 // What the kubelet knows its pods by stays, however many short texts there are
 // beside it: a pod without them is none of its own, and it would remove it.
 func TestFitKeepsWhatTheKubeletNeeds(t *testing.T) {

@@ -138,7 +138,7 @@ func (r *Runtime) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricD
 
 // ListPodSandboxMetrics measures the pods that are ready, and their containers.
 func (r *Runtime) ListPodSandboxMetrics(ctx context.Context, _ *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
-	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: r.Stats.Metrics(ctx, r.measurablePods(nil))}, nil
+	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: fitMetrics(r.Stats.Metrics(ctx, r.measurablePods(nil)))}, nil
 }
 
 // StreamPodSandboxMetrics sends the same list in pieces.

@@ -13,7 +13,7 @@ const metricsHead = `# Metrics
 
 With ` + "`metrics_address`" + ` in the configuration the daemon answers Prometheus at ` + "`/metrics`" + `. The families below are its own; those whose names begin with ` + "`go_` and `process_`" + ` are of the Go runtime and of the daemon's process (` + "`process_resident_memory_bytes`, `process_open_fds`" + `). No label has an unbounded set of values. ` + "`hack/grafana.json`" + ` is a dashboard of them for Grafana; ` + "`make test-prometheus`" + ` asks a real Prometheus each of its queries.
 
-` + "`/metrics/cadvisor`" + ` at the same address has the metrics of pods and containers under cAdvisor's names, as the CRI's ListPodSandboxMetrics gives them to the kubelet: dashboards have them without the kubelet's feature gate. ` + "`hack/alerts.yml`" + ` has alerting rules. With ` + "`metrics_tls_cert` and `metrics_tls_key`" + ` both are served over TLS; neither asks who is there. Beyond four scrapes of pods at once the answer is 503.
+` + "`/metrics/cadvisor`" + ` at the same address has the metrics of pods and containers under cAdvisor's names, as the CRI's ListPodSandboxMetrics gives them to the kubelet: dashboards have them without the kubelet's feature gate. That call's answer ends at 15 MiB, some 250 pods of three containers, and lacks the oldest beyond; this address and StreamPodSandboxMetrics have all. ` + "`hack/alerts.yml`" + ` has alerting rules. With ` + "`metrics_tls_cert` and `metrics_tls_key`" + ` both are served over TLS; neither asks who is there. Beyond four scrapes of pods at once the answer is 503.
 
 | name | kind | labels | meaning |
 |---|---|---|---|
