@@ -116,7 +116,15 @@ func (p *Process) Wait() error {
 	if err != nil {
 		return err
 	}
-	return connection.Read(func(fd uintptr) bool { return ended(int(fd), 0) })
+	err = connection.Read(func(fd uintptr) bool { return ended(int(fd), 0) })
+	const between = 20 * time.Millisecond
+	for ; err != nil; time.Sleep(between) { // it is closed, or the poller had no room for it (epoll_ctl(2): ENOMEM, ENOSPC)
+		is := false
+		if closed := p.Control(func(pidfd int) { is = ended(pidfd, 0) }); closed != nil || is {
+			return closed
+		}
+	}
+	return nil
 }
 
 // Ended reports whether the process has ended.

@@ -37,6 +37,21 @@ func TestFactsNameOneProcess(t *testing.T) {
 	}
 }
 
+// Wait returns at the end of the process, and not because the poller has no room.
+func TestWaitOutsideThePoller(t *testing.T) {
+	facts := start(t, exec.Command("sleep", "60"))
+	p, err := process.OpenOutsideThePoller(facts)
+	harness.Check(t, err)
+	waited := make(chan error, 1)
+	go func() { waited <- p.Wait() }()
+	time.Sleep(100 * time.Millisecond)
+	harness.Same(t, "returned before the end", len(waited), 0)
+	harness.Check(t, unix.Kill(facts.PID, unix.SIGKILL))
+	harness.Check(t, <-waited)
+	harness.Check(t, p.Close())
+	harness.Want(t, p.Wait() != nil, "a closed one is waited for")
+}
+
 // endFirstThread in the environment makes a process of this program whose first thread has ended.
 const endFirstThread = "MINICRI_TEST_END_FIRST_THREAD"
 

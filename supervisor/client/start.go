@@ -173,6 +173,9 @@ func endHolder(dir string) error {
 		return fmt.Errorf("%s/%s is locked by process %d (%s), which is no supervisor: end that process: %w", dir, api.LockFile, pid, strings.Join(line, " "), errdefs.ErrUnavailable)
 	}
 	if err := holder.Kill(process.KillLimit); err != nil {
+		if process.Doomed(pid) { // its lock stays with the file that it has open; only a daemon starts successors, and one at a time
+			return os.Remove(filepath.Join(dir, api.LockFile))
+		}
 		return fmt.Errorf("end the supervisor that has %s locked and does not answer: %w: %w", dir, errdefs.ErrUnavailable, err)
 	}
 	return nil

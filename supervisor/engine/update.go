@@ -175,9 +175,9 @@ func setOOMScoreAdj(paths starter.Cgroups, adjust *int) (old map[int]string, err
 			if _, seen := old[pid]; seen {
 				continue
 			}
-			again = true // it may have started another meanwhile
 			value, _ := os.ReadFile(oomScoreAdjFile(pid))
 			old[pid] = strings.TrimSpace(string(value))
+			again = again || old[pid] != strconv.Itoa(*adjust) // it may have started another meanwhile, with its value
 			if err := writeOOMScoreAdj(pid, strconv.Itoa(*adjust)); err != nil {
 				return old, fmt.Errorf("set oom_score_adj: %w", err)
 			}

@@ -63,9 +63,10 @@ func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest
 		e.pipes.Finish()
 		close(e.exited)
 	}()
+	id := request.ExecId // the request, with all its arguments, may go
 	e.expire = time.AfterFunc(unaskedLimit, func() {
 		_ = e.killTree()
-		c.forgetExec(request.ExecId)
+		c.forgetExec(id)
 		e.release()
 	})
 	c.mu.Lock()

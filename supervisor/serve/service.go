@@ -87,7 +87,7 @@ func (s service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, 
 	if c != nil && r.Kill && !isClosed(c.created) {
 		c.abandon()
 		limit := process.KillLimit
-		if c.record.Poststop {
+		if c.snapshot().Poststop {
 			limit = operationLimit // the creation ends with these hooks
 		}
 		select {
