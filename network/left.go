@@ -44,10 +44,14 @@ func (n *CNI) lock(ctx context.Context, a *attachment) (*locked, error) {
 	return n.enter(ctx, a)
 }
 
-// enter waits for GC of the network to end; the caller has the attachment's lock.
+// enter waits for GC of the network to end, and ends one that takes long; the caller has the attachment's lock.
 func (n *CNI) enter(ctx context.Context, a *attachment) (*locked, error) {
 	gate := n.gate(a.record.Network)
-	defer time.AfterFunc(gcWait, gate.endGC).Stop()
+	defer time.AfterFunc(gcWait, func() {
+		if end := gate.end.Load(); end != nil {
+			(*end)()
+		}
+	}).Stop()
 	if err := gate.Acquire(ctx, 1); err != nil {
 		a.lock.Release(1)
 		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
@@ -216,7 +220,7 @@ func (n *CNI) findLeftRuns() {
 // gate keeps GC of a network, which takes all of it, apart from other runs, which take 1 each (CNI SPEC, "GC").
 type gate struct {
 	*semaphore.Weighted
-	end atomic.Pointer[func()] // ends the GC that runs
+	end atomic.Pointer[func()] // ends the GC that runs, for a run that has waited for gcWait; it comes again
 }
 
 func (n *CNI) gate(network string) *gate {
@@ -226,13 +230,6 @@ func (n *CNI) gate(network string) *gate {
 		n.gates[network] = &gate{Weighted: semaphore.NewWeighted(math.MaxInt64)}
 	}
 	return n.gates[network]
-}
-
-// endGC ends a GC for which a run has waited for gcWait. It comes again.
-func (g *gate) endGC() {
-	if end := g.end.Load(); end != nil {
-		(*end)()
-	}
 }
 
 // whileClosed calls f when nothing runs behind the gate, unless the context ends first; new runs wait. It polls,

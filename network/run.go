@@ -162,7 +162,7 @@ func (n *CNI) await(ctx context.Context, run *runner.Run, do func(context.Contex
 		return err, nil
 	case <-time.After(leaveLimit):
 	}
-	if run.Verb != "DEL" { // the next daemon would end it, too: it has no attachment
+	if run.Verb != "DEL" { // the next daemon would end it, too
 		return kill(run, done), errEnding
 	}
 	return errLeft, nil

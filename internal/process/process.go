@@ -117,8 +117,9 @@ func (p *Process) Wait() error {
 		return err
 	}
 	err = connection.Read(func(fd uintptr) bool { return ended(int(fd), 0) })
-	const between = 20 * time.Millisecond
-	for ; err != nil; time.Sleep(between) { // it is closed, or the poller had no room for it (epoll_ctl(2): ENOMEM, ENOSPC)
+	const between = 100 * time.Millisecond // two looks; a node without room has many such processes
+	// It is closed, or the poller had no room for it (epoll_ctl(2): ENOMEM, ENOSPC).
+	for ; err != nil; time.Sleep(between) {
 		is := false
 		if closed := p.Control(func(pidfd int) { is = ended(pidfd, 0) }); closed != nil || is {
 			return closed

@@ -151,3 +151,10 @@ func Receive(connection *net.UnixConn, buffer []byte, room int) (fds []int, err 
 	}
 	return fds, nil
 }
+
+// CloseAll closes files that were sent, or are to be; nil ones are none.
+func CloseAll(files ...*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}

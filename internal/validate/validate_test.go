@@ -1,6 +1,7 @@
 package validate
 
 import (
+	"math"
 	"strconv"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -111,5 +113,151 @@ func TestCheckCgroupParent(t *testing.T) {
 		for parent, systemd := range parents {
 			wantText(t, parent, CgroupParent(parent, systemd), says)
 		}
+	}
+}
+
+const (
+	ofPod       = runtimeapi.NamespaceMode_POD
+	ofContainer = runtimeapi.NamespaceMode_CONTAINER
+	ofNode      = runtimeapi.NamespaceMode_NODE
+	ofTarget    = runtimeapi.NamespaceMode_TARGET
+)
+
+func security(c *runtimeapi.PodSandboxConfig) *runtimeapi.LinuxSandboxSecurityContext {
+	return c.Linux.SecurityContext
+}
+
+func options(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
+	return c.Linux.SecurityContext.NamespaceOptions
+}
+
+func goodNode() Node {
+	return Node{Handlers: []string{"runc"}, Machine: machine.Machine{UserNamespaces: true}}
+}
+
+func TestPodAccepts(t *testing.T) {
+	for name, config := range map[string]*runtimeapi.PodSandboxConfig{
+		"all at once": harness.GoodPod(),
+		"a user namespace in the node's network": {
+			Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"},
+			Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofPod, Uids: harness.IDs(0, 65536, 65536), Gids: harness.IDs(0, 65536, 65536)}},
+			}},
+		},
+		"nothing but a name": {Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}},
+		"all of the node": {
+			Metadata: &runtimeapi.PodSandboxMetadata{Name: strings.Repeat("n", longestName)},
+			Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				Privileged:       true,
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, Pid: ofNode, Ipc: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofNode}},
+			}},
+		},
+	} {
+		for _, handler := range []string{"", "runc"} {
+			err := Pod(config, handler, goodNode())
+			harness.Want(t, err == nil, "%s, handler %q: %v", name, handler, err)
+		}
+	}
+}
+
+// Every malformed field is refused, by its name, and by no other.
+//
+// cri: LinuxPodSandboxConfig.security_context LinuxSandboxSecurityContext.namespace_options NamespaceOption.ipc
+func TestPodRefuses(t *testing.T) {
+	const securityField, namespaceField = "config.linux.security_context.", "config.linux.security_context.namespace_options."
+	type config = runtimeapi.PodSandboxConfig
+	for field, values := range map[string][]any{
+		"metadata":           {nil},
+		"metadata.name":      {"", "a\x00b", "..", ".", "a..b", "../../etc", "a;IP=10.0.0.1", "a\nb", "a\xff", strings.Repeat("n", longestName+1)},
+		"metadata.namespace": {"\x00", "..", "a/b"}, "metadata.uid": {"u\x00", "../u", "u=1"},
+		"hostname":      {strings.Repeat("h", longestHostname+1), "a\x00", "../a", "a\n127.0.0.1 b"},
+		"log_directory": {"var/log", "/var/log/../../etc", "/var/log\x00"},
+
+		"dns_config.servers[1]": {""}, "dns_config.servers[0]": {"1.1.1.1\nsearch x"}, "dns_config.searches[0]": {"a b"}, "dns_config.options[0]": {"a\x00"},
+		"port_mappings[0].protocol": {3}, "port_mappings[0].host_port": {-1}, "port_mappings[1].host_port": {65536},
+		"port_mappings[2].container_port": {-1, 70000}, "port_mappings[0].container_port": {0}, "port_mappings[1].host_ip": {"localhost"},
+		"windows": {&runtimeapi.WindowsPodSandboxConfig{}}, "linux.cgroup_parent": {"/a/../..", "/a\x00"},
+
+		"linux.security_context.namespace_options.network": {9, 1}, "linux.security_context.namespace_options.pid": {-1, 2, 3},
+		"linux.security_context.namespace_options.ipc": {4, 1}, "linux.security_context.namespace_options.target_id": {"abc"},
+		"linux.security_context.namespace_options.userns_options.uids": {nil, harness.IDs(0, 1000, 10, 9, 5000, 10), harness.IDs(0, math.MaxUint32-5, 10), manyMappings(maxMappings + 1)},
+		"linux.security_context.namespace_options.userns_options.gids": {nil, harness.IDs(0, 1000, 10, 100, 991, 10), harness.IDs(1, 1000, 10)},
+		"linux.security_context.run_as_user":                           {-1, math.MaxUint32}, "linux.security_context.run_as_group": {1 << 33},
+		"linux.security_context.supplemental_groups[1]": {-5}, "linux.security_context.supplemental_groups_policy": {2},
+		"linux.security_context.seccomp.profile_type": {3}, "linux.security_context.apparmor.profile_type": {-2},
+		"linux.security_context.seccomp":  {localhostProfile("profile.json"), localhostProfile("/nowhere/profile.json")},
+		"linux.security_context.apparmor": {localhostProfile("web")},
+	} {
+		for _, value := range values {
+			c := harness.GoodPod()
+			set(c.ProtoReflect(), field, value)
+			wantRefusal(t, Pod(c, "runc", goodNode()), "config."+field)
+		}
+	}
+	for _, test := range []struct {
+		field  string
+		change func(*config)
+	}{
+		{"config.hostname", func(c *config) { options(c).Network, c.Linux.Sysctls = ofNode, nil }},
+		{"config.labels", func(c *config) { c.Labels["a"] = "\xff" }},
+		{"config.labels", func(c *config) { c.Labels["\xff"] = "a" }},
+		{"config.annotations", func(c *config) { c.Annotations["a"] = "\xff" }},
+		{"config.labels", func(c *config) { c.Labels["a"] = strings.Repeat("x", maxText) }},
+		{"config.annotations", func(c *config) { c.Annotations["a"] = strings.Repeat("x", maxText) }},
+		{"config.linux.overhead.cpu_shares", func(c *config) { c.Linux.Overhead = &runtimeapi.LinuxContainerResources{CpuShares: -5} }},
+		{"config.linux.resources.memory_limit_in_bytes", func(c *config) {
+			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: -5}
+		}},
+		{"config.annotations[" + IngressBandwidth + "]", func(c *config) { c.Annotations[IngressBandwidth] = "fast" }},
+		{"config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "999" }},
+		{"config.annotations[" + EgressBandwidth + "]", func(c *config) { c.Annotations[EgressBandwidth] = "2P" }},
+		{"config.linux.sysctls[kernel.panic]", func(c *config) { c.Linux.Sysctls["kernel.panic"] = "1" }},
+		{"config.linux.sysctls[net.core.somaxconn]", func(c *config) { c.Linux.Sysctls["net.core.somaxconn"] = "1\x00" }},
+		{"config.linux.sysctls[net/core/somaxconn]", func(c *config) { c.Linux.Sysctls["net/core/somaxconn"] = "1" }},
+		{"config.linux.sysctls[net.core.somaxconn]", func(c *config) {
+			c.Hostname, options(c).UsernsOptions, options(c).Network = "", nil, ofNode
+		}},
+		{"config.linux.sysctls[kernel.shm_rmid_forced]", func(c *config) { options(c).UsernsOptions = nil; options(c).Ipc = ofNode }},
+		{namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: 7} }},
+		{namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: ofContainer} }},
+		{namespaceField + "userns_options", func(c *config) { options(c).UsernsOptions.Mode = ofNode }},
+		{namespaceField + "userns_options.uids", func(c *config) { options(c).UsernsOptions.Uids[1].Length = 0 }},
+		{namespaceField + "ipc", func(c *config) { options(c).Ipc = ofNode; c.Linux.Sysctls = nil }},
+		{securityField + "run_as_group", func(c *config) { security(c).RunAsUser = nil }},
+		{securityField + "seccomp", func(c *config) {
+			security(c).Seccomp = nil
+			//lint:ignore SA1019 an older kubelet sends it
+			security(c).SeccompProfilePath = "localhost//nowhere/profile.json"
+		}},
+	} {
+		c := harness.GoodPod()
+		test.change(c)
+		wantRefusal(t, Pod(c, "runc", goodNode()), test.field)
+	}
+	wantRefusal(t, Pod(nil, "", goodNode()), "config")
+	wantRefusal(t, Pod(harness.GoodPod(), "kata", goodNode()), "runtime_handler")
+	old, confined, systemd, profiled := goodNode(), goodNode(), goodNode(), harness.GoodPod()
+	old.Machine.UserNamespaces = false // overlays cannot be mapped
+	wantRefusal(t, Pod(harness.GoodPod(), "", old), namespaceField+"userns_options")
+	confined.Machine.AppArmor, security(profiled).Apparmor = true, localhostProfile("web") // which is not loaded
+	wantRefusal(t, Pod(profiled, "", confined), securityField+"apparmor")
+	systemd.SystemdCgroup = true
+	wantRefusal(t, Pod(harness.GoodPod(), "", systemd), "config.linux.cgroup_parent")
+}
+
+func manyMappings(n uint32) (mappings []*runtimeapi.IDMapping) {
+	for i := range n {
+		mappings = append(mappings, harness.IDs(i, 1000+i, 1)...)
+	}
+	return mappings
+}
+
+// All that is wrong is reported at once.
+func TestPodTellsAll(t *testing.T) {
+	err := Pod(&runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{}, LogDirectory: "x", Hostname: "/",
+	}, "kata", goodNode())
+	for _, field := range []string{"runtime_handler", "config.metadata.name", "config.hostname", "config.log_directory"} {
+		harness.Want(t, err != nil && strings.Contains(err.Error(), field+": "), "%v does not name %s", err, field)
 	}
 }

@@ -9,14 +9,21 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/containerd/errdefs"
+	_ "github.com/opencontainers/cgroups/devices" // without it libcontainer cannot apply device rules
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/specconv"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
@@ -94,4 +101,178 @@ func killProcess(pid int) error {
 		_ = unix.Kill(pid, unix.SIGKILL) // not reaped yet, so the pid is not reused
 	}
 	return nil
+}
+
+type libContainer struct{ starter.Request }
+
+func (c *libContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
+	process, err := newProcess(spec.Process)
+	if err != nil {
+		return answer, err
+	}
+	process.Init = true
+	// libcontainer tells hooks that its working directory is the bundle.
+	if err := os.Chdir(c.Bundle); err != nil {
+		return answer, err
+	}
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
+		CgroupName: c.ID, UseSystemdCgroup: c.SystemdCgroup, NoNewKeyring: !launch.MakeSessionKeyring(c.ID, spec.Process.SelinuxLabel), Spec: spec,
+	})
+	if err != nil {
+		return answer, fmt.Errorf("translate the specification: %w", err)
+	}
+	// libcontainer runs these against the specification: poststart while init waits at the barrier, and poststop
+	// where errors make Destroy fail. runHooks does.
+	delete(config.Hooks, configs.Poststart)
+	delete(config.Hooks, configs.Poststop)
+	for _, list := range config.Hooks {
+		for _, hook := range list {
+			if command, ok := hook.(configs.CommandHook); ok && command.Timeout == nil {
+				command.Timeout = new(hookLimit)
+			}
+		}
+	}
+	lib, err := libcontainer.Create(c.Root, c.ID, config)
+	if err != nil {
+		return answer, err
+	}
+	if answer.PID, err = startIn(lib, process, given); err != nil {
+		if _, pidErr := process.Pid(); pidErr == nil { // it ran: the container lacks what it asks for
+			err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+		}
+		return answer, err
+	}
+	state, err := lib.State()
+	if err != nil {
+		return answer, fmt.Errorf("find the cgroups of container %s: %w", c.ID, err)
+	}
+	answer.Cgroups = state.CgroupPaths
+	return answer, nil
+}
+
+// startIn starts an init or an exec, and returns its pid.
+func startIn(lib *libcontainer.Container, process *libcontainer.Process, given streams) (int, error) {
+	if err := giveStreams(lib, process, given.stdio); err != nil {
+		return 0, err
+	}
+	given.setOn(&process.Stdin, &process.Stdout, &process.Stderr)
+	process.ConsoleSocket = given.console
+	if err := lib.Start(process); err != nil {
+		return 0, err
+	}
+	return process.Pid()
+}
+
+// giveStreams makes the user of a user namespace the streams' owner, so that it can open them again by
+// their names in /proc/self/fd, as /dev/stdout is one. libcontainer does this for other users.
+func giveStreams(lib *libcontainer.Container, process *libcontainer.Process, stdio [3]*os.File) error {
+	config := lib.Config()
+	if !config.Namespaces.Contains(configs.NEWUSER) {
+		return nil
+	}
+	uid, err := config.HostUID(process.UID)
+	gid, e := config.HostGID(process.GID)
+	err = errors.Join(err, e)
+	for _, stream := range stdio {
+		if stream != nil && err == nil {
+			err = stream.Chown(uid, gid)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("change the owner of the streams: %w", err)
+	}
+	return nil
+}
+
+func (c *libContainer) exec(given streams) (int, error) {
+	process, err := newProcess(c.Process)
+	if err != nil {
+		return 0, err
+	}
+	lib, err := libcontainer.Load(c.Root, c.ID)
+	if err != nil {
+		return 0, fmt.Errorf("load container %s: %w", c.ID, err)
+	}
+	if c.ExecCgroup.Sub != "" {
+		process.SubCgroupPaths = map[string]string{c.ExecCgroup.Controller: c.ExecCgroup.Sub}
+	}
+	return startIn(lib, process, given)
+}
+
+// start runs the poststart hooks.
+func (c *libContainer) start() error {
+	spec, err := starter.ReadSpec(c.Bundle)
+	if err != nil || spec.Hooks == nil {
+		return err
+	}
+	return c.runHooks("poststart", spec.Hooks.Poststart, specs.State{Status: specs.StateRunning, Pid: c.InitPID, Annotations: spec.Annotations})
+}
+
+// delete removes a container, even one that was made in part, and then runs the poststop hooks. Their errors
+// are of the kind ErrFailedPrecondition: they do not keep the container (runtime-spec, Lifecycle).
+func (c *libContainer) delete() error {
+	spec, err := starter.ReadSpec(c.Bundle)
+	if err := c.Remove(); err != nil {
+		return err
+	}
+	if err != nil || spec.Hooks == nil { // never made, or without any
+		return nil
+	}
+	err = c.runHooks("poststop", spec.Hooks.Poststop, specs.State{Status: specs.StateStopped, Annotations: spec.Annotations})
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// newProcess translates a process for libcontainer. The caller sets its streams and Init.
+func newProcess(p *specs.Process) (*libcontainer.Process, error) {
+	affinity, err := configs.ConvertCPUAffinity(p.ExecCPUAffinity)
+	if err != nil {
+		return nil, fmt.Errorf("parse the CPU affinity: %w", err)
+	}
+	process := &libcontainer.Process{
+		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: int(p.User.UID), GID: int(p.User.GID),
+		Capabilities: (*configs.Capabilities)(p.Capabilities), NoNewPrivileges: &p.NoNewPrivileges,
+		AppArmorProfile: p.ApparmorProfile, Label: p.SelinuxLabel,
+		Scheduler: p.Scheduler, IOPriority: p.IOPriority, CPUAffinity: affinity,
+		LogLevel: "3", // without the debug lines that init pipes to us: logrus.WarnLevel
+	}
+	for _, gid := range p.User.AdditionalGids {
+		process.AdditionalGroups = append(process.AdditionalGroups, int(gid))
+	}
+	for _, limit := range p.Rlimits {
+		kind, ok := launch.Rlimits[limit.Type]
+		if !ok {
+			return nil, fmt.Errorf("unknown rlimit %q", limit.Type)
+		}
+		process.Rlimits = append(process.Rlimits, configs.Rlimit{Type: int(kind), Hard: limit.Hard, Soft: limit.Soft})
+	}
+	if p.ConsoleSize != nil {
+		process.ConsoleWidth = uint16(p.ConsoleSize.Width)
+		process.ConsoleHeight = uint16(p.ConsoleSize.Height)
+	}
+	return process, nil
+}
+
+const (
+	hookLimit   = 30 * time.Second // for hooks that set no limit; processes that they leave end with the starter
+	outputLimit = time.Second      // for what a hook has left to close its output: Run waits for that
+)
+
+// runHooks runs all hooks, in spite of errors.
+func (c *libContainer) runHooks(name string, hooks []specs.Hook, state specs.State) (err error) {
+	state.Version, state.ID, state.Bundle = specs.Version, c.ID, c.Bundle
+	for _, hook := range hooks {
+		command := &configs.Command{Path: hook.Path, Args: hook.Args, Env: hook.Env, Timeout: new(hookLimit)}
+		if hook.Timeout != nil {
+			command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
+		}
+		late := time.AfterFunc(*command.Timeout+outputLimit, starter.KillChildren)
+		if e := command.Run(&state); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s hook %s: %w", name, hook.Path, e))
+		}
+		late.Stop()
+	}
+	return err
 }

@@ -119,12 +119,6 @@ func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	return files, json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(message)
 }
 
-func closeAll(files []*os.File) {
-	for _, file := range files {
-		_ = file.Close()
-	}
-}
-
 // Socket is the descriptor over which a starter gets its request.
 const Socket = 3
 
@@ -176,7 +170,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	killing.Lock()
 	did = true
 	killing.Unlock()
-	closeAll(files)
+	socket.CloseAll(files...)
 	if failed != nil {
 		repeat(func() (none bool) { KillChildren(); return !hasChildren() })
 		answer = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}

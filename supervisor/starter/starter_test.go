@@ -174,7 +174,7 @@ func FuzzReceive(f *testing.F) {
 		var request Request
 		files, err := receive(conn.(*net.UnixConn), &request)
 		harness.Want(t, len(files) <= 4, "%d descriptors, %v", len(files), err)
-		closeAll(files)
+		socket.CloseAll(files...)
 		_ = conn.Close()
 		harness.Same(t, "open descriptors", open(), before)
 	})

@@ -173,7 +173,7 @@ func (p *starter) ask(request Request, files []*os.File) (answer Answer, err err
 		return answer, fmt.Errorf("%s of container %s: send the request to the starter: %w", request.Verb, request.ID, err)
 	}
 	unasked, err := receive(p.conn, &answer)
-	closeAll(unasked)
+	socket.CloseAll(unasked...)
 	if err != nil {
 		return answer, fmt.Errorf("%s of container %s: its starter has ended without an answer: %w: %w", request.Verb, request.ID, errdefs.ErrUnavailable, err)
 	}

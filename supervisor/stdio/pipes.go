@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/selinux/go-selinux/label"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
 )
 
@@ -101,7 +102,7 @@ func (p *Pipes) Close() {
 	p.CloseStdin()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	closeAll(slices.Collect(maps.Values(p.outputs))...)
+	socket.CloseAll(slices.Collect(maps.Values(p.outputs))...)
 	for _, pump := range p.pumps {
 		_ = pump.Close()
 	}
@@ -127,9 +128,9 @@ func openPipe(dir, selinux string) (r, w *os.File, err error) {
 	if err == nil {
 		w, err = os.OpenFile(path, os.O_WRONLY, 0)
 	}
-	closeAll(both)
+	socket.CloseAll(both)
 	if err = errors.Join(err, os.Remove(path)); err != nil {
-		closeAll(r, w)
+		socket.CloseAll(r, w)
 		return nil, nil, err
 	}
 	return r, w, nil

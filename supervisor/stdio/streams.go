@@ -83,7 +83,7 @@ type Options struct {
 type Ends [3]*os.File
 
 // Close closes our copies of the ends.
-func (e Ends) Close() { closeAll(e[:]...) }
+func (e Ends) Close() { socket.CloseAll(e[:]...) }
 
 func fifoPath(dir, id, stream string) string { return filepath.Join(dir, id+"."+stream) }
 
@@ -283,12 +283,6 @@ func RemoveFifos(dir, id string) (errs error) {
 		}
 	}
 	return errs
-}
-
-func closeAll(files ...*os.File) {
-	for _, f := range files {
-		_ = f.Close() // nil does nothing
-	}
 }
 
 // Fanout sends a container's output to attached clients, which share what they have not read yet.
