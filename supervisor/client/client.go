@@ -99,8 +99,8 @@ func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the process that serves %s: %w: %w", dir, ErrLost, err)
 	}
-	if holder, err := api.LockHolder(dir); err != nil || holder != listens.PID {
-		return nil, errors.Join(fmt.Errorf("process %d listens in %s and does not have its lock: %w", listens.PID, dir, ErrLost), err, listens.Close())
+	if holder, err := api.LockHolder(dir); err != nil || holder != listens.PID || process.Doomed(holder) {
+		return nil, errors.Join(fmt.Errorf("process %d listens in %s and does not have its lock, or was killed: %w", listens.PID, dir, ErrLost), err, listens.Close())
 	}
 	return listens, nil
 }
@@ -127,6 +127,9 @@ func (c *Client) watch(limit *atomic.Int64) {
 		}
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			_ = c.supervisor.Kill(0) // which does not wait for the end
+			if process.Doomed(c.supervisor.PID) { // the kernel keeps it, so its pidfd does not tell of its end
+				c.over()
+			}
 		}
 		cancel()
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -331,4 +332,33 @@ func TestExitWhileNoSupervisorLives(t *testing.T) {
 		p.wantExit(id, 7, "Error")
 	}
 	eventually(t, "its last words are in the log", func() bool { return p.stdout(id) == "last words\n" })
+}
+
+// A killed supervisor that the kernel keeps, because it writes a log to a disk that hangs, has the lock of all pods.
+// Its successor serves the others meanwhile.
+func TestSupervisorThatCannotEnd(t *testing.T) {
+	disk := t.TempDir()
+	freeze := harness.Disk(t, disk)
+	n := newNode(t)
+	loud := runPod(t, n, "loud", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = disk })
+	quiet := runPod(t, n, "quiet")
+	logs := loud.run("logs", "while true; do echo more; sleep 0.01; done")
+	id, killed := quiet.run("quiet", forever), n.Supervisors()[0]
+	thaw := freeze()
+	eventually(t, "a write of the supervisor hangs", func() (hangs bool) {
+		for _, thread := range harness.Glob(t, fmt.Sprintf("/proc/%d/task/*/stat", killed)) {
+			stat, _ := os.ReadFile(thread)
+			hangs = hangs || strings.Contains(string(stat), ") D ")
+		}
+		return hangs
+	})
+	check(t, unix.Kill(killed, unix.SIGKILL))
+	eventually(t, "another pod's exec is served", func() bool {
+		_, err := quiet.tryExec(id, 10, "true")
+		return err == nil
+	})
+	harness.Need(t, process.Doomed(killed), "process %d has ended: this proves nothing", killed)
+	thaw()
+	same(t, "the loud one after that", loud.exec(logs, "echo hi"), "hi")
+	check(t, errors.Join(loud.stopPod(), loud.removePod()))
 }
