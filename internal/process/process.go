@@ -190,6 +190,14 @@ func isKilled(status []byte) bool {
 // KillLimit is how long killed processes may take to be gone. Only an uninterruptible sleep takes longer.
 const KillLimit = 3 * time.Second
 
+// AwaitKilled calls done until it reports true, up to KillLimit.
+func AwaitKilled(done func() bool) {
+	const pause = 500 * time.Microsecond
+	for deadline := time.Now().Add(KillLimit); !done() && time.Now().Before(deadline); {
+		time.Sleep(pause)
+	}
+}
+
 // Kill sends SIGKILL and waits for the end, up to the limit. It reaps our own or adopted child.
 func (p *Process) Kill(limit time.Duration) error {
 	if err := p.Signal(unix.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {

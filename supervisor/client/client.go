@@ -126,7 +126,7 @@ func (c *Client) watch(limit *atomic.Int64) {
 			done()
 		}
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			_ = c.supervisor.Kill(0) // which does not wait for the end
+			_ = c.supervisor.Kill(0)              // which does not wait for the end
 			if process.Doomed(c.supervisor.PID) { // the kernel keeps it, so its pidfd does not tell of its end
 				c.over()
 			}

@@ -23,6 +23,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 )
@@ -46,7 +47,7 @@ func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func()
 	}
 	switch r.Verb {
 	case starter.Create:
-		spec, err := starter.ReadSpec(r.Bundle)
+		spec, err := bundle.ReadSpec(r.Bundle)
 		if err != nil {
 			return answer, nil, fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 		}
@@ -201,7 +202,7 @@ func (c *libContainer) exec(given streams) (int, error) {
 
 // start runs the poststart hooks.
 func (c *libContainer) start() error {
-	spec, err := starter.ReadSpec(c.Bundle)
+	spec, err := bundle.ReadSpec(c.Bundle)
 	if err != nil || spec.Hooks == nil {
 		return err
 	}
@@ -211,7 +212,7 @@ func (c *libContainer) start() error {
 // delete removes a container, even one that was made in part, and then runs the poststop hooks. Their errors
 // are of the kind ErrFailedPrecondition: they do not keep the container (runtime-spec, Lifecycle).
 func (c *libContainer) delete() error {
-	spec, err := starter.ReadSpec(c.Bundle)
+	spec, err := bundle.ReadSpec(c.Bundle)
 	if err := c.Remove(); err != nil {
 		return err
 	}

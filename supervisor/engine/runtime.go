@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
@@ -32,7 +33,7 @@ import (
 // runtime's bundle; Root/states has the runtime's states.
 type runtimeContainer struct{ starter.Request }
 
-func (c *runtimeContainer) states() string { return filepath.Join(c.Root, starter.RuntimeStates) }
+func (c *runtimeContainer) states() string { return filepath.Join(c.Root, bundle.RuntimeStates) }
 
 func (c *runtimeContainer) create(spec *specs.Spec, given streams) (answer starter.Answer, err error) {
 	// Runtimes refuse versions newer than theirs (crun before 1.9 any but 1.0.x), but read newer fields.
@@ -43,7 +44,7 @@ func (c *runtimeContainer) create(spec *specs.Spec, given streams) (answer start
 		}
 	}
 	if err == nil {
-		err = starter.WriteJSON(filepath.Join(c.Dir(), "config.json"), spec)
+		err = bundle.WriteJSON(filepath.Join(c.Dir(), "config.json"), spec)
 	}
 	if err != nil {
 		return answer, errors.Join(fmt.Errorf("write the bundle of container %s: %w", c.ID, err), os.RemoveAll(c.Dir()))
@@ -105,7 +106,7 @@ func (c *runtimeContainer) exec(given streams) (int, error) {
 	}
 	defer os.RemoveAll(scratch)
 	file := filepath.Join(scratch, "process.json")
-	if err := starter.WriteJSON(file, c.Process); err != nil {
+	if err := bundle.WriteJSON(file, c.Process); err != nil {
 		return 0, err
 	}
 	arguments := []string{"--detach", "--process", file}
@@ -126,7 +127,7 @@ func (c *runtimeContainer) start() error { return c.run(streams{}, nil, "start",
 
 func (c *runtimeContainer) setResources(wanted *specs.LinuxResources, _ *int) error {
 	file := filepath.Join(c.Dir(), "resources.json")
-	if err := starter.WriteJSON(file, wanted); err != nil {
+	if err := bundle.WriteJSON(file, wanted); err != nil {
 		return err
 	}
 	return c.run(streams{}, nil, "update", "--resources", file, c.ID)

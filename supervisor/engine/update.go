@@ -18,6 +18,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
@@ -98,7 +99,7 @@ var limitFiles = [...]string{
 const effective = ".effective"
 
 // readLimits reads limitFiles, and the named files of version 2.
-func readLimits(paths starter.Cgroups, unified map[string]string) limits {
+func readLimits(paths bundle.Cgroups, unified map[string]string) limits {
 	var files []string
 	for _, dir := range paths {
 		for _, pattern := range limitFiles {
@@ -121,7 +122,7 @@ func readLimits(paths starter.Cgroups, unified map[string]string) limits {
 // tryLimits sets resources of version 2 before systemd gets them: systemd would keep what the kernel
 // refuses, and write it again. It does nothing on version 1, nor for a container without its own cgroup,
 // for which fs2 would use that of this process.
-func tryLimits(paths starter.Cgroups, wanted *specs.LinuxResources) error {
+func tryLimits(paths bundle.Cgroups, wanted *specs.LinuxResources) error {
 	if !cgroups.IsCgroup2UnifiedMode() || paths[""] == "" {
 		return nil
 	}
@@ -163,7 +164,7 @@ func (l limits) restore() (failed error) {
 }
 
 // setOOMScoreAdj sets oom_score_adj of all processes of the container, and returns their old values.
-func setOOMScoreAdj(paths starter.Cgroups, adjust *int) (old map[int]string, err error) {
+func setOOMScoreAdj(paths bundle.Cgroups, adjust *int) (old map[int]string, err error) {
 	old = make(map[int]string)
 	for again := adjust != nil; again; {
 		again = false

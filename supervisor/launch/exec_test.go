@@ -18,6 +18,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/test/harness"
@@ -174,7 +175,7 @@ func defaultProfile(t *testing.T, s *specs.Spec) *specs.LinuxSeccomp {
 // lookInit is what libcontainer's init becomes, lookExec what is launched.
 func (c *containerOf) lookInit(t *testing.T, p *specs.Process) map[string]string {
 	output, given := outputOf(t), streams(t)
-	request := starter.Request{Verb: starter.Exec, Container: starter.Container{ID: c.id}, Process: p, Streams: [3]bool{true, true, true}}
+	request := starter.Request{Verb: starter.Exec, Container: bundle.Container{ID: c.id}, Process: p, Streams: [3]bool{true, true, true}}
 	pid, err := c.node.ask(request, given[0], output, given[2])
 	harness.Check(t, err)
 	defer func() {

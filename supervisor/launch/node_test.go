@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/engine"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
@@ -65,8 +66,8 @@ type node struct {
 
 func bySystemd() bool { return harness.CgroupDriver() == "systemd" }
 
-func (n *node) facts(id string) starter.Container {
-	return starter.Container{ID: id, Root: n.dir, CgroupsPath: n.cgroupOf(id), SystemdCgroup: bySystemd()}
+func (n *node) facts(id string) bundle.Container {
+	return bundle.Container{ID: id, Root: n.dir, CgroupsPath: n.cgroupOf(id), SystemdCgroup: bySystemd()}
 }
 
 func newNode(t *testing.T) *node {

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/test/harness"
@@ -80,7 +81,7 @@ func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
 	config, err := json.Marshal(spec)
 	err = errors.Join(err, os.MkdirAll(n.bundle(id), 0o755), os.WriteFile(n.bundle(id)+"/config.json", config, 0o644))
 	if err == nil {
-		pid, err = n.ask(starter.Request{Verb: starter.Create, Container: starter.Container{ID: id}})
+		pid, err = n.ask(starter.Request{Verb: starter.Create, Container: bundle.Container{ID: id}})
 	}
 	if err == nil {
 		_, err = os.ReadFile(filepath.Join(n.dir, "states", id, launch.FIFOFile))
@@ -89,7 +90,7 @@ func (n *node) create(t *testing.T, id string, spec *specs.Spec) (pid int) {
 	t.Cleanup(func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 		gone(t, pid)
-		_, err := n.ask(starter.Request{Verb: starter.Delete, Container: starter.Container{ID: id}})
+		_, err := n.ask(starter.Request{Verb: starter.Delete, Container: bundle.Container{ID: id}})
 		harness.Check(t, err)
 	})
 	return pid

@@ -14,7 +14,7 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/starter"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
@@ -70,7 +70,7 @@ func (s *Supervisor) adoptAll() error {
 // and the log has all.
 func (s *Supervisor) adopt(id string) error {
 	var r record
-	if err := starter.ReadJSON(s.recordPath(id), &r); err != nil {
+	if err := bundle.ReadJSON(s.recordPath(id), &r); err != nil {
 		return err
 	}
 	switch {
@@ -92,7 +92,7 @@ func (s *Supervisor) adopt(id string) error {
 		return nil
 	}
 	exit := new(api.ExitRecord)
-	err := starter.ReadJSON(s.exitPath(id), exit)
+	err := bundle.ReadJSON(s.exitPath(id), exit)
 	if stdio.IsShortage(err) {
 		return err
 	}

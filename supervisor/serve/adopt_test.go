@@ -15,8 +15,8 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
-	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -37,8 +37,8 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 		dir := filepath.Join(parent, path)
 		harness.Check(t, os.MkdirAll(dir, 0o700))
 		writeKills(t, dir, kills)
-		r := record{Container: starter.Container{ID: id, Cgroups: map[string]string{"": dir}}, Version: api.RecordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
-		harness.Check(t, starter.WriteJSON(s.recordPath(id), r))
+		r := record{Container: bundle.Container{ID: id, Cgroups: map[string]string{"": dir}}, Version: api.RecordVersion, PID: os.Getpid(), StartTime: stat.StartTime, StartedAt: 1}
+		harness.Check(t, bundle.WriteJSON(s.recordPath(id), r))
 		for _, stream := range []string{api.Stdout, api.Stderr} {
 			harness.Check(t, unix.Mkfifo(filepath.Join(s.dir, api.StreamDir, id+"."+stream), 0o600))
 		}

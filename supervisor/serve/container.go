@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
@@ -55,7 +56,7 @@ type container struct {
 // record is the content of DIR/records/ID.json, by which a successor adopts the container. It is written
 // before the container is made, without a pid, once it is made, and when it starts.
 type record struct {
-	starter.Container
+	bundle.Container
 	MountLabel  string `json:"mount_label,omitempty"`
 	Poststart   bool   `json:"poststart,omitempty"`    // it has such hooks
 	Poststop    bool   `json:"poststop,omitempty"`     // it has such hooks, and no runtime runs them
@@ -121,7 +122,7 @@ func (c *container) change(ctx context.Context) (context.Context, func(), error)
 // create makes a container whose init waits at the exec barrier. On an error nothing is left but what errNotRemoved says.
 func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
 	c := s.newContainer(record{
-		Container: starter.Container{ID: request.Id, Bundle: request.Bundle, Runtime: request.Runtime},
+		Container: bundle.Container{ID: request.Id, Bundle: request.Bundle, Runtime: request.Runtime},
 		Version:   api.RecordVersion, LogPath: request.LogPath, Bare: request.Bare,
 	})
 	c.stdinOnce = request.StdinOnce
@@ -161,7 +162,7 @@ func (c *container) describe(spec *specs.Spec) {
 }
 
 func (c *container) build(ctx context.Context, request *api.CreateRequest) error {
-	spec, err := starter.ReadSpec(request.Bundle)
+	spec, err := bundle.ReadSpec(request.Bundle)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
@@ -109,7 +110,7 @@ func (e *exec) start(ctx context.Context, command *specs.Process, stdin bool) (e
 func (e *exec) makeProcess(ctx context.Context, command *specs.Process, ends stdio.Ends) (*proc, error) {
 	c := e.container
 	if len(c.record.Runtime) == 0 {
-		spec, err := starter.ReadSpec(c.record.Bundle)
+		spec, err := bundle.ReadSpec(c.record.Bundle)
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +136,7 @@ func (e *exec) makeProcess(ctx context.Context, command *specs.Process, ends std
 }
 
 // cgroups are the container's, one of them replaced by the exec's own.
-func (e *exec) cgroups() starter.Cgroups {
+func (e *exec) cgroups() bundle.Cgroups {
 	cgroups := e.container.record.Cgroups
 	if e.cgroup != nil {
 		controller, path, _ := cgroups.Tracker()

@@ -18,7 +18,7 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/starter"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
@@ -47,7 +47,7 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		exit.StartError = cmp.Or(string(said), "init ended and did not execute the program")
 	}
 	if !c.record.Bare {
-		if err := starter.WriteJSON(c.sup.exitPath(c.record.ID), exit); err != nil {
+		if err := bundle.WriteJSON(c.sup.exitPath(c.record.ID), exit); err != nil {
 			c.sup.log.Error("the exit of a container is not on disk", "container", c.record.ID, "error", err)
 		}
 	}
@@ -231,7 +231,7 @@ func (s *Supervisor) claimOOMKills(parent string, kills int) {
 // unclaimedOOMKills are kills that a cgroup has counted and no container claimed: older ones, or of others.
 // When it has counted more, containers that go on claim theirs first.
 func (s *Supervisor) unclaimedOOMKills(parent string) int {
-	kills, _ := readOOMKills(starter.Cgroups{"": parent})
+	kills, _ := readOOMKills(bundle.Cgroups{"": parent})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if seen := kills; seen != s.oomSeen[parent] {
@@ -241,7 +241,7 @@ func (s *Supervisor) unclaimedOOMKills(parent string) int {
 				c.countOOM()
 			}
 		}
-		kills, _ = readOOMKills(starter.Cgroups{"": parent}) // what they claim is in it
+		kills, _ = readOOMKills(bundle.Cgroups{"": parent}) // what they claim is in it
 		s.mu.Lock()
 		s.oomSeen[parent] = seen
 	}
@@ -267,7 +267,7 @@ func (c *container) killedByOOM(status syscall.WaitStatus) bool {
 }
 
 // readOOMKills reads memory.events (v2) or memory.oom_control (v1, Linux 4.13). gone means that the v2 cgroup is.
-func readOOMKills(cgroups starter.Cgroups) (kills int, gone bool) {
+func readOOMKills(cgroups bundle.Cgroups) (kills int, gone bool) {
 	path := filepath.Join(cgroups[""], "memory.events")
 	v1, hasV1 := cgroups["memory"]
 	if hasV1 {

@@ -24,6 +24,7 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 )
@@ -107,7 +108,7 @@ func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
 
 func (s *Supervisor) open(about api.About) (err error) {
 	if old, _ := api.ReadAbout(s.dir); old == nil || *old != about {
-		if err = starter.WriteJSON(filepath.Join(s.dir, api.AboutFile), about); err != nil {
+		if err = bundle.WriteJSON(filepath.Join(s.dir, api.AboutFile), about); err != nil {
 			return fmt.Errorf("write which build serves: %w", err)
 		}
 	}
@@ -252,7 +253,7 @@ func (s *Supervisor) recordPath(id string) string {
 
 func (c *container) writeRecord() error {
 	record := c.snapshot()
-	return starter.WriteJSON(c.sup.recordPath(record.ID), record)
+	return bundle.WriteJSON(c.sup.recordPath(record.ID), record)
 }
 
 func (s *Supervisor) exitPath(id string) string {

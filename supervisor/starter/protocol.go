@@ -20,6 +20,7 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/internal/step/failpoint"
+	"github.com/minicri/minicri/supervisor/bundle"
 )
 
 // Verb is what a starter does. The answer of Create and Exec has the pid.
@@ -37,7 +38,7 @@ const (
 // Request is a starter's task, for one container.
 type Request struct {
 	Verb Verb `json:"verb"`
-	Container
+	bundle.Container
 	InitPID     int             `json:"init_pid,omitempty"`    // of Start
 	Streams     [3]bool         `json:"streams,omitempty"`     // of Create and Exec: which are sent
 	Terminal    bool            `json:"terminal,omitempty"`    // instead, the one descriptor takes the terminal's master
@@ -62,11 +63,11 @@ const (
 
 // Answer is a starter's result.
 type Answer struct {
-	PID         int     `json:"pid,omitempty"`
-	Cgroups     Cgroups `json:"cgroups,omitempty"`      // of Create
-	ExecCgroups string  `json:"exec_cgroups,omitempty"` // of Create: how later execs name their cgroup; "" for not at all
-	Error       string  `json:"error,omitempty"`
-	Kind        string  `json:"kind,omitempty"` // of the error
+	PID         int            `json:"pid,omitempty"`
+	Cgroups     bundle.Cgroups `json:"cgroups,omitempty"`      // of Create
+	ExecCgroups string         `json:"exec_cgroups,omitempty"` // of Create: how later execs name their cgroup; "" for not at all
+	Error       string         `json:"error,omitempty"`
+	Kind        string         `json:"kind,omitempty"` // of the error
 }
 
 // Err returns the error of an answer, nil for none.
@@ -172,7 +173,7 @@ func Serve(do func(request Request, files []*os.File) (answer Answer, undo func(
 	killing.Unlock()
 	socket.CloseAll(files...)
 	if failed != nil {
-		repeat(func() (none bool) { KillChildren(); return !hasChildren() })
+		process.AwaitKilled(func() (none bool) { KillChildren(); return !hasChildren() })
 		answer = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {

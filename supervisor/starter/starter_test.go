@@ -11,8 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,63 +20,6 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/test/harness"
 )
-
-// A version 2 cgroup lists processes of another pid namespace as 0
-// (pid_namespaces(7)): a signal to that would be one to our own process group.
-func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
-	if path := os.Getenv("MINICRI_TEST_CGROUP"); path != "" { // in a pid namespace of its own
-		content, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		harness.Want(t, err == nil && string(content) == "0\n", "the kernel lists %q, %v", content, err)
-		harness.Check(t, (Cgroups{"": path}).Signal("", syscall.SIGTERM))
-		time.Sleep(200 * time.Millisecond) // it would end us
-		return
-	}
-	root := "/sys/fs/cgroup/unified" // of a hybrid machine
-	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
-		root = "/sys/fs/cgroup"
-	}
-	path := filepath.Join(root, fmt.Sprintf("minicri-unit-cgroup-%d", time.Now().UnixNano()))
-	harness.Check(t, os.Mkdir(path, 0o755))
-	sleeper := exec.Command("sleep", "1000")
-	harness.Check(t, sleeper.Start())
-	defer func() {
-		_, _ = sleeper.Process.Kill(), sleeper.Wait()
-		harness.Check(t, os.Remove(path))
-	}()
-	harness.Check(t, os.WriteFile(path+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0))
-	inside := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	inside.Env = append(os.Environ(), "MINICRI_TEST_CGROUP="+path)
-	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setpgid: true}
-	said, err := inside.CombinedOutput()
-	harness.Want(t, err == nil, "%v\n%s", err, said)
-	// The cgroup of an exec goes with those below it; what runs there keeps them, and holds up nobody.
-	began, below := time.Now(), path+"/sub/below"
-	harness.Check(t, os.MkdirAll(below, 0o755))
-	(Cgroups{"": path}).RemoveSub("sub", false)
-	harness.Check(t, errors.Join(os.Mkdir(path+"/sub", 0o755), os.Mkdir(below, 0o755), os.WriteFile(below+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0)))
-	(Cgroups{"": path}).RemoveSub("sub", false)
-	harness.Want(t, time.Since(began) < process.KillLimit, "it took %v", time.Since(began))
-	harness.Check(t, errors.Join(os.WriteFile(path+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0), os.Remove(below), os.Remove(path+"/sub")))
-}
-
-// Containers of a program that are removed at the same moment leave none of its
-// directories: whichever is the last removes them.
-func TestRemoveOfContainersAtOnce(t *testing.T) {
-	for range 200 {
-		root := filepath.Join(t.TempDir(), "runc")
-		var removals sync.WaitGroup
-		ids := []string{"one", "two", "three"}
-		for _, id := range ids {
-			harness.Check(t, errors.Join(os.MkdirAll(filepath.Join(root, id), 0o700), os.MkdirAll(filepath.Join(root, RuntimeStates, id), 0o700)))
-		}
-		for _, id := range ids {
-			removals.Go(func() { harness.Same(t, id, (Container{ID: id, Root: root, Runtime: []string{"runc"}}).Remove(), nil) })
-		}
-		removals.Wait()
-		_, err := os.Stat(root)
-		harness.Want(t, errors.Is(err, os.ErrNotExist), "the program's directory is left: %v", err)
-	}
-}
 
 // A create that fails when its supervisor has ended undoes what it made: the next supervisor may have removed the
 // container before it was.

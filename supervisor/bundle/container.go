@@ -1,4 +1,8 @@
-package starter
+// Package bundle is what the supervisor and its starters have to know of a container, or a pause, to work on it: the
+// OCI bundle that the daemon has written, the directory of its states, and its cgroups.
+//
+// It owns nothing and has no lock. Who calls it owns the container: its supervisor, or the starter that works for that.
+package bundle
 
 import (
 	"encoding/json"
@@ -8,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/manager"
@@ -67,7 +70,7 @@ func (c Container) removeCgroups() error {
 	if err != nil {
 		return err
 	}
-	repeat(func() bool {
+	process.AwaitKilled(func() bool {
 		_ = c.Cgroups.Signal("", syscall.SIGKILL)
 		_ = Cgroups(m.GetPaths()).Signal("", syscall.SIGKILL)
 		err = m.Destroy()
@@ -173,14 +176,6 @@ func (g Cgroups) Frozen() bool {
 	return says(g[""], "cgroup.freeze", "1") || says(g[""], "cgroup.events", "frozen 1") // by those above it, too
 }
 
-// repeat calls do until it is done, up to process.KillLimit: killed processes are gone then.
-func repeat(do func() (done bool)) {
-	const pause = 500 * time.Microsecond
-	for deadline := time.Now().Add(process.KillLimit); !do() && time.Now().Before(deadline); {
-		time.Sleep(pause)
-	}
-}
-
 // Signal signals all processes in the child sub of the container's cgroup, "" for the
 // cgroup itself, until no new ones appear; SIGKILL until there are none.
 func (g Cgroups) Signal(sub string, sig syscall.Signal) error {
@@ -201,7 +196,7 @@ func (g Cgroups) Signal(sub string, sig syscall.Signal) error {
 	// parent is, which ends after it: one look at the list, or two, can miss it.
 	signalled := map[int]bool{}
 	var failed error
-	repeat(func() (done bool) {
+	process.AwaitKilled(func() (done bool) {
 		pids, err := cgroups.GetAllPids(path)
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENODEV) { // it is removed
 			failed = fmt.Errorf("signal %s: %w", path, err)
@@ -227,7 +222,7 @@ func (g Cgroups) Signal(sub string, sig syscall.Signal) error {
 func (g Cgroups) RemoveSub(sub string, killed bool) {
 	_, path, _ := g.Tracker()
 	path = filepath.Join(path, sub)
-	repeat(func() bool {
+	process.AwaitKilled(func() bool {
 		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) {
 			return true
 		}
