@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -39,22 +40,41 @@ const eth0 = "eth0"
 
 // Result is what ADD gave a pod.
 type Result struct {
-	// Addresses are those of eth0, the primary one first. Raw has the networks' results as plugins gave them.
-	Addresses []netip.Addr
-	Raw       []*types100.Result
+	Config    []byte             // of the network
+	Addresses []netip.Addr       // of eth0, the primary one first
+	Raw       []*types100.Result // as plugins gave them
 }
 
-// Journal writes the attachment to the journal. SyncJournal makes it durable, beside other steps, before Attach.
-func (n *CNI) Journal(a Attachment) error {
-	n.supersede(a)
-	a.Node, a.Boot = n.options.Mark, n.bootID
-	if err := n.journal.Put(a.ID, a); err != nil {
-		return fmt.Errorf("journal the attachment: %w", err)
+// Attach runs ADD with the directory's network in the namespace at path, for a pod of which the attachment has the id,
+// the arguments and the capabilities. It is in the journal, and on the disk, before ADD begins. If Attach fails, or the
+// context ends first, it can be there still, and the caller has to call Detach. Where there is a network, the result has
+// its configuration also then.
+func (d *Directory) Attach(ctx context.Context, record Attachment, path string) (Result, error) {
+	configuration, err := d.Configuration()
+	if err != nil {
+		return Result{}, fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
 	}
+	record.Network, record.Config = configuration.Name, configuration.Bytes
+	result := Result{Config: record.Config}
+	a, err := d.owner.enroll(record)
+	if err != nil {
+		return result, err
+	}
+	return result, d.owner.add(ctx, a, path, &result)
+}
+
+// enroll writes an attachment to the journal.
+func (n *CNI) enroll(record Attachment) (*attachment, error) {
+	n.supersede(record)
+	record.Node, record.Boot = n.options.Mark, n.bootID
+	if err := n.journal.Put(record.ID, record); err != nil {
+		return nil, fmt.Errorf("journal the attachment: %w", err)
+	}
+	a := newAttachment(record)
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.attachments[a.ID] = newAttachment(a)
-	return nil
+	n.attachments[record.ID] = a
+	n.mu.Unlock()
+	return a, n.journal.Sync(record.ID)
 }
 
 // supersede removes the namespaces of the pod's earlier tries whose ADD failed: a pod has one namespace.
@@ -72,41 +92,30 @@ func (n *CNI) supersede(a Attachment) {
 	}
 }
 
-// SyncJournal makes the attachment of id durable, if there is one.
-func (n *CNI) SyncJournal(id string) error {
-	if n.find(id) == nil {
-		return nil
-	}
-	return n.journal.Sync(id)
-}
-
-// Attach runs ADD for the journalled attachment of id in the namespace at path. If it fails, or the context
-// ends first, the attachment stays in the journal and the caller has to call Detach.
-func (n *CNI) Attach(ctx context.Context, id, path string) (*Result, error) {
-	a := n.find(id)
-	if a == nil {
-		return nil, fmt.Errorf("attach %s: it is not in the journal", id)
-	}
+// add runs ADD for an attachment.
+func (n *CNI) add(ctx context.Context, a *attachment, path string, result *Result) error {
 	h, err := n.lock(ctx, a)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer h.release()
 	a.begun = true
 	record := a.record
-	var result *gocni.Result
-	err = n.call(ctx, h, record, "ADD", n.limits.Load().Add, func(ctx context.Context, cni gocni.CNI) (err error) {
+	err = n.call(ctx, h, record, "ADD", n.limits.Load().Add, func(ctx context.Context, cni gocni.CNI) error {
 		// Setup would read answers in goroutines of its own, where we could not recover from a panic.
-		result, err = cni.SetupSerially(ctx, record.ID, path, record.options()...)
+		said, err := cni.SetupSerially(ctx, record.ID, path, record.options()...)
+		if err == nil {
+			result.Addresses, result.Raw = addresses(said), said.Raw()
+		}
 		return err
 	})
 	if err != nil {
 		// libcni may have cached even an answer that we cannot use.
 		n.change(a, func(r *Attachment) { r.NeverAttached = !addSucceeded(*r) })
-		return nil, err
+		return err
 	}
 	a.attached = true
-	return &Result{Addresses: addresses(result), Raw: result.Raw()}, nil
+	return nil
 }
 
 func (a *Attachment) options() []gocni.NamespaceOpts {

@@ -219,12 +219,12 @@ func (n *node) impossible(t *testing.T) []map[string]any {
 	return chain
 }
 
-// try is one try of a pod as sandbox.Run has it: ADD fails, and is undone.
-func (n *node) try(t *testing.T, id string, between ...func()) {
+// retry is one try of a pod as sandbox.Run has it: ADD fails, and is undone.
+func (n *node) retry(t *testing.T, id string, between ...func()) {
 	n.journalled(t, id, func(a *Attachment) {
 		a.Args = map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": "web", "K8S_POD_NAMESPACE": "default", "K8S_POD_UID": "uid"}
 	})
-	_, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
+	_, err := n.try(t.Context(), id)
 	harness.Need(t, err != nil, "ADD succeeded")
 	for _, do := range between {
 		do()
@@ -270,7 +270,7 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 				if i == 20 {
 					n.reopen(t)
 				}
-				n.try(t, fmt.Sprint("try", i))
+				n.retry(t, fmt.Sprint("try", i))
 				pinned := n.pinned(t)
 				harness.Need(t, len(pinned) <= 1, "namespaces of one pod: %q", pinned)
 			}
@@ -279,7 +279,7 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 			remount := func(flags uintptr) {
 				must(t, unix.Mount("", filepath.Dir(n.Options.Namespaces.Path("stays")), "", unix.MS_REMOUNT|unix.MS_BIND|flags, ""))
 			}
-			n.try(t, "stays", func() { remount(unix.MS_RDONLY) })
+			n.retry(t, "stays", func() { remount(unix.MS_RDONLY) })
 			eventually(t, within, "the log tells of a namespace that cannot be removed", func() bool {
 				return strings.Contains(n.log.String(), "the network namespace of a removed attachment stays")
 			})
@@ -299,7 +299,7 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 func TestCorrectedConfigurationUndoesWhatFailed(t *testing.T) {
 	n := newNode(t, func(o *Options) { o.Limits.RetryFirst, o.Limits.RetryMost = time.Hour, time.Hour })
 	n.configure(t, "10.conflist", "net", n.impossible(t)...)
-	n.try(t, "web")
+	n.retry(t, "web")
 	n.runs(t)
 	harness.Need(t, len(n.Pending()) == 1, "its DEL succeeded")
 	n.configure(t, "10.conflist", "net", n.chain(t)...)

@@ -4,7 +4,7 @@
 //   - the network configuration, read from polled directories and held as immutable snapshots behind atomic
 //     pointers (directory.go, config.go, default.go, masquerade.go), and the plugins' last answer to STATUS;
 //   - every run of a plugin, through go-cni (GC through libcni) and package runner, with a time limit (run.go, left.go);
-//   - attachments: how they begin (attach.go), end (detach.go, left.go) and are kept on disk (journal.go).
+//   - attachments: how they begin and are kept on disk (attach.go), and how they end (detach.go, left.go).
 //
 // An attachment is what ADD made for one sandbox, which it may outlive:
 //

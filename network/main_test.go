@@ -225,7 +225,8 @@ func (n *node) journalled(t *testing.T, id string, change func(*Attachment)) {
 	if change != nil {
 		change(&a)
 	}
-	must(t, n.Journal(a))
+	_, err = n.enroll(a)
+	must(t, err)
 }
 
 // attached journals id and attaches it.
@@ -235,9 +236,15 @@ func (n *node) attached(t *testing.T, id string) *Result {
 }
 
 func (n *node) attach(t *testing.T, id string) *Result {
-	result, err := n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
+	result, err := n.try(t.Context(), id)
 	must(t, err)
 	return result
+}
+
+// try runs ADD for a journalled attachment.
+func (n *node) try(ctx context.Context, id string) (*Result, error) {
+	result := new(Result)
+	return result, n.add(ctx, n.find(id), n.Options.Namespaces.Path(id), result)
 }
 
 func (n *node) detach(t *testing.T, id string) {

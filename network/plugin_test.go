@@ -68,7 +68,7 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 					done <- n.Detach(t.Context(), "web", n.NamespacePath("web"))
 					return
 				}
-				_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+				_, err := n.try(t.Context(), "web")
 				done <- err
 			}()
 			tooLate := time.After(limit + within)
@@ -146,7 +146,7 @@ func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(ctx, "stuck", n.Options.Namespaces.Path("stuck"))
+		_, err := n.try(ctx, "stuck")
 		done <- err
 	}()
 	hanging(t, "stuck")
@@ -211,7 +211,7 @@ func TestAnswersThatAreNoResult(t *testing.T) {
 		id := fmt.Sprint("web-", ids)
 		n.journalled(t, id, nil)
 		defer n.detach(t, id)
-		return n.Attach(t.Context(), id, n.Options.Namespaces.Path(id))
+		return n.try(t.Context(), id)
 	}
 	for name, text := range map[string]string{
 		"an interface that is none":            `{"cniVersion":"1.1.0","interfaces":[null],"ips":[{"address":"10.0.0.2/24"}]}`,

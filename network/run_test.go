@@ -265,7 +265,7 @@ func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.Attach(ctx, "web", n.Options.Namespaces.Path("web"))
+		_, err := n.try(ctx, "web")
 		done <- err
 	}()
 	hanging(t, "web")
@@ -288,7 +288,7 @@ func TestGCEndsForAPod(t *testing.T) {
 		hang = processesWith(t, mark(), "CNI_COMMAND=GC")
 		return len(hang) > 0
 	})
-	_, err := n.Attach(t.Context(), "web", n.Options.Namespaces.Path("web"))
+	_, err := n.try(t.Context(), "web")
 	must(t, err)
 	for _, process := range processesWith(t, mark(), "CNI_COMMAND=GC") {
 		harness.Want(t, !slices.Contains(hang, process), "GC still ran after ADD: %s", process)

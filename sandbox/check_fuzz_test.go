@@ -18,7 +18,6 @@ import (
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/validate"
-	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
@@ -77,7 +76,7 @@ func wantUsable(t *testing.T, s *Store, request *runtimeapi.RunPodSandboxRequest
 	harness.Need(t, err == nil && sb != nil, "reserve: %v, %v", sb, err)
 	restored, err := object.DecodeConfig(sb.Record.Config, &runtimeapi.PodSandboxConfig{})
 	harness.Want(t, err == nil && proto.Equal(restored, request.GetConfig()), "a restart gives another config: %v, %v", restored, err)
-	_, err = newAttachment(sb, &network.Configuration{Name: "n", Bytes: []byte("{}")})
+	_, err = newAttachment(sb)
 	harness.Want(t, err == nil, "attachment: %v", err)
 	_, _ = resolvConf(request.GetConfig().GetDnsConfig())
 	needsInterfaces(request.GetConfig().GetLinux().GetSysctls())

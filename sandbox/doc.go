@@ -7,14 +7,14 @@
 //
 //	 1 check       the request; nothing has a side effect before it is complete
 //	 2 reserve     the name; a second request for it waits and gets the same id
-//	 3 record      the sandbox and its attachment
-//	 4 sync        both are on the disk before ADD can run; along with 5 to 9
+//	 3 record      of the sandbox
+//	 4 sync        it is on the disk; along with 5 to 11
 //	 5 files       log directory, shm, resolv.conf, hostname, hosts; along with 6 and 7
 //	 6 userns      if asked for: it must own the network namespace
 //	 7 netns       pinned at a path that follows from the id
 //	 8 prepare     pause, along with 9 and 10: its init waits at the exec barrier
 //	 9 loopback    up
-//	10 cni add     through go-cni, with the configuration of step 3
+//	10 cni add     the attachment is journalled, on the disk, too; ADD runs through go-cni
 //	11 addresses   of eth0, from the result
 //	12 nri run     with NRI: its plugins are asked (store.go)
 //	13 start       pause is started; the sandbox is Ready

@@ -181,7 +181,7 @@ type creation struct {
 func (c *creation) run() {
 	steps := c.steps
 	steps.Step(stepRecord, c.writeRecord)
-	synced := steps.Async(stepSync, c.syncRecord)
+	synced := steps.Async(stepSync, func(context.Context) error { return c.owner.files.Records.Sync(c.ID) })
 	filed := steps.Async(stepFiles, c.makeFiles) // needs no namespace
 	if oci.UserNamespace(c.config) != nil {
 		steps.Step(stepUserns, c.makeUserns)
@@ -198,7 +198,6 @@ func (c *creation) run() {
 	if !c.hostNetwork() {
 		steps.Step(stepLoopback, func(context.Context) error { return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID)) })
 	}
-	steps.Join(synced)
 	if !c.hostNetwork() {
 		steps.Step(stepAdd, c.attach)
 		steps.Step(stepAddresses, func(context.Context) error {
@@ -213,6 +212,7 @@ func (c *creation) run() {
 	} else {
 		steps.Step(stepPrepare, c.prepare)
 	}
+	steps.Join(synced)
 	// From here on plugins, later ones included, know of the pod and learn of its end.
 	c.announced = steps.Err() == nil
 	if c.owner.hasPlugins() {
@@ -243,40 +243,11 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 	return errors.Join(err, fmt.Errorf("roll back sandbox %s: %w", c.ID, undoErr))
 }
 
-// writeRecord records the sandbox, and chooses the network configuration for its life.
 func (c *creation) writeRecord(context.Context) error {
 	if err := c.owner.options.Node.Know(cgroup.Path(c.CgroupsPath)); err != nil {
 		return err
 	}
-	if err := c.owner.files.Records.Put(c.ID, c.Record); err != nil {
-		return err
-	}
-	return c.journal()
-}
-
-// syncRecord makes record and attachment durable, in parallel. ADD waits for it: what ADD makes may
-// survive a power cut, unlike what else is made meanwhile.
-func (c *creation) syncRecord(context.Context) error {
-	synced := make(chan error, 1)
-	go func() { synced <- c.owner.options.Networks.SyncJournal(c.ID) }()
-	return errors.Join(c.owner.files.Records.Sync(c.ID), <-synced)
-}
-
-func (c *creation) journal() error {
-	if c.hostNetwork() {
-		return nil
-	}
-	directory := c.owner.options.Networks.In(c.owner.options.Handlers.CNIConf(c.Handler()))
-	configuration, err := directory.Configuration()
-	if err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
-	}
-	c.network = configuration.Bytes
-	attachment, err := newAttachment(c.Sandbox, configuration)
-	if err != nil {
-		return err
-	}
-	return c.owner.options.Networks.Journal(attachment)
+	return c.owner.files.Records.Put(c.ID, c.Record)
 }
 
 func (c *creation) makeNetns(context.Context) error {
@@ -287,7 +258,13 @@ func (c *creation) makeNetns(context.Context) error {
 }
 
 func (c *creation) attach(ctx context.Context) error {
-	result, err := c.owner.options.Networks.Attach(ctx, c.ID, c.owner.options.Netns.Path(c.ID))
+	o := c.owner.options
+	attachment, err := newAttachment(c.Sandbox)
+	if err != nil {
+		return err
+	}
+	result, err := o.Networks.In(o.Handlers.CNIConf(c.Handler())).Attach(ctx, attachment, o.Netns.Path(c.ID))
+	c.network = result.Config
 	if err != nil {
 		return err
 	}
@@ -336,12 +313,10 @@ func (c *creation) makeUserns(context.Context) error {
 const bandwidthBurst = math.MaxUint32
 
 // newAttachment returns ADD's arguments, like containerd's: CNI_ARGS name the pod.
-func newAttachment(sb *Sandbox, configuration *network.Configuration) (network.Attachment, error) {
+func newAttachment(sb *Sandbox) (network.Attachment, error) {
 	metadata := sb.config.GetMetadata()
 	a := network.Attachment{
-		ID:      sb.ID,
-		Network: configuration.Name,
-		Config:  configuration.Bytes,
+		ID: sb.ID,
 		Args: map[string]string{
 			"IgnoreUnknown":              "1",
 			"K8S_POD_NAMESPACE":          metadata.GetNamespace(),

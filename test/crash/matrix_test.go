@@ -162,14 +162,12 @@ var adds = []string{"first ADD", "middle ADD", "last ADD"}
 func inside(name step.Name, is []string) []string {
 	own := slices.Contains(is, inNetwork)
 	switch {
-	case name == "pod/record" && own:
-		return []string{"rename sandboxes", "rename attachments"}
 	case name == "pod/record":
 		return []string{"rename sandboxes"}
 	case name == "pod/start" || name == "pod/record stopped":
 		return []string{"rename facts"}
 	case name == "pod/cni add":
-		return adds
+		return append([]string{"rename attachments"}, adds...)
 	case name == "pod/cni del" && own:
 		return []string{"last DEL", "middle DEL", "first DEL"}
 	}
