@@ -124,7 +124,7 @@ func TestCgroupsPath(t *testing.T) {
 
 func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
 
-// A seccomp profile is in sandbox.json by its name alone: see security_test.go.
+// A seccomp profile is in sandbox.json by its name alone.
 func TestForSandbox(t *testing.T) {
 	for name, part := range map[string]func(*specs.Spec) any{
 		"sandbox":  func(s *specs.Spec) any { return s },
