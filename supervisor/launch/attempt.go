@@ -65,7 +65,7 @@ func (l *Launcher) newAttempt(streams [3]*os.File) (_ *attempt, err error) {
 		return nil, err
 	}
 	a.ours, a.toClose = ours, append(a.toClose, ours, theirs)
-	program, err := l.program()
+	program, err := l.open()
 	a.files = append(a.files, theirs, alive, program)
 	return a, err
 }

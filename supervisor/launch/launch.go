@@ -23,14 +23,15 @@ import (
 // Launcher launches processes.
 type Launcher struct {
 	parent  *process.Parent
-	program func() (*os.File, error) // at the first use
+	opening sync.Mutex
+	program *os.File // nil before the first use
 	filters filters
 	mounts  mounts
 }
 
 // New returns a launcher of processes that become children.
 func New(parent *process.Parent) *Launcher {
-	return &Launcher{parent: parent, program: sync.OnceValues(openProgram)}
+	return &Launcher{parent: parent}
 }
 
 // Launched is a launched process. Its owner waits for Child, and closes Process, which was found before the
@@ -111,13 +112,19 @@ const name = "minicri-launch"
 //go:embed launch.*
 var files embed.FS
 
-// openProgram puts the program launch into sealed memory.
-func openProgram() (*os.File, error) {
+// open returns the program launch in sealed memory, where the first that succeeds has put it.
+func (l *Launcher) open() (*os.File, error) {
+	l.opening.Lock()
+	defer l.opening.Unlock()
+	if l.program != nil {
+		return l.program, nil
+	}
 	elf, err := files.ReadFile("launch.elf")
 	if err != nil {
 		return nil, fmt.Errorf("the program launch is not built in, run `make build`: %w", err)
 	}
-	return process.Seal(name, bytes.NewReader(elf))
+	l.program, err = process.Seal(name, bytes.NewReader(elf))
+	return l.program, err
 }
 
 // filter is what seccomp(2) loads; the program is nil for none.

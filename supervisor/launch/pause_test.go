@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -150,6 +151,21 @@ func TestPauseThatFails(t *testing.T) {
 			"%s: %v", words, err)
 		nothingLeft(t)
 	}
+}
+
+// A shortage while the program launch is put into memory fails the launches of its time, and no later one.
+func TestLaunchAfterAShortage(t *testing.T) {
+	n := newNode(t)
+	var usual unix.Rlimit
+	harness.Check(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &usual))
+	signal.Ignore(unix.SIGXFSZ)
+	harness.Check(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Max: usual.Max}))
+	_, short := n.pause(t, t.Context(), "short", n.spec("short"))
+	harness.Check(t, errors.Join(unix.Setrlimit(unix.RLIMIT_FSIZE, &usual), n.facts("short").Remove()))
+	harness.Want(t, errors.Is(short, unix.EFBIG), "in the shortage: %v", short)
+	made, err := n.pause(t, t.Context(), "short", n.spec("short"))
+	harness.Need(t, err == nil, "after it: %v", err)
+	n.end(t, made)
 }
 
 // profiles are of all kinds. What is compared allows what libcontainer's init does.
