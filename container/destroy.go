@@ -134,21 +134,21 @@ func (s *Store) remove(ctx context.Context, c *Container) error {
 	return err
 }
 
-// destroy is the only undo. It tries every part, and removes the record only when nothing else is left.
-// The caller holds the container's lock.
+// destroy is the only undo. Files go when no process uses them, and poststop hooks have had them; the record goes when
+// nothing else is left. The caller holds the container's lock.
 func (s *Store) destroy(ctx context.Context, c *Container) error {
 	s.announceRemoval(ctx, c)
 	steps := s.begin(ctx, c)
-	err := errors.Join(
-		steps.Do(stepDelete, func(ctx context.Context) error {
-			if err := s.options.Supervisors.Delete(ctx, c.Supervisor, c.ID); err != nil {
-				return err
-			}
-			// The cgroup is left if no supervisor serves, or knows the container.
-			return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.options.Sandboxes.Limits().Kill)
-		}),
-		steps.Do(stepRemoveRootfs, func(ctx context.Context) error { return s.removeRootfs(ctx, c.ID, len(c.ImageMounts)) }),
-	)
+	err := steps.Do(stepDelete, func(ctx context.Context) error {
+		if err := s.options.Supervisors.Delete(ctx, c.Supervisor, c.ID); err != nil {
+			return err
+		}
+		// The cgroup is left if no supervisor serves, or knows the container.
+		return s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), s.options.Sandboxes.Limits().Kill)
+	})
+	if err == nil {
+		err = steps.Do(stepRemoveRootfs, func(ctx context.Context) error { return s.removeRootfs(ctx, c.ID, len(c.ImageMounts)) })
+	}
 	if err == nil {
 		err = steps.Do(stepRemoveRecord, func(context.Context) error {
 			return errors.Join(s.removeFacts(c), s.files.Records.Remove(c.ID))

@@ -239,6 +239,7 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 			}
 			harness.Need(t, p.sleepsUninterruptibly(cgroup), "the process does not sleep any more: this proves nothing")
 			same(t, "containers listed while a process of it is there", len(p.list(&runtimeapi.ContainerFilter{Id: id})), 1)
+			harness.Read(t, filepath.Join(p.State, "containers", id, "config.json")) // for poststop hooks, which come after the process
 			same(t, "another container", pod.exec(witness, "echo here"), "here")
 			thaw()
 			eventually(t, "it is removed", func() bool { return p.remove(id) == nil })
