@@ -113,6 +113,13 @@ func (p *Pipes) Close() {
 // A fifo in dir, which is labelled as a file, takes its place. Its name is gone on return. A name that a killed
 // supervisor leaves looks like that of a container without a record, and is removed as such.
 func openPipe(dir, selinux string) (r, w *os.File, err error) {
+	defer func() {
+		if err == nil {
+			if err = errors.Join(awaitable(r), awaitable(w)); err != nil {
+				socket.CloseAll(r, w)
+			}
+		}
+	}()
 	if selinux == "" {
 		return os.Pipe()
 	}
@@ -134,6 +141,14 @@ func openPipe(dir, selinux string) (r, w *os.File, err error) {
 		return nil, nil, err
 	}
 	return r, w, nil
+}
+
+// awaitable returns an error for a stream that does not fit into epoll(7): nothing would wait for its bytes.
+func awaitable(stream *os.File) error {
+	if err := stream.SetDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("wait for bytes of %s (is /proc/sys/fs/epoll/max_user_watches reached?): %w: %w", stream.Name(), errdefs.ErrUnavailable, err)
+	}
+	return nil
 }
 
 func makeFifo(path, selinux string) error {

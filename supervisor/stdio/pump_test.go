@@ -2,6 +2,7 @@ package stdio
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/socket"
@@ -276,4 +278,12 @@ func TestLastWordsOnATerminal(t *testing.T) {
 		_, _ = master.Close(), slave.Close()
 		harness.Want(t, said == "last", "moved %q", said)
 	}
+}
+
+// A stream that epoll does not take (a file, or where a limit is reached) is refused: nobody would read it.
+func TestStreamOutsideThePoller(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "stdout")
+	harness.Check(t, os.WriteFile(path, nil, 0o600))
+	err := new(Streams).readFifo(path, "stdout")
+	harness.Want(t, errors.Is(err, errdefs.ErrUnavailable), "%v", err)
 }

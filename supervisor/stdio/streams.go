@@ -142,7 +142,11 @@ func Adopt(o Options) (*Streams, error) {
 
 func (s *Streams) readFifo(path, stream string) error {
 	source, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err == nil {
+		err = awaitable(source)
+	}
 	if err != nil {
+		socket.CloseAll(source)
 		return err
 	}
 	out := s.addOutput(stream, source)
