@@ -247,8 +247,10 @@ func (s *Set) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, g := range s.groups {
+		g.mu.Lock()
 		if g.client != nil {
 			_ = g.client.Close()
 		}
+		g.mu.Unlock()
 	}
 }
