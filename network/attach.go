@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -292,6 +293,53 @@ type attachment struct {
 
 func newAttachment(record Attachment) *attachment {
 	return &attachment{lock: semaphore.NewWeighted(1), record: record, hurried: make(chan struct{}, 1)}
+}
+
+// locked is an attachment whose lock is taken; GC of its network waits until leave.
+type locked struct {
+	*attachment
+	leave func()
+	// keep is called by release instead of unlocking: a run that is stuck, or left to the next daemon, keeps the lock.
+	keep func()
+}
+
+// lock takes the attachment's lock. It returns errStuck at once if a run holds it whose processes do not end.
+func (n *CNI) lock(ctx context.Context, a *attachment) (*locked, error) {
+	for !a.lock.TryAcquire(1) {
+		if a.stuck.Load() {
+			return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
+		}
+		select {
+		case <-time.After(lockPoll):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, context.Cause(ctx))
+		}
+	}
+	return n.enter(ctx, a)
+}
+
+// enter waits for GC of the network to end, and ends one that takes long; the caller has the attachment's lock.
+func (n *CNI) enter(ctx context.Context, a *attachment) (*locked, error) {
+	gate := n.gate(a.record.Network)
+	defer time.AfterFunc(gcWait, func() {
+		if end := gate.end.Load(); end != nil {
+			(*end)()
+		}
+	}).Stop()
+	if err := gate.Acquire(ctx, 1); err != nil {
+		a.lock.Release(1)
+		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
+	}
+	return &locked{attachment: a, leave: sync.OnceFunc(func() { gate.Release(1) })}, nil
+}
+
+func (h *locked) release() {
+	h.leave()
+	if h.keep != nil {
+		h.keep()
+	} else {
+		h.lock.Release(1)
+	}
 }
 
 func (n *CNI) change(a *attachment, do func(*Attachment)) {

@@ -8,7 +8,7 @@
 //	 1 check       the request; nothing has a side effect before it is complete
 //	 2 reserve     the name; a second request for it waits and gets the same id
 //	 3 record      of the sandbox
-//	 4 sync        it is on the disk; along with 5 to 11
+//	 4 sync        it is on the disk before ADD can run; along with 5 to 9
 //	 5 files       log directory, shm, resolv.conf, hostname, hosts; along with 6 and 7
 //	 6 userns      if asked for: it must own the network namespace
 //	 7 netns       pinned at a path that follows from the id

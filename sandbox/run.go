@@ -198,6 +198,7 @@ func (c *creation) run() {
 	if !c.hostNetwork() {
 		steps.Step(stepLoopback, func(context.Context) error { return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID)) })
 	}
+	steps.Join(synced) // what ADD makes may survive a power cut, unlike what else is made meanwhile
 	if !c.hostNetwork() {
 		steps.Step(stepAdd, c.attach)
 		steps.Step(stepAddresses, func(context.Context) error {
@@ -212,7 +213,6 @@ func (c *creation) run() {
 	} else {
 		steps.Step(stepPrepare, c.prepare)
 	}
-	steps.Join(synced)
 	// From here on plugins, later ones included, know of the pod and learn of its end.
 	c.announced = steps.Err() == nil
 	if c.owner.hasPlugins() {
