@@ -222,6 +222,27 @@ func (s *Store) volumes(id string) string {
 	return filepath.Join(s.options.Root, "container-volumes", id)
 }
 
+func (c *creation) fillVolumes(context.Context) error {
+	volumes := oci.ImageVolumes(c.parts)
+	if len(volumes) == 0 {
+		return nil
+	}
+	if err := makePrivate(c.parts.VolumesDir, rootOf(c.parts.Pod)); err != nil {
+		return err
+	}
+	user, err := oci.ProcessUser(c.parts)
+	if err != nil {
+		return err
+	}
+	uid, gid := oci.HostUser(c.parts.Pod, user)
+	for _, v := range volumes {
+		if err := fillVolume(c.parts.Rootfs, v, owner{uid, gid}); err != nil {
+			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
+		}
+	}
+	return nil
+}
+
 // fillVolume makes a volume from what the image has in its place, owners and modes included, or an empty one
 // of the container's user. It removes device nodes, which would work on a filesystem of the node.
 func fillVolume(rootfs string, v oci.Volume, user owner) error {
@@ -257,9 +278,29 @@ func fillVolume(rootfs string, v oci.Volume, user owner) error {
 	})
 }
 
-// makeSources makes missing sources of mounts, which outlive the container, and returns each source with its symbolic
+// makeSources makes missing sources of mounts, and collects what the spec is made from, with the users of the image.
+func (c *creation) makeSources(ctx context.Context) error {
+	resolved, err := c.owner.resolveSources(ctx, c.config.GetMounts(), c.sandbox.Config().GetMetadata().GetUid())
+	if err != nil {
+		return err
+	}
+	images, err := c.imageSources()
+	if err != nil {
+		return err
+	}
+	o := c.owner.options
+	c.parts = &oci.Container{
+		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
+		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
+		VolumesDir: c.owner.volumes(c.ID), ImageMounts: images, Resolved: resolved,
+		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox), SELinux: c.labels,
+	}
+	return readUsers(c.parts)
+}
+
+// resolveSources makes missing sources of mounts, which outlive the container, and returns each source with its symbolic
 // links resolved.
-func (s *Store) makeSources(ctx context.Context, mounts []*runtimeapi.Mount, podUID string) (resolved map[string]string, err error) {
+func (s *Store) resolveSources(ctx context.Context, mounts []*runtimeapi.Mount, podUID string) (resolved map[string]string, err error) {
 	resolved = make(map[string]string)
 	for _, m := range mounts {
 		path := m.GetHostPath()
@@ -300,18 +341,4 @@ func makeSource(path, podUID string) error {
 		return fmt.Errorf("%s is not there: %w", path, errdefs.ErrFailedPrecondition)
 	}
 	return os.MkdirAll(path, 0o755)
-}
-
-// relabel labels the sources of the mounts that ask for it as the container's files.
-func relabel(c *oci.Container) error {
-	sources, err := oci.Relabelled(c)
-	if err != nil {
-		return err
-	}
-	for _, source := range sources {
-		if err := c.Machine.Relabel(source.HostPath, c.SELinux.Mount, c.SELinux.Shared()); err != nil {
-			return fmt.Errorf("label the source of mount %s: %w", source.ContainerPath, err)
-		}
-	}
-	return nil
 }

@@ -25,58 +25,11 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// makeSources makes missing sources of mounts, and collects what the spec is made from.
-func (c *creation) makeSources(ctx context.Context) error {
-	resolved, err := c.owner.makeSources(ctx, c.config.GetMounts(), c.sandbox.Config().GetMetadata().GetUid())
-	if err != nil {
-		return err
-	}
-	images, err := c.imageSources()
-	if err != nil {
-		return err
-	}
-	o := c.owner.options
-	c.parts = &oci.Container{
-		ID: c.ID, SandboxID: c.SandboxID, Pod: c.sandbox.Config(), Config: c.config, Image: imageFacts(c.image),
-		Rootfs: c.owner.rootfs(c.ID), Hostname: o.Sandboxes.Hostname(c.sandbox), Files: o.Sandboxes.PodFiles(c.sandbox),
-		VolumesDir: c.owner.volumes(c.ID), ImageMounts: images, Resolved: resolved,
-		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox), SELinux: c.labels,
-	}
-	return nil
-}
-
-func (c *creation) fillVolumes(context.Context) error {
-	volumes := oci.ImageVolumes(c.parts)
-	if len(volumes) == 0 {
-		return nil
-	}
-	if err := makePrivate(c.parts.VolumesDir, rootOf(c.parts.Pod)); err != nil {
-		return err
-	}
-	if err := readUsers(c.parts); err != nil {
-		return err
-	}
-	user, err := oci.ProcessUser(c.parts)
-	if err != nil {
-		return err
-	}
-	uid, gid := oci.HostUser(c.parts.Pod, user)
-	for _, v := range volumes {
-		if err := fillVolume(c.parts.Rootfs, v, owner{uid, gid}); err != nil {
-			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
-		}
-	}
-	return nil
-}
-
 func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.parts.Namespaces, err = c.namespaces(); err != nil {
 		return err
 	}
 	if c.parts.CDI, err = c.vendorDevices(); err != nil {
-		return err
-	}
-	if err := readUsers(c.parts); err != nil {
 		return err
 	}
 	if c.spec, err = oci.ForContainer(c.parts); err != nil {
@@ -109,6 +62,20 @@ func (c *creation) storeSpec(ctx context.Context) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(c.owner.dir(c.ID), specFile), encoded, 0o600)
+}
+
+// relabel labels the sources of the mounts that ask for it as the container's files.
+func relabel(c *oci.Container) error {
+	sources, err := oci.Relabelled(c)
+	if err != nil {
+		return err
+	}
+	for _, source := range sources {
+		if err := c.Machine.Relabel(source.HostPath, c.SELinux.Mount, c.SELinux.Shared()); err != nil {
+			return fmt.Errorf("label the source of mount %s: %w", source.ContainerPath, err)
+		}
+	}
+	return nil
 }
 
 // traceHooks puts the span that hooks belong to into their environment.

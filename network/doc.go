@@ -13,7 +13,7 @@
 //	       (ADD failed or never ended)            |_| DEL failed: again, later
 //
 // The journal holds it on disk, with the configuration and the arguments of its ADD, before ADD runs and
-// until DEL of every plugin has succeeded. A failed DEL is retried in the background, over restarts too, and
+// until DEL of every plugin has succeeded, or is given up. A failed DEL is retried in the background, over restarts too, and
 // the namespace, which DEL needs, stays until then. If ADD never succeeded, DEL is tried a bounded number of
 // times, and the namespace goes after the last of them or when the same pod is tried again.
 //

@@ -1,6 +1,6 @@
 // Package cgroup finds, empties and removes the cgroups of pods.
 //
-// Launches and libcontainer make the cgroups of pods; this package makes those of plugin
+// The supervisor, libcontainer and runtimes make the cgroups of pods; this package makes those of plugin
 // runs. On v1 (cgroups(7)) a path stands once in each mounted hierarchy, on v2 once in all.
 package cgroup
 

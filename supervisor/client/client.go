@@ -1,7 +1,7 @@
 // Package client is the daemon's side of a supervisor (minicri-shim serve): it starts the process, speaks its
 // protocol and maps its errors to errdefs kinds. ErrLost says that the connection is gone, and
 // errdefs.ErrUnavailable of Connect that none serves: StartSupervisor starts another one there, which adopts the
-// containers. A Set replaces the node's supervisors that die.
+// containers. A Set has the connections of all supervisors; it says which is lost, and Ensure replaces it.
 //
 // Many goroutines may use a Client. Its calls share one connection, except those that last: an exec's start, streams
 // and wait (but not ExecEnd's), the events, and watch's question have a connection each.

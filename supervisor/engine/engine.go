@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -23,13 +25,99 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/internal/step/failpoint"
 	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
 // Main serves a starter's one request.
-func Main() error { return starter.Serve(do) }
+func Main() error { return serve(do) }
+
+const killPause = 50 * time.Millisecond // between two looks for what is started after the supervisor's end
+
+// serve waits for the request, does it, answers, and returns when the supervisor has taken over what was
+// made. If the supervisor has ended, it ends what it starts meanwhile, or calls undo.
+func serve(do func(request starter.Request, files []*os.File) (answer starter.Answer, undo func() error, err error)) error {
+	if err := process.Adopt(); err != nil {
+		return err
+	}
+	// When the supervisor ends, the kernel sends SIGHUP to the groups of starters that have stopped children, which these
+	// starters have to kill. It is caught, as what they execute would ignore it, too.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
+	unix.CloseOnExec(starter.Socket)
+	supervisor, err := socket.Conn(os.NewFile(starter.Socket, "socket"))
+	if err != nil {
+		return fmt.Errorf("open the socket of a starter: %w", err)
+	}
+	var request starter.Request
+	files, err := starter.Receive(supervisor, &request)
+	if errors.Is(err, io.EOF) {
+		return nil // it is not needed
+	}
+	if err != nil {
+		return fmt.Errorf("read the request of a starter: %w", err)
+	}
+	if err := failpoint.Hit("starter/asked"); err != nil {
+		return err
+	}
+	var killing sync.Mutex // guards did: what has been made is undo's to end
+	did, word := false, make(chan error, 1)
+	go func() {
+		_, err := io.ReadFull(supervisor, make([]byte, len(starter.Taken)))
+		// A container may hold up what was started, and nobody else would end it.
+		for over := err == nil || request.Verb != starter.Create && request.Verb != starter.Exec; !over; time.Sleep(killPause) {
+			killing.Lock()
+			if over = did; !over {
+				killChildren()
+			}
+			killing.Unlock()
+		}
+		word <- err
+	}()
+	answer, undo, failed := do(request, files)
+	killing.Lock()
+	did = true
+	killing.Unlock()
+	socket.CloseAll(files...)
+	if failed != nil {
+		process.AwaitKilled(func() (none bool) { killChildren(); return !hasChildren() })
+		answer = starter.Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}
+	}
+	if err = failpoint.Hit("starter/made"); err == nil {
+		err = starter.Send(supervisor, answer, nil)
+	}
+	if err == nil {
+		err = failpoint.Hit("starter/answered")
+	}
+	if err == nil && failed == nil {
+		err = <-word
+	}
+	if err != nil && undo != nil {
+		err = errors.Join(err, undo())
+	}
+	return err
+}
+
+// killChildren kills what this process, a sub-reaper, has started. It may miss what is made meanwhile, or listed while
+// others end (proc_pid_task_children(5)).
+func killChildren() {
+	for _, child := range process.Children("self") {
+		process.KillTree(child)
+	}
+}
+
+// hasChildren reaps what has ended, and reports whether any is left.
+func hasChildren() bool {
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if pid == 0 && err == nil || errors.Is(err, unix.ECHILD) {
+			return err == nil
+		}
+	}
+}
 
 func do(r starter.Request, files []*os.File) (answer starter.Answer, undo func() error, err error) {
 	var given streams
@@ -269,7 +357,7 @@ func (c *libContainer) runHooks(name string, hooks []specs.Hook, state specs.Sta
 		if hook.Timeout != nil {
 			command.Timeout = new(time.Duration(*hook.Timeout) * time.Second)
 		}
-		late := time.AfterFunc(*command.Timeout+outputLimit, starter.KillChildren)
+		late := time.AfterFunc(*command.Timeout+outputLimit, killChildren)
 		if e := command.Run(&state); e != nil {
 			err = errors.Join(err, fmt.Errorf("%s hook %s: %w", name, hook.Path, e))
 		}

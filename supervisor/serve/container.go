@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -377,4 +379,35 @@ func (c *container) update(ctx context.Context, r *api.UpdateRequest) error {
 		request.OOMScoreAdj = new(int(*r.OomScoreAdj))
 	}
 	return c.sup.starters.Run(ctx, request, nil, nil)
+}
+
+func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err error) {
+	streams := c.streams()
+	if streams == nil {
+		return nil, fmt.Errorf("attach to container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
+	}
+	if stream == api.Stdin {
+		over := func() {}
+		if c.stdinOnce {
+			over = streams.CloseStdin
+		}
+		return feed(streams.Stdin(), conn, over)
+	}
+	fan := streams.Output(stream)
+	if fan == nil {
+		return nil, fmt.Errorf("attach to container %s: stream %s: %w", c.record.ID, stream, errdefs.ErrNotFound)
+	}
+	output := fan.Attach(true)
+	return func() {
+		go func() {
+			// The client sends nothing: the end of this read is the client's.
+			_, _ = io.Copy(io.Discard, conn)
+			fan.Detach(output)
+		}()
+		for chunk := range output {
+			if _, err := conn.Write(chunk); err != nil {
+				fan.Detach(output) // which ends it
+			}
+		}
+	}, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -325,4 +326,22 @@ func (c *container) endLeftExecs(left []*execCgroup) {
 			c.sup.log.Warn("an exec that no client waits for may still run", "container", c.record.ID, "error", err)
 		}
 	}
+}
+
+// attach connects a stream of an exec. An output is taken, so that ExecWait waits for it, and moved to the
+// client. A client that goes away closes the pipe, as a shell's reader would.
+func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
+	if stream == api.Stdin {
+		return feed(e.pipes.Stdin(), conn, e.pipes.CloseStdin)
+	}
+	var p *stdio.Pump
+	p, err = e.pipes.Take(stream, func(chunk []byte) {
+		if _, err := conn.Write(chunk); err != nil {
+			_ = p.Close()
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p.Run, nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strings"
@@ -306,55 +305,6 @@ func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
 		return nil, err
 	}
 	return e.attach(request.Stream, conn)
-}
-
-// attach connects a stream of an exec. An output is taken, so that ExecWait waits for it, and moved to the
-// client. A client that goes away closes the pipe, as a shell's reader would.
-func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
-	if stream == api.Stdin {
-		return feed(e.pipes.Stdin(), conn, e.pipes.CloseStdin)
-	}
-	var p *stdio.Pump
-	p, err = e.pipes.Take(stream, func(chunk []byte) {
-		if _, err := conn.Write(chunk); err != nil {
-			_ = p.Close()
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return p.Run, nil
-}
-
-func (c *container) attach(stream string, conn *net.UnixConn) (move func(), err error) {
-	streams := c.streams()
-	if streams == nil {
-		return nil, fmt.Errorf("attach to container %s: it has ended: %w", c.record.ID, errdefs.ErrNotFound)
-	}
-	if stream == api.Stdin {
-		over := func() {}
-		if c.stdinOnce {
-			over = streams.CloseStdin
-		}
-		return feed(streams.Stdin(), conn, over)
-	}
-	fan := streams.Output(stream)
-	if fan == nil {
-		return nil, fmt.Errorf("attach to container %s: stream %s: %w", c.record.ID, stream, errdefs.ErrNotFound)
-	}
-	output := fan.Attach(true)
-	return func() {
-		go func() {
-			// The client sends nothing: the end of this read is the client's.
-			_, _ = io.Copy(io.Discard, conn)
-			fan.Detach(output)
-		}()
-		for chunk := range output {
-			if _, err := conn.Write(chunk); err != nil {
-				fan.Detach(output) // which ends it
-			}
-		}
-	}, nil
 }
 
 // feed returns what moves a client's input until either side ends. It gives up a client that has left while the process

@@ -8,18 +8,13 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/signal"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
-	"github.com/minicri/minicri/internal/step/failpoint"
 	"github.com/minicri/minicri/supervisor/bundle"
 )
 
@@ -86,8 +81,8 @@ func (a Answer) Err() error {
 // maxMessage is far above the 6 MiB of arguments and environment that the kernel takes (execve(2)).
 const maxMessage = 32 << 20
 
-// send writes a message: a byte, with the descriptors, and JSON.
-func send(conn *net.UnixConn, message any, files []*os.File) error {
+// Send writes a message: a byte, with the descriptors, and JSON.
+func Send(conn *net.UnixConn, message any, files []*os.File) error {
 	content, err := json.Marshal(message)
 	if err != nil {
 		return err
@@ -106,8 +101,8 @@ func send(conn *net.UnixConn, message any, files []*os.File) error {
 	return err
 }
 
-// receive reads a message, and returns its descriptors, even after an error.
-func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
+// Receive reads a message, and returns its descriptors, even after an error.
+func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	const maxFiles = 4
 	fds, err := socket.Receive(conn, make([]byte, 1), maxFiles)
 	if err != nil {
@@ -123,88 +118,5 @@ func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 // Socket is the descriptor over which a starter gets its request.
 const Socket = 3
 
-// taken is what the supervisor says when it has taken over what was made.
-const taken = "taken"
-
-const killPause = 50 * time.Millisecond // between two looks for what is started after the supervisor's end
-
-// Serve waits for the request, does it, answers, and returns when the supervisor has taken over what was
-// made. If the supervisor has ended, it ends what it starts meanwhile, or calls undo.
-func Serve(do func(request Request, files []*os.File) (answer Answer, undo func() error, err error)) error {
-	if err := process.Adopt(); err != nil {
-		return err
-	}
-	// When the supervisor ends, the kernel sends SIGHUP to the groups of starters that have stopped children, which these
-	// starters have to kill. It is caught, as what they execute would ignore it, too.
-	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
-	unix.CloseOnExec(Socket)
-	supervisor, err := socket.Conn(os.NewFile(Socket, "socket"))
-	if err != nil {
-		return fmt.Errorf("open the socket of a starter: %w", err)
-	}
-	var request Request
-	files, err := receive(supervisor, &request)
-	if errors.Is(err, io.EOF) {
-		return nil // it is not needed
-	}
-	if err != nil {
-		return fmt.Errorf("read the request of a starter: %w", err)
-	}
-	if err := failpoint.Hit("starter/asked"); err != nil {
-		return err
-	}
-	var killing sync.Mutex // guards did: what has been made is undo's to end
-	did, word := false, make(chan error, 1)
-	go func() {
-		_, err := io.ReadFull(supervisor, make([]byte, len(taken)))
-		// A container may hold up what was started, and nobody else would end it.
-		for over := err == nil || request.Verb != Create && request.Verb != Exec; !over; time.Sleep(killPause) {
-			killing.Lock()
-			if over = did; !over {
-				KillChildren()
-			}
-			killing.Unlock()
-		}
-		word <- err
-	}()
-	answer, undo, failed := do(request, files)
-	killing.Lock()
-	did = true
-	killing.Unlock()
-	socket.CloseAll(files...)
-	if failed != nil {
-		process.AwaitKilled(func() (none bool) { KillChildren(); return !hasChildren() })
-		answer = Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}
-	}
-	if err = failpoint.Hit("starter/made"); err == nil {
-		err = send(supervisor, answer, nil)
-	}
-	if err == nil {
-		err = failpoint.Hit("starter/answered")
-	}
-	if err == nil && failed == nil {
-		err = <-word
-	}
-	if err != nil && undo != nil {
-		err = errors.Join(err, undo())
-	}
-	return err
-}
-
-// KillChildren kills what this process, a sub-reaper, has started. It may miss what is made meanwhile, or listed while
-// others end (proc_pid_task_children(5)).
-func KillChildren() {
-	for _, child := range process.Children("self") {
-		process.KillTree(child)
-	}
-}
-
-// hasChildren reaps what has ended, and reports whether any is left.
-func hasChildren() bool {
-	for {
-		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
-		if pid == 0 && err == nil || errors.Is(err, unix.ECHILD) {
-			return err == nil
-		}
-	}
-}
+// Taken is what the supervisor says when it has taken over what was made.
+const Taken = "taken"

@@ -2,13 +2,11 @@ package starter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,31 +18,6 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/test/harness"
 )
-
-// A create that fails when its supervisor has ended undoes what it made: the next supervisor may have removed the
-// container before it was.
-func TestFailedCreateOfADeadSupervisor(t *testing.T) {
-	const as = "MINICRI_TEST_UNDONE"
-	if undone := os.Getenv(as); undone != "" { // the starter
-		err := Serve(func(Request, []*os.File) (Answer, func() error, error) {
-			_, err := os.Stdin.Read(make([]byte, 1)) // the supervisor is dead
-			return Answer{}, func() error { return os.WriteFile(undone, nil, 0o600) }, errors.Join(err, errors.New("failed"))
-		})
-		harness.WantError(t, err, "pipe")
-		return
-	}
-	conn, theirs, err := socket.Pair()
-	harness.Check(t, err)
-	undone := filepath.Join(t.TempDir(), "undone")
-	starter := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
-	starter.Env, starter.ExtraFiles = append(os.Environ(), as+"="+undone), []*os.File{theirs}
-	stdin, err := starter.StdinPipe()
-	harness.Check(t, errors.Join(err, starter.Start(), theirs.Close()))
-	harness.Check(t, errors.Join(send(conn, Request{Verb: Create}, nil), conn.Close(), stdin.Close()))
-	harness.Check(t, starter.Wait())
-	_, err = os.Stat(undone)
-	harness.Check(t, err)
-}
 
 // A supervisor that is killed while it ends a starter leaves that stopped: the kernel ends it.
 func TestStarterStoppedByADeadSupervisor(t *testing.T) {
@@ -113,7 +86,7 @@ func FuzzReceive(f *testing.F) {
 		_ = end.Close()
 
 		var request Request
-		files, err := receive(conn.(*net.UnixConn), &request)
+		files, err := Receive(conn.(*net.UnixConn), &request)
 		harness.Want(t, len(files) <= 4, "%d descriptors, %v", len(files), err)
 		socket.CloseAll(files...)
 		_ = conn.Close()

@@ -5,7 +5,7 @@
 // One starter waits ready ([Starters]). Its only descriptors are a socket, /dev/null and those of its request. It is
 // the sub-reaper of what it starts: the supervisor owns a process ([process.Parent.Own]) while the starter still
 // lives, and inherits it when the starter ends. A starter that is ended early is ended with all that it has started.
-// The supervisor runs [Starters.Run]; package engine, in the starter, runs [Serve].
+// The supervisor runs [Starters.Run]; package engine, in the starter, serves the request.
 //
 // Locks: Starters.mu is held for moments, the longest a fork.
 package starter
@@ -155,7 +155,7 @@ func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, t
 		err = take(answer)
 	}
 	if err == nil {
-		_, err = one.conn.Write([]byte(taken))
+		_, err = one.conn.Write([]byte(Taken))
 	}
 	if err == nil {
 		return nil
@@ -169,10 +169,10 @@ func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, t
 
 // ask sends the request and waits for the answer.
 func (p *starter) ask(request Request, files []*os.File) (answer Answer, err error) {
-	if err := send(p.conn, request, files); err != nil {
+	if err := Send(p.conn, request, files); err != nil {
 		return answer, fmt.Errorf("%s of container %s: send the request to the starter: %w", request.Verb, request.ID, err)
 	}
-	unasked, err := receive(p.conn, &answer)
+	unasked, err := Receive(p.conn, &answer)
 	socket.CloseAll(unasked...)
 	if err != nil {
 		return answer, fmt.Errorf("%s of container %s: its starter has ended without an answer: %w: %w", request.Verb, request.ID, errdefs.ErrUnavailable, err)
