@@ -68,6 +68,9 @@ func (p *Pipes) Take(stream string, emit func([]byte)) (*Pump, error) {
 	if source == nil {
 		return nil, fmt.Errorf("stream %s: %w", stream, errdefs.ErrNotFound)
 	}
+	if err := awaitable(source); err != nil {
+		return nil, err
+	}
 	delete(p.outputs, stream)
 	pump := newPump(source, emit)
 	p.pumps = append(p.pumps, pump)
@@ -113,13 +116,6 @@ func (p *Pipes) Close() {
 // A fifo in dir, which is labelled as a file, takes its place. Its name is gone on return. A name that a killed
 // supervisor leaves looks like that of a container without a record, and is removed as such.
 func openPipe(dir, selinux string) (r, w *os.File, err error) {
-	defer func() {
-		if err == nil {
-			if err = errors.Join(awaitable(r), awaitable(w)); err != nil {
-				socket.CloseAll(r, w)
-			}
-		}
-	}()
 	if selinux == "" {
 		return os.Pipe()
 	}
@@ -143,10 +139,10 @@ func openPipe(dir, selinux string) (r, w *os.File, err error) {
 	return r, w, nil
 }
 
-// awaitable returns an error for a stream that does not fit into epoll(7): nothing would wait for its bytes.
-func awaitable(stream *os.File) error {
-	if err := stream.SetDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("wait for bytes of %s (is /proc/sys/fs/epoll/max_user_watches reached?): %w: %w", stream.Name(), errdefs.ErrUnavailable, err)
+// awaitable returns an error for an output that does not fit into epoll(7): nothing would wait for its bytes.
+func awaitable(source *os.File) error {
+	if err := source.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("wait for output (is /proc/sys/fs/epoll/max_user_watches reached?): %w: %w", errdefs.ErrUnavailable, err)
 	}
 	return nil
 }
