@@ -126,9 +126,8 @@ func (c *Client) watch(limit *atomic.Int64) {
 			done()
 		}
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			_ = c.supervisor.Kill(0)              // which does not wait for the end
-			if process.Doomed(c.supervisor.PID) { // the kernel keeps it, so its pidfd does not tell of its end
-				c.over()
+			if c.supervisor.Kill(process.KillLimit) != nil && process.Doomed(c.supervisor.PID) {
+				c.over() // the kernel keeps it, so its pidfd does not tell of its end
 			}
 		}
 		cancel()

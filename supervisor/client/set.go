@@ -7,13 +7,16 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/api"
 )
@@ -161,16 +164,16 @@ func (s *Set) Call(ctx context.Context, name string, do func(*Client) error) (re
 	return repeated, err
 }
 
-// Delete has a supervisor kill and delete a container. It is no error if one of them does not exist.
+// Delete has a supervisor kill and delete a container. It is no error if none serves, or there is no such container.
 func (s *Set) Delete(ctx context.Context, name, id string) error {
-	supervisor, err := s.Connect(ctx, name)
-	if errdefs.IsUnavailable(err) {
+	_, err := s.Connect(ctx, name)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
 		return nil
 	}
-	if err == nil {
-		err = supervisor.Delete(ctx, id, true)
+	if err == nil || errors.Is(err, ErrLost) {
+		_, err = s.Call(ctx, name, func(supervisor *Client) error { return supervisor.Delete(ctx, id, true) })
 	}
-	if errdefs.IsNotFound(err) || errors.Is(err, ErrLost) {
+	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	return err
@@ -245,12 +248,14 @@ func (s *Set) Close() {
 	s.cancel()
 	s.work.Wait()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, g := range s.groups {
-		g.mu.Lock()
-		if g.client != nil {
-			_ = g.client.Close()
+	groups := slices.Collect(maps.Values(s.groups))
+	s.mu.Unlock()
+	for _, g := range groups {
+		if g.mu.TryLock() { // else a call is under way that the daemon does not wait for
+			if g.client != nil {
+				_ = g.client.Close()
+			}
+			g.mu.Unlock()
 		}
-		g.mu.Unlock()
 	}
 }

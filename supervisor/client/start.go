@@ -167,15 +167,18 @@ func endHolder(dir string) error {
 	if again, err := api.LockHolder(dir); err != nil || again != pid {
 		return err // the pid may have been given to another process before it was opened
 	}
+	if !process.Doomed(pid) {
+		content, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // "" if it has ended
+		line := strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
+		if len(line) < 2 || line[0] != Name || line[1] != "serve" || !slices.Contains(line, dir) {
+			return fmt.Errorf("%s/%s is locked by process %d (%s), which is no supervisor: end that process: %w", dir, api.LockFile, pid, strings.Join(line, " "), errdefs.ErrUnavailable)
+		}
+		err = holder.Kill(process.KillLimit)
+	}
 	if process.Doomed(pid) { // its lock stays with the file that it has open; the daemon starts one successor at a time
 		return os.Remove(filepath.Join(dir, api.LockFile))
 	}
-	content, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // "" if it has ended
-	line := strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
-	if len(line) < 2 || line[0] != Name || line[1] != "serve" || !slices.Contains(line, dir) {
-		return fmt.Errorf("%s/%s is locked by process %d (%s), which is no supervisor: end that process: %w", dir, api.LockFile, pid, strings.Join(line, " "), errdefs.ErrUnavailable)
-	}
-	if err := holder.Kill(process.KillLimit); err != nil {
+	if err != nil {
 		return fmt.Errorf("end the supervisor that has %s locked and does not answer: %w: %w", dir, errdefs.ErrUnavailable, err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package container
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -309,4 +310,14 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			eventually(t, "the hook has ended, with its child", func() bool { return len(processesWithArgument(t, "7775")) == 0 })
 		})
 	}
+}
+
+// A supervisor that dies while it deletes a container has a successor that runs the poststop hooks, before RemoveContainer answers.
+func TestPoststopHooksOfADeadSupervisor(t *testing.T) {
+	p := newPod(t)
+	ran := filepath.Join(t.TempDir(), "ran")
+	script := fmt.Sprintf("echo >> %s; kill -KILL %d", ran, p.Supervisors()[0])
+	id := p.create(shell("app", "true", hooked(t, harness.Hook{Kind: "poststop", Script: script, Seconds: 10})))
+	check(t, errors.Join(p.start(id), p.remove(id)))
+	same(t, "runs of the hook", string(harness.Read(t, ran)), "\n\n")
 }
