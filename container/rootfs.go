@@ -50,14 +50,6 @@ func readInRootfs(rootfs, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, longestRootfsFile))
 }
 
-func readUsers(c *oci.Container) (err error) {
-	if c.Passwd, err = readInRootfs(c.Rootfs, "etc/passwd"); err != nil {
-		return err
-	}
-	c.Group, err = readInRootfs(c.Rootfs, "etc/group")
-	return err
-}
-
 // inRootfs resolves a path in a rootfs, as a process in it would, to a path on the node without
 // symbolic links; fs.ErrNotExist if there is none. An empty path is the root.
 func inRootfs(rootfs, name string) (string, error) {
@@ -118,17 +110,17 @@ func prepareOptions(pod *runtimeapi.PodSandboxConfig) image.PrepareOptions {
 	return image.PrepareOptions{UIDs: oci.IDMappings(userns.GetUids()), GIDs: oci.IDMappings(userns.GetGids())}
 }
 
-type owner struct{ uid, gid int }
+type ids struct{ uid, gid int }
 
 // rootOf returns the ids that root of the pod's user namespace has on the node.
-func rootOf(pod *runtimeapi.PodSandboxConfig) owner {
+func rootOf(pod *runtimeapi.PodSandboxConfig) ids {
 	uid, gid := oci.HostUser(pod, specs.User{})
-	return owner{uid, gid}
+	return ids{uid, gid}
 }
 
 // makePrivate makes a directory that only the container's root can enter. An image may have set-user-ID
 // programs and more, which must not act on the node for its users (CVE-2021-41103).
-func makePrivate(dir string, root owner) error {
+func makePrivate(dir string, root ids) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -236,7 +228,7 @@ func (c *creation) fillVolumes(context.Context) error {
 	}
 	uid, gid := oci.HostUser(c.parts.Pod, user)
 	for _, v := range volumes {
-		if err := fillVolume(c.parts.Rootfs, v, owner{uid, gid}); err != nil {
+		if err := fillVolume(c.parts.Rootfs, v, ids{uid, gid}); err != nil {
 			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
 		}
 	}
@@ -245,7 +237,7 @@ func (c *creation) fillVolumes(context.Context) error {
 
 // fillVolume makes a volume from what the image has in its place, owners and modes included, or an empty one
 // of the container's user. It removes device nodes, which would work on a filesystem of the node.
-func fillVolume(rootfs string, v oci.Volume, user owner) error {
+func fillVolume(rootfs string, v oci.Volume, user ids) error {
 	if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
 		return err
 	}
@@ -295,7 +287,10 @@ func (c *creation) makeSources(ctx context.Context) error {
 		VolumesDir: c.owner.volumes(c.ID), ImageMounts: images, Resolved: resolved,
 		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox), SELinux: c.labels,
 	}
-	return readUsers(c.parts)
+	if c.parts.Passwd, err = readInRootfs(c.parts.Rootfs, "etc/passwd"); err == nil {
+		c.parts.Group, err = readInRootfs(c.parts.Rootfs, "etc/group")
+	}
+	return err
 }
 
 // resolveSources makes missing sources of mounts, which outlive the container, and returns each source with its symbolic

@@ -46,10 +46,9 @@ type Result struct {
 	Raw       []*types100.Result // as plugins gave them
 }
 
-// Attach runs ADD with the directory's network in the namespace at path, for a pod of which the attachment has the id,
-// the arguments and the capabilities. It is in the journal, and on the disk, before ADD begins. If Attach fails, or the
-// context ends first, it can be there still, and the caller has to call Detach. Where there is a network, the result has
-// its configuration also then.
+// Attach runs ADD with the directory's network in the namespace at path, with the id, arguments and capabilities of the
+// attachment, which is in the journal, and on the disk, before ADD begins. If Attach fails, or the context ends first,
+// it can be there still: the caller has to call Detach. The result has the network's configuration also then.
 func (d *Directory) Attach(ctx context.Context, record Attachment, path string) (Result, error) {
 	configuration, err := d.Configuration()
 	if err != nil {
@@ -61,7 +60,11 @@ func (d *Directory) Attach(ctx context.Context, record Attachment, path string) 
 	if err != nil {
 		return result, err
 	}
-	return result, d.owner.add(ctx, a, path, &result)
+	said, err := d.owner.add(ctx, a, path)
+	if err == nil {
+		result.Addresses, result.Raw = addresses(said), said.Raw()
+	}
+	return result, err
 }
 
 // enroll writes an attachment to the journal.
@@ -78,7 +81,7 @@ func (n *CNI) enroll(record Attachment) (*attachment, error) {
 	return a, n.journal.Sync(record.ID)
 }
 
-// supersede removes the namespaces of the pod's earlier tries whose ADD failed: a pod has one namespace.
+// supersede removes the namespaces of the pod's earlier tries whose ADD failed: a pod keeps one namespace.
 func (n *CNI) supersede(a Attachment) {
 	pod := func(of Attachment) string {
 		return of.Args["K8S_POD_UID"] + " " + of.Args["K8S_POD_NAMESPACE"] + "/" + of.Args["K8S_POD_NAME"]
@@ -94,29 +97,26 @@ func (n *CNI) supersede(a Attachment) {
 }
 
 // add runs ADD for an attachment.
-func (n *CNI) add(ctx context.Context, a *attachment, path string, result *Result) error {
+func (n *CNI) add(ctx context.Context, a *attachment, path string) (result *gocni.Result, err error) {
 	h, err := n.lock(ctx, a)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer h.release()
 	a.begun = true
 	record := a.record
-	err = n.call(ctx, h, record, "ADD", n.limits.Load().Add, func(ctx context.Context, cni gocni.CNI) error {
+	err = n.call(ctx, h, record, "ADD", n.limits.Load().Add, func(ctx context.Context, cni gocni.CNI) (err error) {
 		// Setup would read answers in goroutines of its own, where we could not recover from a panic.
-		said, err := cni.SetupSerially(ctx, record.ID, path, record.options()...)
-		if err == nil {
-			result.Addresses, result.Raw = addresses(said), said.Raw()
-		}
+		result, err = cni.SetupSerially(ctx, record.ID, path, record.options()...)
 		return err
 	})
 	if err != nil {
 		// libcni may have cached even an answer that we cannot use.
 		n.change(a, func(r *Attachment) { r.NeverAttached = !addSucceeded(*r) })
-		return err
+		return nil, err
 	}
 	a.attached = true
-	return nil
+	return result, nil
 }
 
 func (a *Attachment) options() []gocni.NamespaceOpts {

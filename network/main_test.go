@@ -243,8 +243,11 @@ func (n *node) attach(t *testing.T, id string) *Result {
 
 // try runs ADD for a journalled attachment.
 func (n *node) try(ctx context.Context, id string) (*Result, error) {
-	result := new(Result)
-	return result, n.add(ctx, n.find(id), n.Options.Namespaces.Path(id), result)
+	said, err := n.add(ctx, n.find(id), n.Options.Namespaces.Path(id))
+	if err != nil {
+		return nil, err
+	}
+	return &Result{Addresses: addresses(said), Raw: said.Raw()}, nil
 }
 
 func (n *node) detach(t *testing.T, id string) {

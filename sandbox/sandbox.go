@@ -126,9 +126,8 @@ func (s *Store) Hostname(sb *Sandbox) string {
 }
 
 // The names of the steps of a pod, in the order of doc.go. "sync" overlaps those from "files" to "loopback", "files"
-// overlaps "userns" and "netns", "prepare" overlaps "loopback" and "cni add", and "end pause" overlaps "cni del".
-// Undo and recovery do those of stop and remove from "end pause" on, without "record stopped", and those of NRI where
-// plugins know of the pod.
+// overlaps "userns" and "netns", "prepare" overlaps "loopback" and "cni add", and "end pause" overlaps "cni del". Undo
+// and recovery do those of stop and remove, without "stop containers", "record stopped" and "remove containers".
 const (
 	stepCheck          step.Name = "pod/check"
 	stepReserve        step.Name = "pod/reserve"

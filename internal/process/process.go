@@ -192,9 +192,8 @@ const KillLimit = 3 * time.Second
 
 // AwaitKilled calls done until it reports true, up to KillLimit.
 func AwaitKilled(done func() bool) {
-	const pause = 500 * time.Microsecond
 	for deadline := time.Now().Add(KillLimit); !done() && time.Now().Before(deadline); {
-		time.Sleep(pause)
+		time.Sleep(500 * time.Microsecond)
 	}
 }
 

@@ -1,7 +1,6 @@
 // Package bundle is what the supervisor and its starters have to know of a container, or a pause, to work on it: the
-// OCI bundle that the daemon has written, the directory of its states, and its cgroups.
-//
-// It owns nothing and has no lock. Who calls it owns the container: its supervisor, or the starter that works for that.
+// OCI bundle that the daemon has written, the directory of its states, and its cgroups. It owns nothing and has no lock:
+// who calls it owns the container, its supervisor or the starter that works for that.
 package bundle
 
 import (

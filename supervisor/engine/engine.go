@@ -36,8 +36,6 @@ import (
 // Main serves a starter's one request.
 func Main() error { return serve(do) }
 
-const killPause = 50 * time.Millisecond // between two looks for what is started after the supervisor's end
-
 // serve waits for the request, does it, answers, and returns when the supervisor has taken over what was
 // made. If the supervisor has ended, it ends what it starts meanwhile, or calls undo.
 func serve(do func(request starter.Request, files []*os.File) (answer starter.Answer, undo func() error, err error)) error {
@@ -345,8 +343,9 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 }
 
 const (
-	hookLimit   = 30 * time.Second // for hooks that set no limit; processes that they leave end with the starter
-	outputLimit = time.Second      // for what a hook has left to close its output: Run waits for that
+	hookLimit   = 30 * time.Second      // for hooks that set no limit; processes that they leave end with the starter
+	killPause   = 50 * time.Millisecond // between two looks for what is started after the supervisor's end
+	outputLimit = time.Second           // for what a hook has left to close its output: Run waits for that
 )
 
 // runHooks runs all hooks, in spite of errors.

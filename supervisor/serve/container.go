@@ -303,7 +303,6 @@ func (c *container) start(ctx context.Context) error {
 		err = openBarrier(ctx, c.running, c.record.Dir())
 	}
 	if err != nil {
-		c.ignoreInit()
 		c.setStarted(0)
 		return errors.Join(err, c.writeRecord())
 	}

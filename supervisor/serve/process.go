@@ -181,11 +181,11 @@ func (c *container) listenToInit() {
 	if c.record.Terminal {
 		stream = api.Stdout
 	}
-	if said := c.streams().Output(stream); said != nil {
-		words := said.Attach(false)
-		c.mu.Lock()
-		c.initSays, c.initWords = said, words
-		c.mu.Unlock()
+	said := c.streams().Output(stream)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if said != nil && c.initWords == nil { // else it has listened since an earlier start, which failed
+		c.initSays, c.initWords = said, said.Attach(false)
 	}
 }
 

@@ -399,7 +399,11 @@ func ReceiveMaster(from *net.UnixConn) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("receive the terminal: %w", err)
 	}
-	return os.NewFile(uintptr(fds[0]), "terminal"), nil
+	master := os.NewFile(uintptr(fds[0]), "terminal")
+	if err = awaitable(master); err != nil {
+		return nil, errors.Join(err, master.Close())
+	}
+	return master, nil
 }
 
 // Resize sets a terminal's size, ioctl_tty(2).
