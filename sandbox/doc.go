@@ -9,11 +9,11 @@
 //	 2 reserve     the name; a second request for it waits and gets the same id
 //	 3 record      of the sandbox
 //	 4 sync        it is on the disk before ADD can run; along with 5 to 9
-//	 5 files       log directory, shm, resolv.conf, hostname, hosts; along with 6 and 7
+//	 5 files       log directory, shm, resolv.conf, hostname, hosts; along with 6 to 8
 //	 6 userns      if asked for: it must own the network namespace
 //	 7 netns       pinned at a path that follows from the id
-//	 8 prepare     pause, along with 9 and 10: its init waits at the exec barrier
-//	 9 loopback    up
+//	 8 loopback    up
+//	 9 prepare     pause, along with 10 and 11: its init waits at the exec barrier
 //	10 cni add     the attachment is journalled, on the disk, too; ADD runs through go-cni
 //	11 addresses   of eth0, from the result
 //	12 nri run     with NRI: its plugins are asked (store.go)

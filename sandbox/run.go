@@ -188,15 +188,13 @@ func (c *creation) run() {
 	}
 	if !c.hostNetwork() {
 		steps.Step(stepNetns, c.makeNetns)
+		steps.Step(stepLoopback, func(context.Context) error { return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID)) })
 	}
 	steps.Join(filed)
 	late := needsInterfaces(c.config.GetLinux().GetSysctls()) || needsInterfaces(c.owner.options.Defaults.Sysctls)
 	var prepared *step.Async
 	if c.hostNetwork() || !late {
 		prepared = steps.Async(stepPrepare, c.prepare)
-	}
-	if !c.hostNetwork() {
-		steps.Step(stepLoopback, func(context.Context) error { return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID)) })
 	}
 	steps.Join(synced) // what ADD makes may survive a power cut, unlike what else is made meanwhile
 	if !c.hostNetwork() {

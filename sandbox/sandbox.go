@@ -125,8 +125,8 @@ func (s *Store) Hostname(sb *Sandbox) string {
 	return name
 }
 
-// The names of the steps of a pod, in the order of doc.go. "sync" overlaps those from "files" to "loopback", "files"
-// overlaps "userns" and "netns", "prepare" overlaps "loopback" and "cni add", and "end pause" overlaps "cni del". Undo
+// The names of the steps of a pod, in the order of doc.go. "sync" and "files" overlap those up to
+// "loopback", "prepare" overlaps "cni add" and "addresses", and "end pause" overlaps "cni del". Undo
 // and recovery do those of stop and remove, without "stop containers", "record stopped" and "remove containers".
 const (
 	stepCheck          step.Name = "pod/check"
@@ -136,8 +136,8 @@ const (
 	stepFiles          step.Name = "pod/files"
 	stepUserns         step.Name = "pod/userns"
 	stepNetns          step.Name = "pod/netns"
-	stepPrepare        step.Name = "pod/prepare"
 	stepLoopback       step.Name = "pod/loopback"
+	stepPrepare        step.Name = "pod/prepare"
 	stepAdd            step.Name = "pod/cni add"
 	stepAddresses      step.Name = "pod/addresses"
 	stepNRIRun         step.Name = "pod/nri run"

@@ -109,7 +109,7 @@ const (
 // steps are those of a pod's life, by operation, in order (package sandbox).
 var steps = map[string][]step.Name{
 	"run": {
-		"pod/check", "pod/reserve", "pod/record", "pod/sync", "pod/files", "pod/userns", "pod/netns", "pod/prepare", "pod/loopback",
+		"pod/check", "pod/reserve", "pod/record", "pod/sync", "pod/files", "pod/userns", "pod/netns", "pod/loopback", "pod/prepare",
 		"pod/cni add", "pod/addresses", "pod/nri run", "pod/start",
 	},
 	"update": {"pod/nri update", "pod/nri updated"},
