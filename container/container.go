@@ -35,6 +35,8 @@ type Container struct {
 	ended     chan struct{}           // closed when the container has ended
 	reaped    atomic.Pointer[reaped]  // how the first process ended, if it was reaped as our child
 
+	startFailed string // why its start failed, which its end tells; guarded by factsLock
+
 	// announced is set once plugins, later ones included, know of the container. stopLock guards
 	// stopAnnounced, which is set when they learn of the end. A start holds stopLock, too.
 	announced     atomic.Bool

@@ -377,15 +377,11 @@ func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error
 	if errdefs.IsUnavailable(startErr) || ctx.Err() != nil {
 		return startErr
 	}
+	s.change(c, func(*Facts) { c.startFailed = errtext.Of(startErr) }) // its supervisor may tell of the end before send returns
 	// Where it is not the program that failed, init still waits, or the program runs, and nobody else would end it.
 	if err := s.send(ctx, c, uint32(unix.SIGKILL), true); err != nil && !errdefs.IsNotFound(err) {
 		return errors.Join(startErr, fmt.Errorf("kill it: %w", err))
 	}
-	s.change(c, func(f *Facts) {
-		if f.FinishedAt == 0 { // else its supervisor has said how it ended
-			f.FinishedAt = time.Now().UnixNano()
-			takeStartError(f, errtext.Of(startErr))
-		}
-	})
+	s.change(c, func(f *Facts) { c.takeExit(f, 0, true, false, 0) })
 	return startErr
 }

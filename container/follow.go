@@ -216,6 +216,7 @@ func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	if !known {
 		f.ExitCode, f.Reason, f.Message = 255, "Unknown", "its exit status is lost: neither a supervisor nor the daemon was its parent when it ended"
 	}
+	takeStartError(f, c.startFailed)
 }
 
 // takeStartError notes that the program could not be executed, with containerd's exit code.
