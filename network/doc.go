@@ -12,10 +12,10 @@
 //	     \____________________________________/   ^ |
 //	       (ADD failed or never ended)            |_| DEL failed: again, later
 //
-// The journal holds it on disk, with the configuration and the arguments of its ADD, before ADD runs and
-// until DEL of every plugin has succeeded, or is given up. A failed DEL is retried in the background, over restarts too, and
-// the namespace, which DEL needs, stays until then. If ADD never succeeded, DEL is tried a bounded number of
-// times, and the namespace goes after the last of them or when the same pod is tried again.
+// The journal holds it on disk, with the configuration and the arguments of its ADD, before ADD runs and until
+// DEL of every plugin has succeeded, or is given up. A failed DEL is retried in the background, over restarts
+// too, and the namespace, which DEL needs, stays until then. If ADD never succeeded, DEL is tried a bounded number
+// of times, and the namespace goes after the last of them or when the same pod is tried again.
 //
 // Each attachment has a lock, held while a plugin runs for it: ADD, DEL and CHECK of one sandbox never
 // overlap (CNI SPEC, "Lifecycle & Ordering"). CNI.mu guards the map of attachments, their records and the pod

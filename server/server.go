@@ -1,6 +1,6 @@
-// Package server is the CRI surface of minicri, with a file for each noun of the API. A method calls the
-// package that does the work, which checks the form of the request (but for what only the API has), and turns the result into the API's messages.
-// Nothing here mounts, starts a process or writes a file. The state is the subscriptions to events
+// Package server is the CRI surface of minicri, with a file for each noun of the API. A method calls the package that
+// does the work, which checks the form of the request (but for what only the API has), and turns the result into the
+// API's messages. Nothing here mounts, starts a process or writes a file. The state is the subscriptions to events
 // (events.go) and the calls under way, each under its own lock. Interceptors turn errors of the domain into
 // gRPC codes, by one table. Lists are streamed in pieces (list.go).
 package server

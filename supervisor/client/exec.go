@@ -28,8 +28,8 @@ type ExecResult struct {
 }
 
 // ExecSync runs a process to its end or time-out (none if 0), and captures limit bytes of both outputs together, or
-// less while all calls have captured much. It does not wait for background children that are silent. A cancelled ctx ends the process
-// and all it started.
+// less while all calls have captured much. It does not wait for background children that are silent. A cancelled
+// ctx ends the process and all it started.
 func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process, timeout time.Duration, limit int64, all *Captured) (*ExecResult, error) {
 	began, exec := time.Now(), rand.Text()
 	start, bounded := ctx, ctx

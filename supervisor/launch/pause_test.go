@@ -159,6 +159,7 @@ func TestLaunchAfterAShortage(t *testing.T) {
 	var usual unix.Rlimit
 	harness.Check(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &usual))
 	signal.Ignore(unix.SIGXFSZ)
+	defer signal.Reset(unix.SIGXFSZ)
 	harness.Check(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Max: usual.Max}))
 	_, short := n.pause(t, t.Context(), "short", n.spec("short"))
 	harness.Check(t, errors.Join(unix.Setrlimit(unix.RLIMIT_FSIZE, &usual), n.facts("short").Remove()))

@@ -87,7 +87,7 @@ func (s *Supervisor) adopt(id string) error {
 			if err == nil {
 				err = s.removeFiles(id)
 			}
-			s.log.Warn("the creation of a container was cut off: what is left of it is removed, unless there is an error", "container", id, "error", err)
+			s.log.Warn("tried to remove what was left of a container that was never made", "container", id, "error", err)
 		}()
 		return nil
 	}

@@ -84,7 +84,6 @@ func FuzzReceive(f *testing.F) {
 		conn, err := net.FileConn(end)
 		harness.Check(t, err)
 		_ = end.Close()
-
 		var request Request
 		files, err := Receive(conn.(*net.UnixConn), &request)
 		harness.Want(t, len(files) <= 4, "%d descriptors, %v", len(files), err)
