@@ -300,23 +300,24 @@ func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 			if i < 0 {
 				t.Skipf("no %s for containers: the machine has cgroup v1", name)
 			}
-			// What is busy and not limited yet takes processors from everybody, whatever the runtime does: before the clock runs.
-			id := p.run("app", command("/bin/sh", "-c", c.script), func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpuPeriod = 1_000_000 })
-			harness.Eventually(t, "all of it runs", 5*patience, func() bool {
-				running, asleep := 0, false
-				for _, one := range harness.Processes() {
-					line := strings.Join(one.Args, " ")
-					asleep = asleep || line == "sleep 7"
-					if strings.HasPrefix(line, c.is) {
-						running++
+			besides(t, p.Node, func() {
+				id := p.run("app", command("/bin/sh", "-c", c.script), func(c *runtimeapi.ContainerConfig) { c.Linux.Resources.CpuPeriod = 1_000_000 })
+				harness.Eventually(t, "all of it runs", 5*patience, func() bool {
+					running, asleep := 0, false
+					for _, one := range harness.Processes() {
+						line := strings.Join(one.Args, " ")
+						asleep = asleep || line == "sleep 7"
+						if strings.HasPrefix(line, c.is) {
+							running++
+						}
 					}
-				}
-				return running >= c.count && !asleep
+					return running >= c.count && !asleep
+				})
+				p.limit(id, c.limits[i][0], c.limits[i][1])
+				p.execs(id, 20, 2, 4, c.mayFail)
+				p.limit(id, c.limits[i][0], c.limits[i][2]) // what is killed has to run to its end
+				p.end(id)
 			})
-			p.limit(id, c.limits[i][0], c.limits[i][1])
-			besides(t, p.Node, func() { p.execs(id, 20, 2, 4, c.mayFail) })
-			p.limit(id, c.limits[i][0], c.limits[i][2]) // what is killed has to run to its end
-			p.end(id)
 		})
 	}
 }
