@@ -145,6 +145,38 @@ func endSupervisor(t *testing.T, set *client.Set, group string) {
 	})
 }
 
+// Who follows a set after it was asked for a supervisor, as a daemon's undo of a pod may have been, is told of ends.
+func TestFollowedLate(t *testing.T) {
+	set := newSet(t, t.TempDir(), new(harness.Buffer))
+	defer endSupervisor(t, set, "own")
+	_, err := set.Ensure(t.Context(), "own")
+	harness.Check(t, err)
+	told := make(ends, 10)
+	set.Follow(told)
+	p := &pod{t: t, dir: set.Dir("own"), held: make(map[string]*client.Held)}
+	p.Client, err = set.Ensure(t.Context(), "own")
+	harness.Check(t, err)
+	p.run("c", "exit 3")
+	select {
+	case e := <-told:
+		harness.Want(t, e.GetId() == "c" && e.GetExit().GetCode() == 3, "told of %v", e)
+	case <-time.After(time.Minute):
+		t.Error("no end was told")
+	}
+	p.check(p.Delete(t.Context(), "c", true))
+}
+
+// ends receives containers that have ended.
+type ends chan *api.Container
+
+func (c ends) Noted(event *api.Event) {
+	if event.GetContainer().GetExit() != nil {
+		c <- event.GetContainer()
+	}
+}
+func (c ends) Missed(string, *client.Client) {}
+func (c ends) Lost(string, error)            {}
+
 // A supervisor that has the lock and that no connection reaches, or whose queue of them is
 // full, is ended, and another one takes its place.
 func TestLockOfASupervisorThatHangs(t *testing.T) {

@@ -77,7 +77,7 @@ func NewSet(options SetOptions) (*Set, error) {
 // SetAnswer changes how long a supervisor may take to answer, from the next question on.
 func (s *Set) SetAnswer(limit time.Duration) { s.answer.Store(int64(limit)) }
 
-// Follow sets the receiver of events from now on. It is called once, before the first Ensure.
+// Follow sets the receiver of events, once. It has those of each supervisor from the next Ensure of it on.
 func (s *Set) Follow(follower Follower) {
 	s.mu.Lock()
 	s.follower = follower
@@ -139,8 +139,7 @@ func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 		return nil, err
 	}
 	if !g.followed {
-		g.followed = true
-		s.follow(name, supervisor)
+		g.followed = s.follow(name, supervisor)
 	}
 	return supervisor, nil
 }
@@ -179,13 +178,14 @@ func (s *Set) Delete(ctx context.Context, name, id string) error {
 	return err
 }
 
-// follow passes on the events of a supervisor, in a goroutine that ends with it or with the set.
-func (s *Set) follow(name string, supervisor *Client) {
+// follow passes on the events of a supervisor, in a goroutine that ends with it or with the set. It returns
+// false before Follow: the undo of a pod may be the first that asks for a supervisor.
+func (s *Set) follow(name string, supervisor *Client) bool {
 	s.mu.Lock()
 	follower := s.follower
 	s.mu.Unlock()
 	if follower == nil {
-		return // no receiver: there are no containers
+		return false
 	}
 	s.work.Go(func() {
 		last := uint64(0)
@@ -209,6 +209,7 @@ func (s *Set) follow(name string, supervisor *Client) {
 		g.mu.Unlock()
 		follower.Lost(name, err)
 	})
+	return true
 }
 
 // Groups lists those that have a directory.
