@@ -39,7 +39,7 @@ const (
 // steps are those of a container's life, by operation, in order (package container).
 var steps = map[string][]step.Name{
 	"create": {
-		"container/check", "container/reserve", "container/record", "container/rootfs", "container/sources", "container/volumes", "container/spec",
+		"container/check", "container/reserve", "container/record", "container/rootfs", "container/sources", "container/spec", "container/volumes",
 		"container/nri create", "container/labels", "container/supervisor", "container/create", "container/nri created", "container/recheck",
 	},
 	"start":  {"container/nri start", "container/start", "container/nri started"},

@@ -36,6 +36,11 @@ func TestExecSync(t *testing.T) {
 	both := slices.Concat(answer.Stdout, answer.Stderr)
 	expect(t, len(both) <= 16<<20 && len(both) >= 15<<20 && answer.ExitCode == 0, "%d bytes, exit code %d", len(both), answer.ExitCode)
 	same(t, "bytes of it", bytes.Count(both, []byte{0}), len(both))
+}
+
+func TestManyExecsThatWriteMuch(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
 	var many sync.WaitGroup // of commands that write so much; those of others are as they are
 	for i := range 20 {
 		many.Go(func() {

@@ -26,6 +26,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -79,6 +80,10 @@ func NewNode(t testing.TB, opts ...Option) *Node {
 	t.Cleanup(n.close)
 	n.empty = n.look(n.machineScope())
 	n.Start()
+	// The pause that it tries at its start is no part of an idle node; on a busy machine it serves before that is gone.
+	Eventually(t, "the daemon knows whether pods can be made", callTime, func() bool {
+		return !strings.Contains(Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).String(), "is not known yet")
+	})
 	n.idle = n.look(n.idleScope())
 	return n
 }
