@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -36,8 +35,8 @@ type creation struct {
 	sandbox    *sandbox.Sandbox
 	image      image.Image
 	mounted    []ImageMount   // the images that the container mounts
-	parts      *oci.Container // what the spec is made from
-	spec       *specs.Spec
+	parts      *oci.Container // what the plan is made from
+	plan       oci.Plan
 	labels     oci.SELinux
 	joined     []*process.Process // the processes whose namespaces it joins
 	supervisor *client.Client     // the pod's
@@ -83,14 +82,14 @@ func (c *creation) run() {
 	c.steps.Step(stepRecord, func(context.Context) error { return c.owner.files.Records.Write(c.ID, c.Record) })
 	c.steps.Step(stepRootfs, c.makeRootfs)
 	c.steps.Step(stepSources, c.makeSources)
-	c.steps.Step(stepVolumes, c.fillVolumes)
 	c.steps.Step(stepSpec, c.writeSpec)
+	c.steps.Step(stepVolumes, c.fillVolumes)
 	// From here on plugins, later ones included, know of the container and learn of its end.
 	c.announced.Store(c.steps.Err() == nil)
 	if c.owner.hasPlugins() {
 		c.steps.Step(stepNRICreate, c.adjust)
 	}
-	c.steps.Step(stepLabels, func(context.Context) error { return relabel(c.parts) })
+	c.steps.Step(stepLabels, c.relabel)
 	c.steps.Step(stepSupervisor, func(ctx context.Context) error {
 		_, err := object.Await(ctx, &c.owner.logDirs, c.LogPath, func() (string, error) { return "", c.makeLogDirectory() })
 		if err == nil {
@@ -201,18 +200,8 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 	if c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage()); err != nil {
 		return err
 	}
-	if c.mounted, err = c.owner.findImages(config); err != nil {
-		return err
-	}
-	o := c.owner.options
-	p, err := oci.Process(&oci.Container{
-		Pod: c.sandbox.Config(), Config: config, Image: imageFacts(c.image), Hostname: o.Sandboxes.Hostname(c.sandbox),
-		Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox),
-	})
-	if err != nil {
-		return err
-	}
-	return checkStrings(p.Args, p.Env, oci.SoftStack(p.Rlimits), "config.command, args and envs, with those of the image")
+	c.mounted, err = c.owner.findImages(config)
+	return err
 }
 
 // checkImageHandlers refuses images for unknown handlers. The pod's own may be gone from the configuration.
@@ -258,7 +247,7 @@ func (c *creation) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := checkAbility(c.spec, handler); err != nil {
+	if err := checkAbility(c.plan.Spec, handler); err != nil {
 		return err
 	}
 	answer, err := c.supervisor.Create(ctx, &api.CreateRequest{
@@ -271,8 +260,8 @@ func (c *creation) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	user, userErr := protojson.Marshal(oci.UserOf(c.spec))
-	resources, err := protojson.Marshal(inForce(c.spec.Linux.Resources, *c.spec.Process.OOMScoreAdj))
+	user, userErr := protojson.Marshal(oci.UserOf(c.plan.Spec))
+	resources, err := protojson.Marshal(inForce(c.plan.Spec.Linux.Resources, *c.plan.Spec.Process.OOMScoreAdj))
 	if err := errors.Join(userErr, err); err != nil {
 		return err
 	}

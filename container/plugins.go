@@ -130,8 +130,8 @@ func (s *Store) announceRemoval(ctx context.Context, c *Container) {
 
 // adjust lets plugins change the spec, and checks the result as the request was checked.
 func (c *creation) adjust(ctx context.Context) error {
-	before := slices.Clone(c.spec.Mounts)
-	changes, err := c.owner.options.Plugins.Create(ctx, c.sandbox, c.Container, c.spec, c.injectDevices)
+	before := slices.Clone(c.plan.Spec.Mounts)
+	changes, err := c.owner.options.Plugins.Create(ctx, c.sandbox, c.Container, c.plan.Spec, c.injectDevices)
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (c *creation) injectDevices(spec *specs.Spec, names []string) error {
 
 // checkResources refuses limits that make no sense and drops those that this machine cannot set.
 func (c *creation) checkResources() error {
-	machine, limits := c.owner.options.Machine, c.spec.Linux.Resources
+	machine, limits := c.owner.options.Machine, c.plan.Spec.Linux.Resources
 	if limits.CPU == nil {
 		limits.CPU = &specs.LinuxCPU{}
 	}
@@ -164,26 +164,26 @@ func (c *creation) checkResources() error {
 		limits.Memory = &specs.LinuxMemory{}
 	}
 	oci.DropUnsupported(limits, machine)
-	score := c.spec.Process.OOMScoreAdj
+	score := c.plan.Spec.Process.OOMScoreAdj
 	if err := validate.InForce("linux.resources.", inForce(limits, *score), machine); err != nil {
 		return err
 	}
 	*score = machine.OOMScoreAdjNear(*score)
 	var last []specs.POSIXRlimit // plugins append, and a spec must not have two of a kind
-	for _, limit := range c.spec.Process.Rlimits {
+	for _, limit := range c.plan.Spec.Process.Rlimits {
 		if limit.Soft > limit.Hard {
 			return fmt.Errorf("rlimit %s: the soft limit %d is higher than the hard one, %d: %w", limit.Type, limit.Soft, limit.Hard, errdefs.ErrInvalidArgument)
 		}
 		last = append(slices.DeleteFunc(last, func(other specs.POSIXRlimit) bool { return other.Type == limit.Type }), limit)
 	}
-	c.spec.Process.Rlimits = last
+	c.plan.Spec.Process.Rlimits = last
 	return nil
 }
 
 // checkMounts checks new mounts. It awaits, makes and resolves their sources as it does the kubelet's.
 func (c *creation) checkMounts(ctx context.Context, before []specs.Mount) error {
-	for i := range c.spec.Mounts {
-		m := &c.spec.Mounts[i]
+	for i := range c.plan.Spec.Mounts {
+		m := &c.plan.Spec.Mounts[i]
 		if slices.ContainsFunc(before, func(old specs.Mount) bool { return reflect.DeepEqual(old, *m) }) {
 			continue
 		}
@@ -218,7 +218,7 @@ func (c *creation) checkMount(ctx context.Context, m *specs.Mount) error {
 
 // takeCgroup checks and records a plugin's cgroup. It must be new: it is emptied with the container.
 func (c *creation) takeCgroup() error {
-	wanted := c.spec.Linux.CgroupsPath
+	wanted := c.plan.Spec.Linux.CgroupsPath
 	if wanted == c.CgroupsPath {
 		return nil
 	}

@@ -215,19 +215,14 @@ func (s *Store) volumes(id string) string {
 }
 
 func (c *creation) fillVolumes(context.Context) error {
-	volumes := oci.ImageVolumes(c.parts)
-	if len(volumes) == 0 {
+	if len(c.plan.Volumes) == 0 {
 		return nil
 	}
 	if err := makePrivate(c.parts.VolumesDir, rootOf(c.parts.Pod)); err != nil {
 		return err
 	}
-	user, err := oci.ProcessUser(c.parts)
-	if err != nil {
-		return err
-	}
-	uid, gid := oci.HostUser(c.parts.Pod, user)
-	for _, v := range volumes {
+	uid, gid := oci.HostUser(c.parts.Pod, c.plan.Spec.Process.User)
+	for _, v := range c.plan.Volumes {
 		if err := fillVolume(c.parts.Rootfs, v, ids{uid, gid}); err != nil {
 			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
 		}
@@ -270,7 +265,7 @@ func fillVolume(rootfs string, v oci.Volume, user ids) error {
 	})
 }
 
-// makeSources makes missing sources of mounts, and collects what the spec is made from, with the users of the image.
+// makeSources makes missing sources of mounts, and collects what the plan is made from, with the users of the image.
 func (c *creation) makeSources(ctx context.Context) error {
 	resolved, err := c.owner.resolveSources(ctx, c.config.GetMounts(), c.sandbox.Config().GetMetadata().GetUid())
 	if err != nil {

@@ -32,7 +32,11 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.parts.CDI, err = c.vendorDevices(); err != nil {
 		return err
 	}
-	if c.spec, err = oci.ForContainer(c.parts); err != nil {
+	if c.plan, err = oci.ForContainer(c.parts); err != nil {
+		return err
+	}
+	p := c.plan.Spec.Process
+	if err := checkStrings(p.Args, p.Env, oci.SoftStack(p.Rlimits), "config.command, args and envs, with those of the image"); err != nil {
 		return err
 	}
 	return c.storeSpec(ctx)
@@ -56,8 +60,8 @@ func (s *Store) cdiDevices() (*cdi.Cache, error) {
 
 // storeSpec puts the spec where the supervisor reads it.
 func (c *creation) storeSpec(ctx context.Context) error {
-	traceHooks(c.spec.Hooks, trace.Environment(ctx))
-	encoded, err := json.Marshal(c.spec)
+	traceHooks(c.plan.Spec.Hooks, trace.Environment(ctx))
+	encoded, err := json.Marshal(c.plan.Spec)
 	if err != nil {
 		return err
 	}
@@ -65,13 +69,9 @@ func (c *creation) storeSpec(ctx context.Context) error {
 }
 
 // relabel labels the sources of the mounts that ask for it as the container's files.
-func relabel(c *oci.Container) error {
-	sources, err := oci.Relabelled(c)
-	if err != nil {
-		return err
-	}
-	for _, source := range sources {
-		if err := c.Machine.Relabel(source.HostPath, c.SELinux.Mount, c.SELinux.Shared()); err != nil {
+func (c *creation) relabel(context.Context) error {
+	for _, source := range c.plan.Relabel {
+		if err := c.owner.options.Machine.Relabel(source.HostPath, c.labels.Mount, c.labels.Shared()); err != nil {
 			return fmt.Errorf("label the source of mount %s: %w", source.ContainerPath, err)
 		}
 	}

@@ -66,12 +66,24 @@ type PodFiles struct {
 // Namespaces are paths, pinned or below /proc/PID/ns; "" is the node's namespace.
 type Namespaces struct{ Net, IPC, UTS, PID, User string }
 
-// ForContainer makes the spec of an application container.
-func ForContainer(c *Container) (*specs.Spec, error) {
-	return c.spec(
+// Plan is the spec of an application container, and what its mounts need before it is made.
+type Plan struct {
+	Spec    *specs.Spec
+	Volumes []Volume // of the image, which the caller fills for the spec's user
+	Relabel []Source // which get the SELinux label of the container's files
+}
+
+// ForContainer plans an application container.
+func ForContainer(c *Container) (p Plan, err error) {
+	p.Volumes = imageVolumes(c)
+	p.Spec, err = c.spec(
 		containerProcess, containerEnv, containerRlimits, containerUser, containerCapabilities, containerNamespaces, containerMounts,
 		containerHiddenPaths, containerResources, containerDevices, containerCDI, containerProfiles, containerHome,
 	)
+	if err == nil {
+		p.Relabel, err = relabelled(c)
+	}
+	return p, err
 }
 
 func (c *Container) spec(rules ...func(*Container, *specs.Spec) error) (*specs.Spec, error) {
@@ -110,15 +122,6 @@ func containerProcess(c *Container, spec *specs.Spec) error {
 	spec.Process.NoNewPrivileges = spec.Process.NoNewPrivileges || c.security().GetNoNewPrivs()
 	spec.Process.OOMScoreAdj = new(c.Machine.OOMScoreAdjNear(int(c.Config.GetLinux().GetResources().GetOomScoreAdj())))
 	return nil
-}
-
-// Process has the command line, environment and limits of a container, without what devices add.
-func Process(c *Container) (*specs.Process, error) {
-	spec, err := c.spec(containerProcess, containerEnv, containerRlimits)
-	if err != nil {
-		return nil, err
-	}
-	return spec.Process, nil
 }
 
 // containerEnv sets, of equal names, the last value at the first place.
@@ -249,13 +252,6 @@ func UserOf(spec *specs.Spec) *runtimeapi.ContainerUser {
 		found.SupplementalGroups = append(found.SupplementalGroups, int64(group))
 	}
 	return &runtimeapi.ContainerUser{Linux: found}
-}
-
-// ProcessUser returns the user that the container runs as.
-func ProcessUser(c *Container) (specs.User, error) {
-	spec := &specs.Spec{Process: &specs.Process{}}
-	err := containerUser(c, spec)
-	return spec.Process.User, err
 }
 
 // HostUser returns a container's user as the node has it. Ids without a mapping stay as they are.

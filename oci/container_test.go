@@ -26,7 +26,10 @@ func TestForContainer(t *testing.T) {
 			s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: s.Linux.Seccomp.DefaultAction}
 		}
 		return s
-	}, ForContainer)
+	}, func(c *Container) (*specs.Spec, error) {
+		plan, err := ForContainer(c)
+		return plan.Spec, err
+	})
 }
 
 // cri: CDIDevice.name Capability.add_ambient_capabilities ContainerConfig.CDI_devices
@@ -157,8 +160,10 @@ func FuzzPasswd(f *testing.F) {
 	f.Add(":", []byte(":::::::\n::\n"), []byte("\x00:\n"))
 	f.Fuzz(func(t *testing.T, wanted string, passwd, group []byte) {
 		c := &Container{Image: Image{User: wanted}, Passwd: passwd, Group: group}
-		user, err := ProcessUser(c)
-		harness.Want(t, err != nil || len(user.AdditionalGids) <= 1<<16, "user %q has %d groups", wanted, len(user.AdditionalGids))
+		spec := &specs.Spec{Process: &specs.Process{}}
+		err := containerUser(c, spec)
+		groups := len(spec.Process.User.AdditionalGids)
+		harness.Want(t, err != nil || groups <= 1<<16, "user %q has %d groups", wanted, groups)
 		found, err := lookUp(c, wanted)
 		if err != nil {
 			return

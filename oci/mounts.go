@@ -89,6 +89,8 @@ func bindSource(c *Container, m *mount) (string, error) {
 		return "", errors.New("it has no source on the host")
 	case c.Resolved[source] != "":
 		return c.Resolved[source], nil
+	case filepath.Dir(source) == c.VolumesDir: // it is filled later
+		return source, nil
 	}
 	return filepath.EvalSymlinks(source)
 }
@@ -140,8 +142,8 @@ func wantPeers(source string, marks ...string) error {
 // Volume is a container's directory for a volume of its image, filled from ContainerPath in the image.
 type Volume struct{ ContainerPath, HostPath string }
 
-// ImageVolumes returns the volumes of the image that the container mounts nothing on.
-func ImageVolumes(c *Container) []Volume {
+// imageVolumes returns the volumes of the image that the container mounts nothing on.
+func imageVolumes(c *Container) []Volume {
 	var volumes []Volume
 	for i, declared := range slices.Sorted(slices.Values(c.Image.Volumes)) {
 		place := path.Join("/", declared)
@@ -154,7 +156,7 @@ func ImageVolumes(c *Container) []Volume {
 
 func volumeMounts(c *Container) []*mount {
 	var mounts []*mount
-	for _, v := range ImageVolumes(c) {
+	for _, v := range imageVolumes(c) {
 		mounts = append(mounts, &mount{ContainerPath: v.ContainerPath, HostPath: v.HostPath, SelinuxRelabel: true})
 	}
 	return mounts
@@ -163,8 +165,8 @@ func volumeMounts(c *Container) []*mount {
 // Source is where a mount of a container comes from.
 type Source struct{ ContainerPath, HostPath string }
 
-// Relabelled returns the sources that get the SELinux label of the container's files.
-func Relabelled(c *Container) ([]Source, error) {
+// relabelled returns the sources that get the SELinux label of the container's files.
+func relabelled(c *Container) ([]Source, error) {
 	var sources []Source
 	for _, m := range binds(c) {
 		if !m.GetSelinuxRelabel() || m.GetImage() != nil {
