@@ -200,8 +200,14 @@ func (c *creation) check(sandboxID string, config *runtimeapi.ContainerConfig, p
 	if c.image, err = c.owner.options.Images.Get(config.GetImage().GetImage()); err != nil {
 		return err
 	}
-	c.mounted, err = c.owner.findImages(config)
-	return err
+	if c.mounted, err = c.owner.findImages(config); err != nil {
+		return err
+	}
+	o := c.owner.options
+	return oci.CheckCommand(&oci.Container{
+		Pod: c.sandbox.Config(), Config: config, Image: imageFacts(c.image), Hostname: o.Sandboxes.Hostname(c.sandbox),
+		Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox),
+	})
 }
 
 // checkImageHandlers refuses images for unknown handlers. The pod's own may be gone from the configuration.

@@ -9,13 +9,13 @@
 //	 2 reserve   the name; a pod has one container per name and attempt
 //	 3 record    durable, before anything of the container exists
 //	 4 rootfs    a snapshot on top of the image, mounted; images that are volumes too
-//	 5 sources   of the mounts: missing directories of the node are made
+//	 5 sources   of the mounts: missing directories of the node are made, and stay
 //	 6 spec      the runtime-spec, from the CRI's config, and what its mounts need
 //	 7 volumes   that the image declares, filled with what it has in their places
 //	 8 nri create  with NRI: its plugins adjust the spec (plugins.go)
 //	 9 labels    of SELinux, for the sources of mounts that ask for it
 //	10 supervisor  the pod's supervisor serves; it is started if none does; the log has a directory
-//	11 create    the container's init waits at the exec barrier
+//	11 create    the container's init waits at the exec barrier; the daemon opens its pidfd and its fifos, too
 //	12 nri created  with NRI: its plugins are notified
 //	13 recheck   the pod was not stopped meanwhile, what it joins lives, and the caller still waits
 //

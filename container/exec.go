@@ -72,7 +72,7 @@ func (s *Store) forExec(ctx context.Context, id string, command []string, tty bo
 	process := oci.ForExec(spec, command, tty)
 	process.OOMScoreAdj = new(s.options.Machine.OOMScoreAdjNear(int(c.Resources().GetOomScoreAdj()))) // an update may have changed it
 	// Its environment was checked when the container was made.
-	if err := checkStrings(process.Args, nil, oci.SoftStack(process.Rlimits), "cmd"); err != nil {
+	if err := oci.CheckStrings(process.Args, nil, process.Rlimits, "cmd"); err != nil {
 		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
 	return c, supervisor, process, nil

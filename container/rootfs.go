@@ -86,10 +86,6 @@ func openInRootfs(rootfs, name string, flags uint64) (*os.File, error) {
 }
 
 func (c *creation) makeRootfs(ctx context.Context) (err error) {
-	images := c.owner.options.Images
-	if err := images.Prepare(ctx, c.ID, c.ImageID, prepareOptions(c.sandbox.Config())); err != nil {
-		return err
-	}
 	if err := makePrivate(c.owner.dir(c.ID), rootOf(c.sandbox.Config())); err != nil {
 		return err
 	}
@@ -98,10 +94,26 @@ func (c *creation) makeRootfs(ctx context.Context) (err error) {
 	if c.labels.Process, c.labels.Mount, err = o.Machine.NewLabels(labels); err != nil {
 		return err
 	}
-	if err := images.Mount(ctx, c.ID, c.owner.rootfs(c.ID), c.labels.Mount); err != nil {
+	options := prepareOptions(c.sandbox.Config())
+	if err := c.mountImage(ctx, c.ID, c.ImageID, c.owner.rootfs(c.ID), options); err != nil {
 		return err
 	}
-	return c.mountImages(ctx)
+	options.ReadOnly = true
+	for i, m := range c.ImageMounts {
+		if err := c.mountImage(ctx, imageKey(c.ID, i), m.ImageID, c.owner.imageDir(c.ID, i), options); err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrImageVolume, m.ContainerPath, err)
+		}
+	}
+	return nil
+}
+
+// mountImage mounts a snapshot of an image, by a key, at target.
+func (c *creation) mountImage(ctx context.Context, key, imageID, target string, options image.PrepareOptions) error {
+	images := c.owner.options.Images
+	if err := images.Prepare(ctx, key, imageID, options); err != nil {
+		return err
+	}
+	return images.Mount(ctx, key, target, c.labels.Mount)
 }
 
 // prepareOptions map the owners of files to the pod's user namespace.
@@ -175,22 +187,6 @@ func (s *Store) imageDir(id string, number int) string {
 
 // imageKey names the snapshot of an image mount.
 func imageKey(id string, number int) string { return fmt.Sprint(id, "-image-", number) }
-
-func (c *creation) mountImages(ctx context.Context) error {
-	images := c.owner.options.Images
-	options := prepareOptions(c.sandbox.Config())
-	options.ReadOnly = true
-	for i, m := range c.ImageMounts {
-		err := images.Prepare(ctx, imageKey(c.ID, i), m.ImageID, options)
-		if err == nil {
-			err = images.Mount(ctx, imageKey(c.ID, i), c.owner.imageDir(c.ID, i), c.labels.Mount)
-		}
-		if err != nil {
-			return fmt.Errorf("%w: %s: %w", ErrImageVolume, m.ContainerPath, err)
-		}
-	}
-	return nil
-}
 
 // imageSources maps container paths to directories of mounted images, each with its image_sub_path.
 func (c *creation) imageSources() (map[string]string, error) {

@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -35,10 +33,6 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.plan, err = oci.ForContainer(c.parts); err != nil {
 		return err
 	}
-	p := c.plan.Spec.Process
-	if err := checkStrings(p.Args, p.Env, oci.SoftStack(p.Rlimits), "config.command, args and envs, with those of the image"); err != nil {
-		return err
-	}
 	return c.storeSpec(ctx)
 }
 
@@ -58,8 +52,12 @@ func (s *Store) cdiDevices() (*cdi.Cache, error) {
 	return cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(s.options.CDIDirs...))
 }
 
-// storeSpec puts the spec where the supervisor reads it.
+// storeSpec puts the spec where the supervisor reads it. CDI devices and plugins may have added to the environment.
 func (c *creation) storeSpec(ctx context.Context) error {
+	p := c.plan.Spec.Process
+	if err := oci.CheckStrings(p.Args, p.Env, p.Rlimits, "the command and its environment"); err != nil {
+		return err
+	}
 	traceHooks(c.plan.Spec.Hooks, trace.Environment(ctx))
 	encoded, err := json.Marshal(c.plan.Spec)
 	if err != nil {
@@ -99,45 +97,6 @@ func imageFacts(i image.Image) oci.Image {
 		Entrypoint: config.Entrypoint, Cmd: config.Cmd, Env: config.Env, WorkingDir: config.WorkingDir,
 		User: config.User, Volumes: slices.Collect(maps.Keys(config.Volumes)),
 	}
-}
-
-// execve(2) bounds each string with its end, and all strings with their pointers (binfmts.h and
-// exec.c of the kernel): all may take a quarter of the stack's limit, within these bounds.
-const (
-	longestArgument = 32 * 4096
-	minArguments    = 32 * 4096
-	maxArguments    = 6 << 20
-	pointer         = 8
-)
-
-// checkStrings checks args and env, for a stack limit in bytes. all names both in errors.
-func checkStrings(args, env []string, stack uint64, all string) error {
-	limit := min(maxArguments, max(minArguments, stack/4))
-	total := uint64(0)
-	for i, word := range slices.Concat(args, env) {
-		problem := ""
-		switch {
-		case strings.ContainsRune(word, 0):
-			problem = "has a NUL character"
-		case !utf8.ValidString(word):
-			problem = "is not UTF-8, and a runtime-spec, which is JSON, cannot carry it"
-		case len(word) >= longestArgument:
-			problem = fmt.Sprintf("%d bytes in one string, execve(2) takes less than %d", len(word), longestArgument)
-		}
-		if problem != "" {
-			what := fmt.Sprintf("argument %d of the command", i)
-			if i >= len(args) { // without its value, which may be a secret
-				name, _, _ := strings.Cut(word, "=")
-				what = "environment variable " + name
-			}
-			return fmt.Errorf("%s: %s: %w", what, problem, errdefs.ErrInvalidArgument)
-		}
-		total += uint64(len(word)) + 1 + pointer
-	}
-	if total > limit {
-		return fmt.Errorf("%s: %d bytes together, execve(2) takes %d: %w", all, total, limit, errdefs.ErrInvalidArgument)
-	}
-	return nil
 }
 
 // checkAbility refuses what the handler's runtime does not claim to support, and might silently omit.

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/sys/user"
@@ -25,7 +26,8 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// Container is the input of ForContainer. Its configs are valid, and the sources of its mounts exist.
+// Container is the input of ForContainer. Its configs are valid, and the sources of its mounts exist, but for those of
+// its image's volumes.
 type Container struct {
 	ID, SandboxID string
 	Pod           *runtimeapi.PodSandboxConfig
@@ -36,7 +38,7 @@ type Container struct {
 	Hostname      string // the pod's or the node's
 	Files         PodFiles
 	Namespaces    Namespaces
-	VolumesDir    string // for the volumes of its image (see ImageVolumes)
+	VolumesDir    string // for the volumes of its image (see Plan.Volumes)
 	// ImageMounts are the host directories of image mounts by container_path, image_sub_path applied.
 	ImageMounts map[string]string
 	// Resolved is what host_paths of mounts are behind symbolic links, where the caller knows.
@@ -121,6 +123,55 @@ func containerProcess(c *Container, spec *specs.Spec) error {
 	spec.Process.Terminal = c.Config.GetTty()
 	spec.Process.NoNewPrivileges = spec.Process.NoNewPrivileges || c.security().GetNoNewPrivs()
 	spec.Process.OOMScoreAdj = new(c.Machine.OOMScoreAdjNear(int(c.Config.GetLinux().GetResources().GetOomScoreAdj())))
+	return nil
+}
+
+// CheckCommand checks the command line and the environment that a container will have, but for what devices add.
+func CheckCommand(c *Container) error {
+	spec, err := c.spec(containerProcess, containerEnv, containerRlimits)
+	if err != nil {
+		return err
+	}
+	p := spec.Process
+	return CheckStrings(p.Args, p.Env, p.Rlimits, "config.command, args and envs, with those of the image")
+}
+
+// execve(2) bounds each string with its end, and all strings with their pointers (binfmts.h and
+// exec.c of the kernel): all may take a quarter of the stack's limit, within these bounds.
+const (
+	longestArgument = 32 * 4096
+	minArguments    = 32 * 4096
+	maxArguments    = 6 << 20
+	pointer         = 8
+)
+
+// CheckStrings checks what a process is executed with. all names both in errors.
+func CheckStrings(args, env []string, limits []specs.POSIXRlimit, all string) error {
+	limit := min(maxArguments, max(minArguments, softStack(limits)/4))
+	total := uint64(0)
+	for i, word := range slices.Concat(args, env) {
+		problem := ""
+		switch {
+		case strings.ContainsRune(word, 0):
+			problem = "has a NUL character"
+		case !utf8.ValidString(word):
+			problem = "is not UTF-8, and a runtime-spec, which is JSON, cannot carry it"
+		case len(word) >= longestArgument:
+			problem = fmt.Sprintf("%d bytes in one string, execve(2) takes less than %d", len(word), longestArgument)
+		}
+		if problem != "" {
+			what := fmt.Sprintf("argument %d of the command", i)
+			if i >= len(args) { // without its value, which may be a secret
+				name, _, _ := strings.Cut(word, "=")
+				what = "environment variable " + name
+			}
+			return fmt.Errorf("%s: %s: %w", what, problem, errdefs.ErrInvalidArgument)
+		}
+		total += uint64(len(word)) + 1 + pointer
+	}
+	if total > limit {
+		return fmt.Errorf("%s: %d bytes together, execve(2) takes %d: %w", all, total, limit, errdefs.ErrInvalidArgument)
+	}
 	return nil
 }
 

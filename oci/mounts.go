@@ -76,7 +76,7 @@ func bind(c *Container, m *mount, spec *specs.Spec) (specs.Mount, error) {
 	return bound, nil
 }
 
-// bindSource follows symbolic links on the host, as the CRI says (host_path).
+// bindSource follows symbolic links on the host, as the CRI says (host_path). A volume of the image is filled later.
 func bindSource(c *Container, m *mount) (string, error) {
 	source := m.GetHostPath()
 	switch {
@@ -89,7 +89,7 @@ func bindSource(c *Container, m *mount) (string, error) {
 		return "", errors.New("it has no source on the host")
 	case c.Resolved[source] != "":
 		return c.Resolved[source], nil
-	case filepath.Dir(source) == c.VolumesDir: // it is filled later
+	case filepath.Dir(source) == c.VolumesDir:
 		return source, nil
 	}
 	return filepath.EvalSymlinks(source)

@@ -149,8 +149,8 @@ func containerRlimits(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// SoftStack returns the limit of the stack in bytes.
-func SoftStack(limits []specs.POSIXRlimit) uint64 {
+// softStack returns the limit of the stack in bytes.
+func softStack(limits []specs.POSIXRlimit) uint64 {
 	for _, limit := range limits {
 		if limit.Type == "RLIMIT_STACK" {
 			return limit.Soft

@@ -13,7 +13,8 @@
 //	 6 userns      if asked for: it must own the network namespace
 //	 7 netns       pinned at a path that follows from the id
 //	 8 loopback    up
-//	 9 prepare     pause, along with 10 and 11: its init waits at the exec barrier
+//	 9 prepare     pause, along with 10 and 11, or after them if it has sysctls of interfaces: its init waits at the
+//	               exec barrier
 //	10 cni add     the attachment is journalled, on the disk, too; ADD runs through go-cni
 //	11 addresses   of eth0, from the result
 //	12 nri run     with NRI: its plugins are asked (store.go)

@@ -175,7 +175,7 @@ type creation struct {
 	steps    *step.Sequence
 	prepared *process.Facts // pause at the exec barrier
 	labels   oci.SELinux
-	holder   *namespace.Holder // holds a new user namespace; nil if there is none
+	holder   *namespace.Holder // of a new user namespace, or nil; one goroutine, build's, makes and ends it
 }
 
 func (c *creation) run() {

@@ -48,8 +48,8 @@ const (
 	RetryPause = 20 * time.Millisecond
 )
 
-// Client talks to one supervisor. Its methods are the calls of shim.proto; methods of the same names answer them
-// (service.go of package serve). Their errors are errdefs kinds.
+// Client talks to one supervisor. Most of its methods are the calls of shim.proto; methods of the same names
+// answer them (service.go of package serve). Their errors are errdefs kinds.
 type Client struct {
 	dir        string
 	conn       *ttrpc.Client

@@ -1,5 +1,6 @@
 // Package launch starts processes in containers without libcontainer: pauses, up to the exec barrier, and
-// execs. What it cannot start (CanPause, CanExec) libcontainer does, in a starter; there is no fallback.
+// execs. What it cannot start (CanPause, CanExec) libcontainer does, in a starter; there is no fallback. Starters take
+// the names of limits and the session keyring from here.
 //
 // The supervisor makes a list of system calls and forks a program of 1.4 KiB without a libc (launch.c), which
 // makes them. There are up to three processes:

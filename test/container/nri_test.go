@@ -276,6 +276,7 @@ func TestNRIRefusesNonsense(t *testing.T) {
 		"cdi":        {`{"CDIDevices": [{"name": "no.such/device=0"}]}`, "no.such/device=0"},
 		"hooks":      {`{"hooks": {"poststop": [{"path": "/bin/true"}]}}`, "10-adjuster"},
 		"annotation": {`no JSON`, "10-adjuster"},
+		"env":        {`{"env": [{"key": "A", "value": "b\u0000"}]}`, "environment variable A: has a NUL"},
 	} {
 		p := runPod(t, n.Node, name, annotated("adjuster.nri.test/app", row.adjustment))
 		wantError(t, p.createErr(shell("app", forever)), row.says)
