@@ -62,8 +62,7 @@ func TestFindingsHaveRows(t *testing.T) {
 	for _, feature := range machine.Features(t.TempDir()) {
 		subjects[feature.Name] = true
 	}
-	files, err := filepath.Glob("internal/doctor/*.go")
-	must(t, err)
+	files := harness.Glob(t, "internal/doctor/*.go")
 	named := regexp.MustCompile(`(?:c\.(?:add|survey|network|fileSystem)\(|c\.when\(.*?\b(?:Problem|Warning), |Subject: )"([^"]+)"`)
 	for _, file := range append(files, "cmd/minicri/check.go") {
 		source := harness.Read(t, file)

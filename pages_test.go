@@ -24,10 +24,8 @@ type page struct {
 }
 
 func everyPage(t *testing.T) (pages []page) {
-	files, err := filepath.Glob("docs/*.md")
-	must(t, err)
-	top, err := filepath.Glob("*.md")
-	must(t, err)
+	files := harness.Glob(t, "docs/*.md")
+	top := harness.Glob(t, "*.md")
 	block := regexp.MustCompile("(?s)```.*?```")
 	for _, file := range append(top, files...) {
 		text := harness.Read(t, file)

@@ -155,9 +155,7 @@ func TestSecurityPageIsCurrent(t *testing.T) {
 
 func findAttacks(t *testing.T) (attacks []attack) {
 	for _, p := range everyPackage(t) {
-		files, err := filepath.Glob(filepath.Join(p.Dir, "*_test.go"))
-		must(t, err)
-		for _, file := range files {
+		for _, file := range harness.Glob(t, p.Dir, "*_test.go") {
 			attacks = append(attacks, attacksIn(t, p.name(), file)...)
 		}
 	}
@@ -287,9 +285,7 @@ func TestHelperProgramsAreReproducible(t *testing.T) {
 
 func buildIn(t *testing.T, dir, source string, environment ...string) []byte {
 	must(t, os.CopyFS(dir, os.DirFS(source)))
-	old, err := filepath.Glob(filepath.Join(dir, "*.elf"))
-	must(t, err)
-	for _, elf := range old {
+	for _, elf := range harness.Glob(t, dir, "*.elf") {
 		must(t, os.Remove(elf))
 	}
 	build := exec.Command("sh", filepath.Join(dir, "build.sh"))

@@ -27,9 +27,8 @@ func TestFunctionsFitOnAScreen(t *testing.T) {
 		for _, declaration := range parsed.Decls {
 			if function, is := declaration.(*ast.FuncDecl); is {
 				looked++
-				if lines := line(function.End()) - line(function.Pos()) + 1; lines > longestFunction {
-					t.Errorf("%s: %s has %d lines, %d at most: name its parts", file, function.Name.Name, lines, longestFunction)
-				}
+				lines := line(function.End()) - line(function.Pos()) + 1
+				harness.Want(t, lines <= longestFunction, "%s: %s has %d lines, %d at most: name its parts", file, function.Name.Name, lines, longestFunction)
 			}
 		}
 	})

@@ -87,13 +87,11 @@ func TestOwnSandboxSharesNothing(t *testing.T) {
 		"": {pid, ipc}, "no ipc namespace": {pid}, "no pid namespace": {ipc}, "shares no pid namespace": {ofAnother, ipc},
 	} {
 		spec := &specs.Spec{Linux: &specs.Linux{Namespaces: namespaces}}
-		if err := checkAbility(spec, handler.Status{Spec: handler.Spec{Name: "gvisor"}}); err != nil {
-			t.Errorf("%v: %v", namespaces, err)
-		}
-		err := checkAbility(spec, handler.Status{Spec: handler.Spec{Name: "gvisor", OwnSandbox: true}})
-		if (err == nil) != (says == "") || err != nil && (!strings.Contains(err.Error(), says) || !errdefs.IsInvalidArgument(err)) {
-			t.Errorf("%v: %v, want %q", namespaces, err, says)
-		}
+		err := checkAbility(spec, handler.Status{Spec: handler.Spec{Name: "gvisor"}})
+		harness.Want(t, err == nil, "%v: %v", namespaces, err)
+		err = checkAbility(spec, handler.Status{Spec: handler.Spec{Name: "gvisor", OwnSandbox: true}})
+		harness.Want(t, (err == nil) == (says == "") && (err == nil || strings.Contains(err.Error(), says) && errdefs.IsInvalidArgument(err)),
+			"%v: %v, want %q", namespaces, err, says)
 	}
 }
 

@@ -98,23 +98,18 @@ func TestImport(t *testing.T) {
 func TestImportOfABrokenArchiveLeavesNothing(t *testing.T) {
 	s := openStore(t)
 	whole := ociArchive(t, imageOf(t, v1.Config{}, layerOf(t, noise("a", 1<<20, 3))), nil)
+	flipped := bytes.Clone(whole)
+	flipped[len(flipped)/2] ^= 1 // in the layer
 	for title, archive := range map[string]io.Reader{
 		"cut":        bytes.NewReader(whole[:len(whole)/2]),
 		"no archive": strings.NewReader("hello"),
 		"empty":      strings.NewReader(""),
-		"wrong byte": bytes.NewReader(flipped(whole)),
+		"wrong byte": bytes.NewReader(flipped),
 	} {
 		_, err := s.Import(t.Context(), archive)
 		harness.Want(t, errdefs.IsInvalidArgument(err), "%s: %v", title, err)
 	}
 	checkLeft(t, s, leftovers{})
-}
-
-// flipped changes a byte in the middle, which is in the layer.
-func flipped(data []byte) []byte {
-	data = bytes.Clone(data)
-	data[len(data)/2] ^= 1
-	return data
 }
 
 // taggedArchive is what docker save writes of one image with many tags.
@@ -228,13 +223,12 @@ func TestTagGivesOneMoreName(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	reference := registry.push(t, "tagged:1", smallImage(t))
 	image := pull(t, s, reference)
-	err := s.Tag(t.Context(), image.ID[7:20], "example.org/named:2")
-	harness.Check(t, err)
+	must(t, s.Tag(t.Context(), image.ID[7:20], "example.org/named:2"))
 	for name, is := range map[string]func(error) bool{"no/such:1": errdefs.IsNotFound, "A B": errdefs.IsInvalidArgument} {
 		err := s.Tag(t.Context(), name, "example.org/other:1")
 		harness.Want(t, is(err), "tag %s: %v", name, err)
 	}
-	err = s.Tag(t.Context(), reference, "example.org/a@"+image.Target.String())
+	err := s.Tag(t.Context(), reference, "example.org/a@"+image.Target.String())
 	harness.Want(t, errdefs.IsInvalidArgument(err), "tag with a digest: %v", err)
 	untag(t, s, reference)
 	s = reopened(t, s) // the name is on the disk

@@ -38,8 +38,7 @@ func everything(t *testing.T) v1.Image {
 		file("first", "linked"), hardlink("second", "first"),
 	)
 	top := tarOf(t, file("etc/kept", "changed"),
-		entry{tar.Header{Name: "soft", Typeflag: tar.TypeSymlink, Linkname: "/etc/kept"}, nil},
-		file("odd \n näme/…", "odd"), file(strings.Repeat("d/", 120)+"deep", "deep"))
+		symlink("soft", "/etc/kept"), file("odd \n näme/…", "odd"), file(strings.Repeat("d/", 120)+"deep", "deep"))
 	config := v1.Config{
 		User: "web:www", Env: []string{"A=b"}, Entrypoint: []string{"/bin/e"}, Cmd: []string{"c"}, WorkingDir: "/w",
 		StopSignal: "SIGQUIT", Volumes: map[string]struct{}{"/v": {}}, Labels: map[string]string{"l": "m"},
@@ -167,8 +166,7 @@ func TestRemoveBesideALongCollection(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	image := pull(t, s, registry.push(t, "one:1", smallImage(t)))
 	must(t, s.collecting.Acquire(t.Context(), 1))
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
+	ctx := harness.Limited(t, 100*time.Millisecond)
 	must(t, s.Remove(ctx, image.ID))
 	layers := entries(t, LayersDir(filepath.Dir(s.dir)))
 	harness.Want(t, len(s.List()) == 0 && layers == 1, "%d images and %d layers are left", len(s.List()), layers)
@@ -195,9 +193,6 @@ func TestMovedTag(t *testing.T) {
 // TestHostileLayersStayInside: names and links that point out of the layer.
 func TestHostileLayersStayInside(t *testing.T) {
 	s, registry, outside := openStore(t), newTestRegistry(t), t.TempDir()
-	symlink := func(name, target string) entry {
-		return entry{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target}, nil}
-	}
 	image := pull(t, s, registry.push(t, "hostile:1", imageOf(t, v1.Config{},
 		layerOf(t, symlink("out", outside), symlink("up", "../../../../../../../.."+outside)),
 		layerOf(t, file("out/a", "x"), file("up/b", "x"), file("../../../../../../../.."+outside+"/c", "x"), file(outside+"/d", "x")))))
@@ -221,16 +216,13 @@ func sharing(t *testing.T, registry *testRegistry, count int) (references, layer
 	return references, layers
 }
 
-// slowly makes blobs take long enough for pulls to meet.
-func slowly(w http.ResponseWriter, r *http.Request, origin http.Handler) bool {
-	time.Sleep(20 * time.Millisecond)
-	return false
-}
-
 func TestTwentyPullsFetchEachLayerOnce(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	references, layers := sharing(t, registry, 5)
-	registry.breakWith(onBlob("", slowly))
+	registry.breakWith(onBlob("", func(http.ResponseWriter, *http.Request, http.Handler) bool {
+		time.Sleep(20 * time.Millisecond) // long enough for pulls to meet
+		return false
+	}))
 	var work sync.WaitGroup
 	for i := range 20 {
 		work.Go(func() {

@@ -104,10 +104,8 @@ func collected(t testing.TB, s *Store) leftovers {
 // checkDatabase demands that the database knows exactly what is on the disk.
 func checkDatabase(t testing.TB, s *Store, l leftovers) {
 	ctx, known := s.scope(t.Context()), leftovers{}
-	err := s.content.Walk(ctx, func(content.Info) error { known.blobs++; return nil })
-	must(t, err)
-	err = s.snapshots.Walk(ctx, func(context.Context, snapshots.Info) error { known.snapshots++; return nil })
-	must(t, err)
+	must(t, s.content.Walk(ctx, func(content.Info) error { known.blobs++; return nil }))
+	must(t, s.snapshots.Walk(ctx, func(context.Context, snapshots.Info) error { known.snapshots++; return nil }))
 	harness.Want(t, known.blobs == l.blobs && known.snapshots == l.snapshots, "database knows %+v, on disk are %+v", known, l)
 }
 

@@ -31,9 +31,8 @@ func TestNamespaceLife(t *testing.T) {
 		harness.Check(t, n.Create(id))
 		harness.Want(t, n.Alive(id), "%s is not alive", id)
 	}
-	if a, b := inodeOf(t, n.Path("a")), inodeOf(t, n.Path("b")); a == b || a == ours || b == ours {
-		t.Errorf("not three namespaces: %d, %d and %d", a, b, ours)
-	}
+	a, b := inodeOf(t, n.Path("a")), inodeOf(t, n.Path("b"))
+	harness.Want(t, a != b && a != ours && b != ours, "not three namespaces: %d, %d and %d", a, b, ours)
 	harness.Same(t, "the caller was moved into a new namespace", inodeOf(t, "/proc/thread-self/ns/net"), ours)
 	put(t, filepath.Join(filepath.Dir(n.Path("a")), "anothers"), "")
 	ids, err := n.IDs()
@@ -151,9 +150,7 @@ func TestCreateLeavesNoThreadBehind(t *testing.T) {
 	harness.Same(t, "the main thread stays in a namespace of a pod", inodeOf(t, "/proc/self/ns/net"), ours)
 	harness.Eventually(t, "every thread is in the namespace of the node", within, func() bool {
 		threads, err := filepath.Glob("/proc/self/task/*/ns/net")
-		if err != nil || len(threads) == 0 {
-			t.Fatal(threads, err)
-		}
+		harness.Need(t, err == nil && len(threads) != 0, "%v, %v", threads, err)
 		for _, thread := range threads {
 			if info, err := os.Stat(thread); err == nil && inode(info) != ours {
 				return false

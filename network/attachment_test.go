@@ -99,9 +99,8 @@ func TestHangingDELsHoldUpNoOther(t *testing.T) {
 	began := time.Now()
 	n.Release("web")
 	eventually(t, within, "the other is free", func() bool { return n.find("web") == nil })
-	if took := time.Since(began); took > 5*time.Second && len(processesWith(t, mark(), "CNI_COMMAND=DEL")) == 0 {
-		t.Errorf("it took %v, until the others were ended", took)
-	}
+	took := time.Since(began)
+	harness.Want(t, took <= 5*time.Second || len(processesWith(t, mark(), "CNI_COMMAND=DEL")) != 0, "it took %v, until the others were ended", took)
 	eventually(t, within, "those that hung are free too", func() bool { return len(n.ids()) == 0 && len(n.runDirs(t)) == 0 })
 }
 
@@ -241,9 +240,7 @@ func (n *node) pinned(t *testing.T) []string {
 }
 
 func (n *node) entries(t *testing.T) []string {
-	files, err := filepath.Glob(filepath.Join(n.Options.Root, "attachments", "*.json"))
-	must(t, err)
-	return files
+	return harness.Glob(t, n.Options.Root, "attachments", "*.json")
 }
 
 // Forty tries of a pod whose network can never work hold one namespace at most, and leave nothing when their DEL
@@ -286,9 +283,8 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 			remount(0)
 			mu.Lock()
 			defer mu.Unlock()
-			if last := rows["try39"]; len(last) != 1 || last[0].Step != "give up attachment" || !strings.Contains(last[0].Error, "may be left") {
-				t.Errorf("rows %+v", last)
-			}
+			last := rows["try39"]
+			harness.Want(t, len(last) == 1 && last[0].Step == "give up attachment" && strings.Contains(last[0].Error, "may be left"), "rows %+v", last)
 			harness.Want(t, strings.Contains(n.log.String(), "an attachment is given up"), "the log does not tell")
 			harness.Same(t, "addresses", n.addresses(t), nil)
 		})

@@ -157,11 +157,7 @@ func newCgroup(t *testing.T) string {
 func mark() string { return markName + "=" + os.Getenv(markName) }
 
 // ready is Ready, with a limit that is never reached.
-func (n *node) ready(t *testing.T) error {
-	ctx, cancel := context.WithTimeout(context.Background(), within)
-	defer cancel()
-	return n.Ready(ctx)
-}
+func (n *node) ready(t *testing.T) error { return n.Ready(harness.Limited(t, within)) }
 
 // runs follows changes, for as long as the test takes or until stopped.
 func (n *node) runs(t *testing.T) (stop func()) {

@@ -58,9 +58,7 @@ func (n *node) chain(t *testing.T) []map[string]any {
 
 // addresses are those that host-local holds.
 func (n *node) addresses(t *testing.T) (held []string) {
-	files, err := filepath.Glob(filepath.Join(n.scripted, "ipam", "*", "10.97.*"))
-	must(t, err)
-	for _, file := range files {
+	for _, file := range harness.Glob(t, n.scripted, "ipam", "*", "10.97.*") {
 		held = append(held, filepath.Base(file))
 	}
 	return held
@@ -105,9 +103,7 @@ func TestHelperOfAPluginLives(t *testing.T) {
 func (n *node) runDirs(t *testing.T) []string {
 	parent, err := cgroup.GroupParent(n.Options.CgroupParent)
 	must(t, err)
-	dirs, err := filepath.Glob(filepath.Join(parent.Dir, n.Options.Mark+"*"))
-	must(t, err)
-	return dirs
+	return harness.Glob(t, parent.Dir, n.Options.Mark+"*")
 }
 
 // A network before CNI 0.4.0, as flannel's manifests have it, has no CHECK: nothing is noted of it.
@@ -165,9 +161,7 @@ func TestNoVerdictBeforeTheFirstAnswer(t *testing.T) {
 	n := newScripted(t, func(o *Options) { o.Limits.Status = within })
 	n.tell(t, "STATUS.slow")
 	n.reopen(t)
-	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	harness.WantError(t, n.Ready(short), "not answered STATUS yet")
+	harness.WantError(t, n.Ready(harness.Limited(t, 50*time.Millisecond)), "not answered STATUS yet")
 	n.runs(t)
 	harness.Check(t, n.ready(t))
 }

@@ -118,9 +118,8 @@ func TestLoadThatFails(t *testing.T) {
 		{[]string{"--config", empty, "serve"}, `"serve"`},
 		{[]string{"--config", empty, "--root", "relative"}, "root:"},
 	} {
-		if _, err := load(test.arguments, io.Discard); err == nil || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("load(%q) = %v, want an error that says %q", test.arguments, err, test.says)
-		}
+		_, err := load(test.arguments, io.Discard)
+		harness.Want(t, err != nil && strings.Contains(err.Error(), test.says), "load(%q) = %v, want an error that says %q", test.arguments, err, test.says)
 	}
 	var help bytes.Buffer
 	_, err := load([]string{"--help"}, &help)

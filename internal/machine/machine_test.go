@@ -17,17 +17,6 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// The value that pause gets on this machine has to be one that the kernel takes: a real process tries it.
-func TestMachineKnowsWhatTheKernelAllows(t *testing.T) {
-	machine, err := Read(t.TempDir())
-	harness.Check(t, err)
-	near := machine.OOMScoreAdjNear(-998)
-	script := fmt.Sprintf("printf %%d %d > /proc/self/oom_score_adj && cat /proc/self/oom_score_adj", near)
-	out, err := exec.Command("sh", "-c", script).CombinedOutput()
-	harness.Want(t, err == nil && string(out) == fmt.Sprintln(near), "oom_score_adj %d, chosen by %+v: %v: %s", near, machine, err, out)
-	harness.Want(t, machine.CanLowerOOMAdj || near == max(-998, machine.OOMScoreAdj), "%+v: %d is not the nearest value", machine, near)
-}
-
 func TestCount(t *testing.T) {
 	for text, want := range map[string]uint64{"0\n": 1, "0-1\n": 2, "0-3,8-127\n": 128, "": 0, "all": 0} {
 		file := filepath.Join(t.TempDir(), "possible")
@@ -41,8 +30,9 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// What the kernel says of the mounted controllers is what we say.
-func TestReadControllers(t *testing.T) {
+// What the kernel says of the mounted controllers, and of the capabilities of this process, is what we say. The value
+// that pause gets on this machine has to be one that the kernel takes: a real process tries it.
+func TestMachineIsWhatTheKernelSays(t *testing.T) {
 	machine, err := Read(t.TempDir())
 	harness.Check(t, err)
 	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
@@ -58,12 +48,6 @@ func TestReadControllers(t *testing.T) {
 	}
 	harness.Want(t, !slices.Contains(machine.Controllers, "systemd") && !slices.Contains(machine.Controllers, ""),
 		"a hierarchy without a controller is among %q", machine.Controllers)
-}
-
-// The capabilities are those of this process, as the kernel shows them.
-func TestMachineCapabilities(t *testing.T) {
-	machine, err := Read(t.TempDir())
-	harness.Check(t, err)
 	for _, name := range machine.Capabilities {
 		harness.Want(t, slices.ContainsFunc(capability.ListKnown(), func(c capability.Cap) bool { return "CAP_"+strings.ToUpper(c.String()) == name }),
 			"%q is no capability", name)
@@ -74,6 +58,11 @@ func TestMachineCapabilities(t *testing.T) {
 	for wanted, near := range map[int]int{-998: 200, 1000: 1000} {
 		harness.Same(t, fmt.Sprintf("without CAP_SYS_RESOURCE %d becomes", wanted), (Machine{OOMScoreAdj: 200}).OOMScoreAdjNear(wanted), near)
 	}
+	near := machine.OOMScoreAdjNear(-998)
+	script := fmt.Sprintf("printf %%d %d > /proc/self/oom_score_adj && cat /proc/self/oom_score_adj", near)
+	out, err := exec.Command("sh", "-c", script).CombinedOutput()
+	harness.Want(t, err == nil && string(out) == fmt.Sprintln(near), "oom_score_adj %d, chosen by %+v: %v: %s", near, machine, err, out)
+	harness.Want(t, machine.CanLowerOOMAdj || near == max(-998, machine.OOMScoreAdj), "%+v: %d is not the nearest value", machine, near)
 }
 
 // Directories that the node needs are never relabelled, whatever their spelling, and what is below them may be.

@@ -34,14 +34,12 @@ func TestScrapeOfPods(t *testing.T) {
 		go func() { answers <- scrape() }()
 		<-measuring
 	}
-	if refused := scrape(); refused.Code != http.StatusServiceUnavailable {
-		t.Errorf("one scrape too many: %d, want %d", refused.Code, http.StatusServiceUnavailable)
-	}
+	refused := scrape()
+	harness.Want(t, refused.Code == http.StatusServiceUnavailable, "one scrape too many: %d, want %d", refused.Code, http.StatusServiceUnavailable)
 	close(measured)
 	for range maxScrapes {
-		if answer := <-answers; answer.Code != http.StatusOK || !strings.Contains(answer.Body.String(), `bytes{pod="web"} 7`) {
-			t.Errorf("%d: %s", answer.Code, answer.Body)
-		}
+		answer := <-answers
+		harness.Want(t, answer.Code == http.StatusOK && strings.Contains(answer.Body.String(), `bytes{pod="web"} 7`), "%d: %s", answer.Code, answer.Body)
 	}
 }
 

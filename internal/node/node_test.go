@@ -36,15 +36,6 @@ func TestIDIsRandomAndKept(t *testing.T) {
 		"the marks are %s and %s", first, open(t, a).ContainerMark())
 }
 
-// Records without the file that names their node are of a node that is not known: its
-// cgroups and namespaces would not be found again.
-func TestRecordsWithoutAnIdentity(t *testing.T) {
-	root := t.TempDir()
-	withRecord(t, root)
-	_, err := node.Read(root)
-	harness.WantError(t, err, root)
-}
-
 // While there are pods their directories cannot change; without pods they can, and after a reboot.
 func TestChangedDirectoriesAreRefusedWhilePodsRun(t *testing.T) {
 	root := t.TempDir()
@@ -76,7 +67,8 @@ func TestParentsAreKept(t *testing.T) {
 	harness.Same(t, "the parents", open(t, root).Parents(), []string{"/kubepods", "/minicri", "/", "/kubepods.slice"})
 }
 
-// A look changes nothing, and a file that makes no sense is no new identity.
+// A look changes nothing, and a file that makes no sense is no new identity. Records without the file that names
+// their node are of a node that is not known: its cgroups and namespaces would not be found again.
 func TestRead(t *testing.T) {
 	root := t.TempDir()
 	_, err := node.Read(root)
@@ -86,4 +78,8 @@ func TestRead(t *testing.T) {
 	harness.Check(t, os.WriteFile(filepath.Join(root, "node.json"), []byte("{}"), 0o600))
 	_, err = node.Open(root, "/run/state", "/run/netns")
 	harness.WantError(t, err, filepath.Join(root, "node.json"))
+	root = t.TempDir()
+	withRecord(t, root)
+	_, err = node.Read(root)
+	harness.WantError(t, err, root)
 }

@@ -118,7 +118,10 @@ func TestKill(t *testing.T) {
 // Kill cannot reap what is another one's child, and is done all the same.
 func TestKillAnothersChild(t *testing.T) {
 	parent := exec.Command("sh", "-c", "sleep 60 & echo $!; exec tail -f /dev/null")
-	child := startWithPID(t, parent)
+	output, err := parent.StdoutPipe()
+	harness.Check(t, err)
+	start(t, parent)
+	child := factsOf(t, readPID(t, output))
 	p := open(t, child)
 	harness.Check(t, p.Kill(within))
 	stat, err := process.ReadStat(child.PID)
@@ -147,14 +150,6 @@ func start(t *testing.T, command *exec.Cmd) process.Facts {
 		_ = command.Wait() // an error where the test has reaped it
 	})
 	return factsOf(t, command.Process.Pid)
-}
-
-// startWithPID starts a command that prints the pid of a child of its own.
-func startWithPID(t *testing.T, command *exec.Cmd) process.Facts {
-	output, err := command.StdoutPipe()
-	harness.Check(t, err)
-	start(t, command)
-	return factsOf(t, readPID(t, output))
 }
 
 func factsOf(t *testing.T, pid int) process.Facts {
@@ -207,20 +202,24 @@ func readPID(t *testing.T, from io.Reader) (pid int) {
 
 // reaping runs the reaper of orphans for as long as the test takes.
 func reaping(t *testing.T) {
-	t.Helper()
 	harness.Check(t, process.Adopt())
-	ctx, cancel := context.WithCancel(t.Context())
+	meanwhile(t, "ReapOrphans", func(ctx context.Context) { process.ReapOrphans(ctx, nil) })
+}
+
+// meanwhile runs what ends with its context, for as long as the test takes.
+func meanwhile(t *testing.T, what string, run func(context.Context)) {
+	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		process.ReapOrphans(ctx, nil)
+		run(ctx)
 	}()
 	t.Cleanup(func() {
 		cancel()
 		select {
 		case <-ended:
 		case <-time.After(within):
-			t.Error("ReapOrphans does not end with its context")
+			t.Error(what + " does not end with its context")
 		}
 	})
 }
@@ -276,16 +275,7 @@ func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 func run(t *testing.T) *process.Parent {
 	c, err := process.NewParent()
 	harness.Check(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		c.Run(ctx)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-over
-	})
+	meanwhile(t, "Run", c.Run)
 	return c
 }
 

@@ -405,8 +405,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r := Report{Plugin: step.Plugin{Exit: 1}}
 		r.takeError(data)
-		if text := r.Text(); text == "" || !utf8.ValidString(text) || len(r.Message) > 8*maxShown+64 {
-			t.Errorf("%d bytes became %q", len(data), text)
-		}
+		text := r.Text()
+		harness.Want(t, text != "" && utf8.ValidString(text) && len(r.Message) <= 8*maxShown+64, "%d bytes became %q", len(data), text)
 	})
 }

@@ -108,9 +108,8 @@ func start(ctx context.Context, dir string) (*client.Client, error) {
 func (p *pod) end() {
 	ctx := harness.Limited(p.t, time.Minute)
 	list, err := p.List(ctx)
-	if refused := p.Shutdown(ctx); len(list) > 0 && !errdefs.IsFailedPrecondition(refused) {
-		p.t.Errorf("shutdown with a container: %v, want failed precondition", refused)
-	}
+	refused := p.Shutdown(ctx)
+	harness.Want(p.t, len(list) == 0 || errdefs.IsFailedPrecondition(refused), "shutdown with a container: %v, want failed precondition", refused)
 	for _, c := range list {
 		_ = p.Kill(ctx, c.Id, 9, true)
 		p.awaitExit(ctx, c.Id)

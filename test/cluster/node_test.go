@@ -117,8 +117,7 @@ func TestUpgradeUnderPods(t *testing.T) {
 	// Another file with the same program: what runs keeps the old one.
 	directory := t.TempDir()
 	for _, name := range []string{"minicri", "minicri-shim"} {
-		data, err := os.ReadFile(filepath.Join("../../bin", name))
-		harness.Check(t, err)
+		data := harness.Read(t, filepath.Join("../../bin", name))
 		harness.Check(t, os.WriteFile(filepath.Join(directory, name), data, 0o755))
 	}
 	onCluster(t, "upgrade-runtime", directory)

@@ -138,9 +138,7 @@ func read[T any](path string) (T, error) {
 func (s *space) pod(name string) *corev1.Pod {
 	s.t.Helper()
 	pod, err := read[corev1.Pod]("/api/v1/namespaces/" + s.name + "/pods/" + name)
-	if err != nil && !errors.Is(err, errNotFound) {
-		s.t.Fatal(err)
-	}
+	harness.Need(s.t, err == nil || errors.Is(err, errNotFound), "%v", err)
 	return &pod
 }
 

@@ -67,8 +67,7 @@ func TestLinesOfALife(t *testing.T) {
 	p := &pod{Node: n, t: t, id: answer.PodSandboxId, config: config}
 	id := p.run("app", "tail /dev/zero", memory(16<<20))
 	p.wantExit(id, 137, "OOMKilled")
-	_, err := n.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: p.run("user", forever), Cmd: []string{"true"}, Stdout: true})
-	check(t, err)
+	harness.Call(t, n.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: p.run("user", forever), Cmd: []string{"true"}, Stdout: true})
 	unknown := shell("unknown", "true")
 	unknown.Image.Image = "test.example/absent:1"
 	wantError(t, p.createErr(unknown))
@@ -86,9 +85,8 @@ func TestLinesOfALife(t *testing.T) {
 		"level=INFO msg=exec method=Exec" + of + " container=user":                                                          1,
 		`level=ERROR msg="call failed" method=CreateContainer` + of + " container=unknown image=test.example/absent:1 took": 1,
 	} {
-		if got := strings.Count(n.Log(), line); got != want {
-			t.Errorf("%d lines with %s in\n%s", got, line, n.Log())
-		}
+		got := strings.Count(n.Log(), line)
+		expect(t, got == want, "%d lines with %s in\n%s", got, line, n.Log())
 	}
 }
 

@@ -126,8 +126,7 @@ func TestMissingSources(t *testing.T) {
 	check(t, os.Symlink(filepath.Join(p.Dir, "nowhere"), link))
 	volume := filepath.Join(p.Dir, "kubelet", "pods", p.config.Metadata.Uid, "volumes", "kubernetes.io~csi", "data", "mount")
 	for _, path := range []string{link, volume, "/dev/minicri-is-missing", "/sys/minicri-is-missing"} {
-		err := p.createErr(shell("app", "true", mounted(path, "/v")))
-		wantCode(t, err, codes.FailedPrecondition, path, "/v")
+		wantCode(t, p.createErr(shell("app", "true", mounted(path, "/v"))), codes.FailedPrecondition, path, "/v")
 	}
 	for _, path := range []string{filepath.Join(p.Dir, "nowhere"), filepath.Join(p.Dir, "kubelet"), "/dev/minicri-is-missing"} {
 		_, err := os.Lstat(path)
@@ -198,9 +197,7 @@ func TestMaskedByDefault(t *testing.T) {
 func TestSeveralMappings(t *testing.T) {
 	n := newNode(t)
 	importData(n)
-	mappings := []*runtimeapi.IDMapping{
-		{ContainerId: 0, HostId: 300000, Length: 1000}, {ContainerId: 1000, HostId: 500000, Length: 1000}, {ContainerId: 60000, HostId: 700000, Length: 10},
-	}
+	mappings := harness.IDs(0, 300000, 1000, 1000, 500000, 1000, 60000, 700000, 10)
 	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings, Gids: mappings}
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
 	volume := filepath.Join(p.Dir, "volume")

@@ -224,9 +224,8 @@ func shimKilledAfter(milliseconds int) fault {
 
 func kill(t *testing.T, pid int) {
 	t.Helper()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
-		t.Fatal(err)
-	}
+	err := unix.Kill(pid, unix.SIGKILL)
+	harness.Need(t, err == nil || err == unix.ESRCH, "%v", err)
 }
 
 // inMaking counts the containers of the node's supervisors: the directory of one is the first that is made.
@@ -257,9 +256,7 @@ func strikeCancel(t *testing.T, c *trial) {
 
 func strikeDeadline(t *testing.T, c *trial) {
 	const longer = 2 * time.Second // than it takes to come to the point, on a busy machine too
-	ctx, cancel := context.WithTimeout(context.Background(), longer)
-	defer cancel()
-	wantCode(t, <-c.begin(ctx, t, "hang"), codes.DeadlineExceeded)
+	wantCode(t, <-c.begin(harness.Limited(t, longer), t, "hang"), codes.DeadlineExceeded)
 	c.goOn(t)
 }
 

@@ -9,7 +9,6 @@ package critest
 
 import (
 	"archive/tar"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -98,8 +97,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 	text := "defaultTestContainerImage: " + local + "busybox:1\nwebServerTestImage: " + local + "nginx:1\n"
 	harness.Check(t, os.WriteFile(images, []byte(text), 0o644))
 	report := filepath.Join(n.Dir, "report.json")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
+	ctx := harness.Limited(t, patience)
 	command := exec.CommandContext(ctx, "../../bin/critest/critest", "-config", filepath.Join(n.Dir, "none"),
 		"-runtime-endpoint", "unix://"+n.Socket, "-image-endpoint", "unix://"+n.Socket, "-test-images-file", images,
 		"-ginkgo.json-report", report, "-ginkgo.no-color", "-ginkgo.focus", os.Getenv("CRITEST_FOCUS"), "-test.timeout", patience.String())
@@ -129,8 +127,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 
 // removeImages removes what the specs pulled.
 func removeImages(t *testing.T, n *harness.Node) {
-	list, err := n.Image.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
-	harness.Check(t, err)
+	list := harness.Call(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{})
 	for _, image := range list.GetImages() {
 		_, err := n.Image.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image.GetId()}})
 		harness.Want(t, err == nil, "%v", err)

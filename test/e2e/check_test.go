@@ -27,9 +27,8 @@ import (
 func problems(t *testing.T, n *harness.Node, flags ...string) (found []nodecheck.Finding, clean bool) {
 	t.Helper()
 	output, err := n.RunCommand("check", append(flags, "--json")...)
-	if _, exited := err.(*exec.ExitError); err != nil && !exited {
-		t.Fatal(err)
-	}
+	_, exited := err.(*exec.ExitError)
+	harness.Need(t, err == nil || exited, "%v", err)
 	var findings []nodecheck.Finding
 	jsonErr := json.Unmarshal([]byte(output), &findings)
 	harness.Need(t, jsonErr == nil, "%v in\n%s", jsonErr, output)

@@ -105,9 +105,8 @@ func stopWithout(t *testing.T, harm func(string) error, restart bool) {
 	if restart {
 		n.Crash()
 	}
-	if network := podStatus(t, n, id).Network; network.GetIp() != "" || len(network.GetAdditionalIps()) != 0 {
-		t.Errorf("status has the address of a network that is gone: %v", network)
-	}
+	network := podStatus(t, n, id).Network
+	harness.Want(t, network.GetIp() == "" && len(network.GetAdditionalIps()) == 0, "status has the address of a network that is gone: %v", network)
 	check(t, stop(t, n, id))
 	calls := r.calls("DEL")
 	harness.Want(t, len(calls) == 1 && calls[0].Netns == "", "want one DEL with an empty CNI_NETNS, got %+v", calls)

@@ -280,9 +280,8 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 	time.AfterFunc(100*time.Millisecond, func() { r.order("one", "ADD", "") })
 	each(len(answers), func(i int) {
 		var err error
-		if answers[i], err = run(t, n, n.PodConfig("web")); err != nil {
-			t.Error(err)
-		}
+		answers[i], err = run(t, n, n.PodConfig("web"))
+		harness.Want(t, err == nil, "%v", err)
 	})
 	for _, id := range answers {
 		harness.Want(t, id != "" && id == answers[0], "several pods: %v", answers)
@@ -304,9 +303,8 @@ func TestProperty26_ManyPodsAtOnce(t *testing.T) {
 	pods := make([]string, count)
 	each(count, func(i int) {
 		var err error
-		if pods[i], err = run(t, n, n.PodConfig(fmt.Sprint("pod-", i))); err != nil {
-			t.Error(err)
-		}
+		pods[i], err = run(t, n, n.PodConfig(fmt.Sprint("pod-", i)))
+		harness.Want(t, err == nil, "%v", err)
 	})
 	seen := map[string]bool{}
 	for _, id := range pods {

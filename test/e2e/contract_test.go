@@ -99,8 +99,7 @@ func TestStatsFilters(t *testing.T) {
 		linux.GetNetwork().GetDefaultInterface().GetName() != "eth0" || linux.GetCpu().GetTimestamp() <= 0 || pod.Stats.GetWindows() != nil {
 		t.Errorf("the stats are %v", pod.Stats)
 	}
-	_, err := c.Runtime.PodSandboxStats(limited(t), &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.container})
-	harness.WantCode(t, err, codes.NotFound)
+	harness.WantCode(t, harness.Err(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.container}), codes.NotFound)
 	harness.WantCode(t, harness.Err(t, c.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: c.pod}), codes.NotFound)
 }
 

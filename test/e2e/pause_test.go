@@ -99,15 +99,13 @@ func TestNamespaceModes(t *testing.T) {
 			if kind == "net" {
 				nodes = nodeNet
 			}
-			if shared := of == nodes; shared != want || own[of] {
-				t.Errorf("%s: %s: shared with the node is %v, want %v; with another pod %v", name, kind, shared, want, own[of])
-			}
+			shared := of == nodes
+			harness.Want(t, shared == want && !own[of], "%s: %s: shared with the node is %v, want %v; with another pod %v", name, kind, shared, want, own[of])
 			own[of] = !want
 		}
 		status := podStatus(t, n, id)
-		if echoed := status.Linux.GetNamespaces().GetOptions(); !proto.Equal(echoed, mode) || (status.Network.GetIp() == "") != (mode.Network == modeNode) {
-			t.Errorf("%s: status is %v", name, status)
-		}
+		echoed := status.Linux.GetNamespaces().GetOptions()
+		harness.Want(t, proto.Equal(echoed, mode) && (status.Network.GetIp() == "") == (mode.Network == modeNode), "%s: status is %v", name, status)
 	}
 }
 
@@ -192,10 +190,7 @@ func TestSysctls(t *testing.T) {
 // userNamespace maps ids by triples of container, host and length.
 func userNamespace(ids ...uint32) harness.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) {
-		var mappings []*runtimeapi.IDMapping
-		for i := 0; i < len(ids); i += 3 {
-			mappings = append(mappings, &runtimeapi.IDMapping{ContainerId: ids[i], HostId: ids[i+1], Length: ids[i+2]})
-		}
+		mappings := harness.IDs(ids...)
 		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings, Gids: mappings}
 	}
 }
@@ -219,9 +214,8 @@ func TestProperty25_UserNamespaceOwnsTheNetworkNamespace(t *testing.T) {
 				harness.Same(t, name+": "+file, strings.Fields(procFile(t, info.PID, file)), strings.Fields(strings.Trim(fmt.Sprint(ids), "[]")))
 			}
 			harness.Same(t, name+": pause's user", strings.Fields(harness.ProcStatus(t, info.PID, "Uid"))[0], fmt.Sprint(ids[1]))
-			if status := podStatus(t, n, id); status.Network.Ip == "" || len(status.Linux.Namespaces.Options.UsernsOptions.Uids) != len(ids)/3 {
-				t.Errorf("%s: status is %v", name, status)
-			}
+			status := podStatus(t, n, id)
+			harness.Want(t, status.Network.Ip != "" && len(status.Linux.Namespaces.Options.UsernsOptions.Uids) == len(ids)/3, "%s: status is %v", name, status)
 			for key, want := range map[string]string{"net.ipv4.conf.eth0.arp_announce": "2", "net.core.somaxconn": "99"} {
 				harness.Same(t, name+": "+key, netSysctl(t, info.PID, key), want)
 			}

@@ -124,9 +124,7 @@ func (n *Node) Start() { n.must("starting the daemon", n.TryStart()) }
 // TryStart is Start, but gives the error back: that of the daemon, if it ended.
 func (n *Node) TryStart() error {
 	n.t.Helper()
-	if n.Running() && !process.Doomed(n.PID()) {
-		n.t.Fatalf("node %s: its daemon runs already", n.Network)
-	}
+	Need(n.t, !n.Running() || process.Doomed(n.PID()), "node %s: its daemon runs already", n.Network)
 	return n.start()
 }
 

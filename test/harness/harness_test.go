@@ -29,8 +29,7 @@ func TestNetworkIsInScope(t *testing.T) {
 	pod := exec.Command("unshare", "--net", "sleep", "600")
 	Check(t, n.inNetns(pod.Start))
 	Eventually(t, "unshare becomes sleep", settleTime, func() bool {
-		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pod.Process.Pid))
-		Check(t, err)
+		comm := Read(t, fmt.Sprintf("/proc/%d/comm", pod.Process.Pid))
 		return string(comm) == "sleep\n"
 	})
 	defer func() {
@@ -53,9 +52,8 @@ func TestNetworkIsInScope(t *testing.T) {
 		n.RunInNetns(add)
 		n.RunInNetns(del)
 		clean := n.look(n.machineScope())
-		if kept := leak.Tally(leak.Diff(leak.Snapshot{}, clean))[leak.Rule]; kept != 0 {
-			t.Errorf("%s: the plugins' own chains count as %d leaks", backend, kept)
-		}
+		kept := leak.Tally(leak.Diff(leak.Snapshot{}, clean))[leak.Rule]
+		Want(t, kept == 0, "%s: the plugins' own chains count as %d leaks", backend, kept)
 		n.RunInNetns(add)
 		more := leak.Diff(clean, n.look(n.machineScope()))
 		tally := leak.Tally(more)
@@ -99,9 +97,8 @@ func TestLeaksAndLossesAreReportedAndTakenAway(t *testing.T) {
 
 func wantAbsent(t *testing.T, path string) {
 	t.Helper()
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s stays: %v", path, err)
-	}
+	_, err := os.Stat(path)
+	Want(t, errors.Is(err, os.ErrNotExist), "%s stays: %v", path, err)
 }
 
 // The cgroup of a node that has no owner is removed. That of one that has an owner stays, also when the one
@@ -133,9 +130,8 @@ func TestSweepCgroups(t *testing.T) {
 	Check(t, os.Remove(young))
 	for _, hierarchy := range all {
 		wantAbsent(t, filepath.Join(hierarchy, cgroupPrefix+"mcr-gone"))
-		if _, err := os.Stat(filepath.Join(hierarchy, n.CgroupParent)); err != nil {
-			t.Errorf("the cgroup of a node that has an owner: %v", err)
-		}
+		_, err := os.Stat(filepath.Join(hierarchy, n.CgroupParent))
+		Want(t, err == nil, "the cgroup of a node that has an owner: %v", err)
 	}
 }
 

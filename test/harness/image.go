@@ -17,9 +17,7 @@ import (
 func (n *Node) ImportImage(archive string) {
 	n.t.Helper()
 	output, err := exec.Command(filepath.Join(n.binaries, "minicri"), "image", "--socket", n.Socket, "import", archive).CombinedOutput()
-	if err != nil {
-		n.t.Fatalf("node %s: importing %s: %v: %s", n.Network, archive, err, output)
-	}
+	Need(n.t, err == nil, "node %s: importing %s: %v: %s", n.Network, archive, err, output)
 	n.idle = n.look(n.idleScope())
 }
 

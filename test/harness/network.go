@@ -108,9 +108,7 @@ func join(to, from net.Conn) {
 func (n *Node) ServeInPod(pod, network, address string, answer func(*net.TCPConn)) {
 	n.t.Helper()
 	pins, err := filepath.Glob(filepath.Join(n.Netns, "*"+pod))
-	if err != nil || len(pins) != 1 {
-		n.t.Fatalf("network namespaces of pod %s: %q, %v; want one", pod, pins, err)
-	}
+	Need(n.t, err == nil && len(pins) == 1, "network namespaces of pod %s: %q, %v; want one", pod, pins, err)
 	var listener net.Listener
 	n.must("listening in pod "+pod, Inside(pins[0], func() (err error) {
 		listener, err = net.Listen(network, address)

@@ -225,8 +225,7 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 // field: CVE-2021-41103 of containerd; its volumes still hold the device nodes
 func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 	n, content, host := newRegistryNode(t)
-	program, err := os.ReadFile("/bin/busybox")
-	check(t, err)
+	program := harness.Read(t, "/bin/busybox")
 	m := content.Image(
 		ocispec.ImageConfig{Env: []string{"PATH=/bin"}, Volumes: map[string]struct{}{"/data": {}}},
 		registry.Layer(
@@ -234,7 +233,7 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 			registry.Dir("data", 0o777, 0), registry.File("data/suid", 0o4755, string(program)), registry.Device("data/mem", 0o666, 1, 1),
 		))
 	content.Manifest("suid:1", m.MediaType, m)
-	_, err = pull(t, n, host+"/suid:1", nil)
+	_, err := pull(t, n, host+"/suid:1", nil)
 	check(t, err)
 	var found []string
 	for name, options := range map[string][]harness.PodOption{"suid": nil, "suid-userns": {harness.UserNamespace}} {
@@ -337,9 +336,8 @@ func TestCredentialsOfAPull(t *testing.T) {
 		"a wrong identity token": {"token", &auth{IdentityToken: "wrong"}, false, "identity wrong"},
 	} {
 		id, err := pull(t, n, host+"/"+test.image+":1", test.auth)
-		if opened := err == nil && id == m.Config.Digest.String(); opened != test.opens || err != nil && strings.Contains(err.Error(), "s3cret") {
-			t.Errorf("%s: image %q, error %v", name, id, err)
-		}
+		opened := err == nil && id == m.Config.Digest.String()
+		harness.Want(t, opened == test.opens && (err == nil || !strings.Contains(err.Error(), "s3cret")), "%s: image %q, error %v", name, id, err)
 		var seen []string
 		for len(shown) > 0 {
 			seen = append(seen, <-shown)

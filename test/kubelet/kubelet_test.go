@@ -188,9 +188,8 @@ func (k *kubelet) removeCgroups() {
 	hierarchies := harness.Glob(k.t, "/sys/fs/cgroup/*", k.CgroupParent)
 	for _, hierarchy := range append(hierarchies, filepath.Join("/sys/fs/cgroup", k.CgroupParent)) {
 		for _, class := range []string{"kubepods/burstable", "kubepods/besteffort", "kubepods"} {
-			if err := os.Remove(filepath.Join(hierarchy, class)); err != nil && !os.IsNotExist(err) {
-				k.t.Error(err)
-			}
+			err := os.Remove(filepath.Join(hierarchy, class))
+			harness.Want(k.t, err == nil || os.IsNotExist(err), "%v", err)
 		}
 	}
 }

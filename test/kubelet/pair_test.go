@@ -69,9 +69,8 @@ func (k *kubelet) checkPair() {
 	pod := k.awaitReady("pair")
 	all := slices.Concat(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses)
 	i := slices.IndexFunc(all, func(s corev1.ContainerStatus) bool { return s.Name == "prepare" })
-	if i < 0 || all[i].State.Terminated == nil || all[i].State.Terminated.ExitCode != 0 || all[i].State.Terminated.Reason != "Completed" {
-		k.t.Errorf("the init container: %v", all)
-	}
+	harness.Want(k.t, i >= 0 && all[i].State.Terminated != nil && all[i].State.Terminated.ExitCode == 0 && all[i].State.Terminated.Reason == "Completed",
+		"the init container: %v", all)
 	prepare := k.inRuntime("pair", "prepare")
 	harness.Want(k.t, k.inRuntime("pair", "sidecar").StartedAt <= prepare.StartedAt, "the init container started before the sidecar")
 	harness.Want(k.t, k.inRuntime("pair", "server").CreatedAt >= prepare.FinishedAt, "the server was created before the init container had ended")

@@ -62,10 +62,16 @@ func (l life) expect(t *testing.T) {
 		t.Errorf("something was lost: %v", lost)
 	}
 	must(t, l.undo())
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	settles(t, "after undo", patience, before, l.scope, 0)
+}
+
+// settles waits for the limit at most, and fails the test unless so many leaks are left then.
+func settles(t *testing.T, when string, limit time.Duration, before Snapshot, scope Scope, want int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	if leaks, err := Settle(ctx, before, l.scope); err != nil || len(leaks) != 0 {
-		t.Errorf("left after undo: %v, error %v", leaks, err)
+	if leaks, err := Settle(ctx, before, scope); err != nil || len(leaks) != want {
+		t.Errorf("%s: want %d leaks, got %v, error %v", when, want, leaks, err)
 	}
 }
 
@@ -182,15 +188,7 @@ func TestSettle(t *testing.T) {
 	if _, err := Take(t.Context(), Scope{NetnsDirs: []string{path}}); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("a file was taken for an empty directory: %v", err)
 	}
-	short, cancel := context.WithTimeout(t.Context(), 3*settleInterval)
-	defer cancel()
-	if leaks, err := Settle(short, before, scope); err != nil || len(leaks) != 1 {
-		t.Errorf("want the leak at the deadline, got %v, error %v", leaks, err)
-	}
+	settles(t, "at the deadline", 3*settleInterval, before, scope, 1)
 	defer time.AfterFunc(3*settleInterval, func() { os.Remove(path) }).Stop()
-	long, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	if leaks, err := Settle(long, before, scope); err != nil || len(leaks) != 0 {
-		t.Errorf("want nothing left, got %v, error %v", leaks, err)
-	}
+	settles(t, "before the deadline", patience, before, scope, 0)
 }

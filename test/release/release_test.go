@@ -4,7 +4,6 @@
 package release
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,9 +78,8 @@ func TestArchitectures(t *testing.T) {
 		dir := t.TempDir()
 		run(t, "tar", "-C", dir, "-xzf", file(t, arch+".tar.gz"))
 		for _, program := range []string{"bin/minicri", "bin/minicri-shim", "lib/minicri/cni/bridge"} {
-			if says := run(t, "file", filepath.Join(dir, program)); !strings.Contains(says, machine) || !strings.Contains(says, "statically linked") {
-				t.Errorf("%s of %s: %s", program, arch, says)
-			}
+			says := run(t, "file", filepath.Join(dir, program))
+			harness.Want(t, strings.Contains(says, machine) && strings.Contains(says, "statically linked"), "%s of %s: %s", program, arch, says)
 		}
 	}
 }
@@ -193,9 +191,7 @@ func connect(t *testing.T) runtimeapi.RuntimeServiceClient {
 	check(t, err)
 	t.Cleanup(func() { connection.Close() })
 	client := runtimeapi.NewRuntimeServiceClient(connection)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	_, err = client.Version(ctx, &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
+	_, err = client.Version(harness.Limited(t, 2*time.Minute), &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
 	check(t, err)
 	return client
 }

@@ -96,19 +96,15 @@ func spdyClient(t testing.TB, u *url.URL) remotecommand.Executor {
 	return e
 }
 
-func v5Client(t testing.TB, u *url.URL) remotecommand.Executor {
-	return webSocketClient(t, u, "v5.channel.k8s.io")
+func webSocketClient(protocol string) client {
+	return func(t testing.TB, u *url.URL) remotecommand.Executor {
+		e, err := remotecommand.NewWebSocketExecutorForProtocols(clientConfig(), http.MethodGet, u.String(), protocol)
+		check(t, err)
+		return e
+	}
 }
 
-func v4Client(t testing.TB, u *url.URL) remotecommand.Executor {
-	return webSocketClient(t, u, "v4.channel.k8s.io")
-}
-
-func webSocketClient(t testing.TB, u *url.URL, protocol string) remotecommand.Executor {
-	e, err := remotecommand.NewWebSocketExecutorForProtocols(clientConfig(), http.MethodGet, u.String(), protocol)
-	check(t, err)
-	return e
-}
+var v5Client, v4Client = webSocketClient("v5.channel.k8s.io"), webSocketClient("v4.channel.k8s.io")
 
 func clientConfig() *rest.Config {
 	return &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}

@@ -2,7 +2,6 @@ package stream
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
@@ -55,8 +54,7 @@ func TestExecBytes(t *testing.T) {
 		client client
 		size   int64
 	}{{"SPDY", spdyClient, 500 << 20}, {"WebSocket v5", v5Client, 64 << 20}} {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-		defer cancel()
+		ctx := harness.Limited(t, 5*time.Minute)
 		began := time.Now()
 		sent, received := sha256.New(), sha256.New()
 		request := shell("cat; exit 7")
@@ -274,11 +272,7 @@ func TestWebSocketProtocols(t *testing.T) {
 		text := channels[3].String()
 		harness.Want(t, text == want || inJSON && strings.Contains(text, want), "%q: exit code 7 is told as %q", protocol, text)
 	}
-}
-
-// A message of ten megabytes is taken in pieces, in order.
-func TestLongWebSocketMessage(t *testing.T) {
-	p := newPod(t, forever, nil)
+	// A message of ten megabytes is taken in pieces, in order.
 	conn, err := p.webSocket(p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"head", "-c", "10000007"}, Stdin: true, Stdout: true}), "v5.channel.k8s.io")
 	check(t, err)
 	go func() {

@@ -154,9 +154,7 @@ func openPair(t testing.TB, conn httpstream.Connection, port, id int) (data, err
 func readAll(t testing.TB, from io.Reader) (text string) {
 	within(t, "the stream ends", func() {
 		data, err := io.ReadAll(from)
-		if err != nil {
-			t.Error(err)
-		}
+		harness.Want(t, err == nil, "%v", err)
 		text = string(data)
 	})
 	return text

@@ -229,8 +229,7 @@ func TestDeadRegistry(t *testing.T) {
 	n.documented("dead registry", "web", words...)
 	// A pull that is for no pod is kept by itself.
 	request.SandboxConfig = nil
-	_, err = n.Image.PullImage(limited(t), request)
-	says(t, err, "connection refused")
+	says(t, harness.Err(t, n.Image.PullImage, request), "connection refused")
 	n.explained("127.0.0.1:1/team/app:v1", "the pull failed", "connection refused")
 	// It outlives the daemon, and is read without one.
 	n.Stop()

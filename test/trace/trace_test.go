@@ -104,8 +104,7 @@ func TestSpansReachACollector(t *testing.T) {
 			harness.Check(t, os.WriteFile(filepath.Join(n.Plugins, "traced"), []byte(script), 0o755))
 			n.WriteConflist("10-test.conflist", n.BridgePlugin(), harness.Object{"type": "traced"})
 			harness.Eventually(t, "the network is there", patience, func() bool {
-				answer, err := n.Runtime.Status(t.Context(), &runtimeapi.StatusRequest{Verbose: true})
-				harness.Check(t, err)
+				answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 				return strings.Contains(answer.GetInfo()["cniconfig"], "traced")
 			})
 			answer, err := n.Runtime.RunPodSandbox(traced(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")})
@@ -180,8 +179,7 @@ func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
 	name := &runtimeapi.ImageSpec{Image: listener.Addr().String() + "/app:1"}
 	_, err := n.Image.PullImage(traced(t), &runtimeapi.PullImageRequest{Image: name})
 	harness.Check(t, err)
-	_, err = n.Image.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: name})
-	harness.Check(t, err)
+	harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: name})
 	want := []string{
 		"image/manifest " + manifest.Digest.String(), "image/configuration " + m.Config.Digest.String(),
 		"image/layer " + m.Layers[0].Digest.String(), "image/layer " + m.Layers[1].Digest.String(),
@@ -191,9 +189,8 @@ func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
 		return r.of(ours)["runtime.v1.ImageService/PullImage"] != nil
 	})
 	call := r.of(ours)["runtime.v1.ImageService/PullImage"].GetSpanId()
-	if got := r.blobs(call); fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("spans below the call:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	got := r.blobs(call)
+	harness.Want(t, fmt.Sprint(got) == fmt.Sprint(want), "spans below the call:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 // blobs are the names and digests of the spans of blobs below a span, sorted. Spans of libraries may be between them.
