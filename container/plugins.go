@@ -136,11 +136,14 @@ func (c *creation) adjust(ctx context.Context) error {
 		return err
 	}
 	err = errors.Join(c.checkResources(), c.checkMounts(ctx, before), c.takeCgroup())
+	if err == nil {
+		err = c.storeSpec(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("check what NRI plugins have made of the container: %w", err)
 	}
 	c.owner.applyChanges(ctx, changes)
-	return c.storeSpec(ctx)
+	return nil
 }
 
 func (c *creation) injectDevices(spec *specs.Spec, names []string) error {

@@ -52,7 +52,7 @@ func (s *Store) cdiDevices() (*cdi.Cache, error) {
 	return cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(s.options.CDIDirs...))
 }
 
-// storeSpec puts the spec where the supervisor reads it. CDI devices and plugins may have added to the environment.
+// storeSpec puts the spec where the supervisor reads it. HOME, CDI devices and plugins may have added to the environment.
 func (c *creation) storeSpec(ctx context.Context) error {
 	p := c.plan.Spec.Process
 	if err := oci.CheckStrings(p.Args, p.Env, p.Rlimits, "the command and its environment"); err != nil {

@@ -126,7 +126,7 @@ func containerProcess(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// CheckCommand checks the command line and the environment that a container will have, but for what devices add.
+// CheckCommand checks the command line and the environment that a container will have, but for HOME and what devices add.
 func CheckCommand(c *Container) error {
 	spec, err := c.spec(containerProcess, containerEnv, containerRlimits)
 	if err != nil {
@@ -278,7 +278,8 @@ func containerHome(c *Container, spec *specs.Spec) error {
 	if err != nil {
 		return err
 	}
-	spec.Process.Env = append(spec.Process.Env, "HOME="+cmp.Or(found.Home, "/"))
+	home := cmp.Or(strings.ToValidUTF8(found.Home, "\uFFFD"), "/") // the spec is JSON
+	spec.Process.Env = append(spec.Process.Env, "HOME="+home)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -157,6 +158,7 @@ func FuzzPasswd(f *testing.F) {
 		groups = fmt.Appendf(groups, "g:x:%d:u\n", group)
 	}
 	f.Add("u", []byte("u:x:1:1::/:\n"), groups)
+	f.Add("u", []byte("u:x:1:1::/caf\xe9:\n"), []byte(""))
 	f.Add(":", []byte(":::::::\n::\n"), []byte("\x00:\n"))
 	f.Fuzz(func(t *testing.T, wanted string, passwd, group []byte) {
 		c := &Container{Image: Image{User: wanted}, Passwd: passwd, Group: group}
@@ -164,6 +166,9 @@ func FuzzPasswd(f *testing.F) {
 		err := containerUser(c, spec)
 		groups := len(spec.Process.User.AdditionalGids)
 		harness.Want(t, err != nil || groups <= 1<<16, "user %q has %d groups", wanted, groups)
+		if containerHome(c, spec) == nil { // JSON carries it
+			harness.Want(t, utf8.ValidString(spec.Process.Env[0]), "the home of user %q is %q", wanted, spec.Process.Env)
+		}
 		found, err := lookUp(c, wanted)
 		if err != nil {
 			return

@@ -149,14 +149,14 @@ func endSupervisor(t *testing.T, set *client.Set, group string) {
 func TestFollowedLate(t *testing.T) {
 	set := newSet(t, t.TempDir(), new(harness.Buffer))
 	defer endSupervisor(t, set, "own")
-	_, err := set.Ensure(t.Context(), "own")
+	supervisor, err := set.Ensure(t.Context(), "own")
 	harness.Check(t, err)
 	told := make(ends, 10)
-	set.Follow(told)
-	p := &pod{t: t, dir: set.Dir("own"), held: make(map[string]*client.Held)}
-	p.Client, err = set.Ensure(t.Context(), "own")
-	harness.Check(t, err)
+	p := &pod{t: t, dir: set.Dir("own"), held: make(map[string]*client.Held), Client: supervisor}
 	p.run("c", "exit 3")
+	set.Follow(told)
+	_, err = set.Ensure(t.Context(), "own")
+	harness.Check(t, err)
 	select {
 	case e := <-told:
 		harness.Want(t, e.GetId() == "c" && e.GetExit().GetCode() == 3, "told of %v", e)

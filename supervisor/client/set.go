@@ -77,7 +77,8 @@ func NewSet(options SetOptions) (*Set, error) {
 // SetAnswer changes how long a supervisor may take to answer, from the next question on.
 func (s *Set) SetAnswer(limit time.Duration) { s.answer.Store(int64(limit)) }
 
-// Follow sets the receiver of events, once. It has those of each supervisor from the next Ensure of it on.
+// Follow sets the receiver of events, once. From the next Ensure of a supervisor on it gets that one's, earlier ones that
+// are kept included.
 func (s *Set) Follow(follower Follower) {
 	s.mu.Lock()
 	s.follower = follower

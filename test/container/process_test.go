@@ -1,6 +1,7 @@
 package container
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,9 +34,12 @@ func TestEnvironmentAndDirectory(t *testing.T) {
 	answer, err := p.tryExec(id, 0, "sh", "-c", `printf %s "$ODD"`)
 	check(t, err)
 	same(t, "of an exec", string(answer.Stdout), odd)
+	missing := filepath.Join(p.Dir, "missing")
 	for impossible, named := range map[string]string{"a\x00b": "config.envs[0].value", "latin \xe4": "ODD"} {
-		wantRefused(t, p.createErr(shell("impossible", "true", env("ODD", impossible))), named)
+		wantRefused(t, p.createErr(shell("impossible", "true", env("ODD", impossible), mounted(missing, "/missing"))), named)
 	}
+	_, err = os.Lstat(missing)
+	expect(t, errors.Is(err, os.ErrNotExist), "a source was made for a container that was refused: %v", err)
 }
 
 func env(name, value string) option {

@@ -26,7 +26,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
+	"regexp"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -80,9 +80,11 @@ func NewNode(t testing.TB, opts ...Option) *Node {
 	t.Cleanup(n.close)
 	n.empty = n.look(n.machineScope())
 	n.Start()
-	// The pause that it tries at its start is no part of an idle node; on a busy machine it serves before that is gone.
+	// What it tries at its start, a pause and a container of each handler, is no part of an idle node; on a busy
+	// machine it serves before they are gone.
+	trying := regexp.MustCompile("is not known yet|has not yet made")
 	Eventually(t, "the daemon knows whether pods can be made", callTime, func() bool {
-		return !strings.Contains(Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).String(), "is not known yet")
+		return !trying.MatchString(Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).String())
 	})
 	n.idle = n.look(n.idleScope())
 	return n

@@ -283,15 +283,16 @@ func TestCreationInAFrozenPod(t *testing.T) {
 // held: that exec, until its time-out
 func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 	for name, c := range map[string]struct {
+		quota   int64 // of its CPU at first, in microseconds of a second
 		script  string
 		is      string      // how the command lines of its processes begin; of one that runs dd it is the shell's, of busybox
 		count   int         // of them
 		limits  [][3]string // file, limit, what was before; the first that there is
 		mayFail bool
 	}{
-		"cpu.max":     {"for i in $(seq 300); do { sleep 7; while :; do :; done; } & done; wait", "/bin/sh -c for i in ", 301, [][3]string{{"cpu.max", "1000 1000000", "500000 1000000"}, {"cpu.cfs_quota_us", "1000", "500000"}}, false},
-		"memory.high": {"dd if=/dev/zero of=/dev/null bs=64M", "/bin/sh -c dd if=", 1, [][3]string{{"memory.high", "4194304", "max"}}, false},
-		"pids.max":    {"sleep 7771", "sleep 7771", 1, [][3]string{{"pids.max", "1", "max"}}, true},
+		"cpu.max":     {500_000, "for i in $(seq 300); do { sleep 30; while :; do :; done; } & done; wait", "/bin/sh -c for i in ", 301, [][3]string{{"cpu.max", "1000 1000000", "500000 1000000"}, {"cpu.cfs_quota_us", "1000", "500000"}}, false},
+		"memory.high": {0, "dd if=/dev/zero of=/dev/null bs=64M", "/bin/sh -c dd if=", 1, [][3]string{{"memory.high", "4194304", "max"}}, false},
+		"pids.max":    {0, "sleep 7771", "sleep 7771", 1, [][3]string{{"pids.max", "1", "max"}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newTenant(t, newAttackedNode(t), "limited")
@@ -301,14 +302,15 @@ func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 				t.Skipf("no %s for containers: the machine has cgroup v1", name)
 			}
 			besides(t, p.Node, func() {
+				quota := c.quota
 				id := p.run("app", command("/bin/sh", "-c", c.script), func(c *runtimeapi.ContainerConfig) {
-					c.Linux.Resources.CpuPeriod, c.Linux.Resources.CpuQuota = 1_000_000, 500_000
+					c.Linux.Resources.CpuPeriod, c.Linux.Resources.CpuQuota = 1_000_000, quota
 				})
 				harness.Eventually(t, "all of it runs", 5*patience, func() bool {
 					running, asleep := 0, false
 					for _, one := range harness.Processes() {
 						line := strings.Join(one.Args, " ")
-						asleep = asleep || line == "sleep 7"
+						asleep = asleep || line == "sleep 30"
 						if strings.HasPrefix(line, c.is) {
 							running++
 						}

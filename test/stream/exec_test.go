@@ -252,6 +252,24 @@ func TestWebSocketProtocols(t *testing.T) {
 	p := newPod(t, forever, nil)
 	_, err := p.webSocket(p.execURL(shell("true")), "v9.channel.k8s.io")
 	harness.Want(t, err != nil, "v9 is served")
+	// A message of ten megabytes is taken in pieces, in order.
+	conn, err := p.webSocket(p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"head", "-c", "10000007"}, Stdin: true, Stdout: true}), "v5.channel.k8s.io")
+	check(t, err)
+	go func() {
+		_ = websocket.Message.Send(conn, append([]byte{0}, make([]byte, 10_000_000)...)) // one frame
+		_ = websocket.Message.Send(conn, append([]byte{0}, "the end"...))
+	}()
+	var out bytes.Buffer
+	for {
+		var message []byte
+		if err := websocket.Message.Receive(conn, &message); err != nil {
+			break
+		}
+		if message[0] == 1 {
+			out.Write(message[1:])
+		}
+	}
+	harness.Want(t, out.Len() == 10_000_007 && strings.HasSuffix(out.String(), "the end"), "%d bytes came back", out.Len())
 	for protocol, inJSON := range webSocketProtocols {
 		request := shell("head -c 5; echo >&2 error")
 		request.Stdin = true
@@ -272,22 +290,4 @@ func TestWebSocketProtocols(t *testing.T) {
 		text := channels[3].String()
 		harness.Want(t, text == want || inJSON && strings.Contains(text, want), "%q: exit code 7 is told as %q", protocol, text)
 	}
-	// A message of ten megabytes is taken in pieces, in order.
-	conn, err := p.webSocket(p.execURL(&runtimeapi.ExecRequest{Cmd: []string{"head", "-c", "10000007"}, Stdin: true, Stdout: true}), "v5.channel.k8s.io")
-	check(t, err)
-	go func() {
-		_ = websocket.Message.Send(conn, append([]byte{0}, make([]byte, 10_000_000)...)) // one frame
-		_ = websocket.Message.Send(conn, append([]byte{0}, "the end"...))
-	}()
-	var out bytes.Buffer
-	for {
-		var message []byte
-		if err := websocket.Message.Receive(conn, &message); err != nil {
-			break
-		}
-		if message[0] == 1 {
-			out.Write(message[1:])
-		}
-	}
-	harness.Want(t, out.Len() == 10_000_007 && strings.HasSuffix(out.String(), "the end"), "%d bytes came back", out.Len())
 }
