@@ -86,7 +86,7 @@ func openInRootfs(rootfs, name string, flags uint64) (*os.File, error) {
 }
 
 func (c *creation) makeRootfs(ctx context.Context) (err error) {
-	if err := makePrivate(c.owner.dir(c.ID), rootOf(c.sandbox.Config())); err != nil {
+	if err := makePrivate(c.owner.dir(c.ID), onNode(c.sandbox.Config(), specs.User{})); err != nil {
 		return err
 	}
 	o := c.owner.options
@@ -124,9 +124,9 @@ func prepareOptions(pod *runtimeapi.PodSandboxConfig) image.PrepareOptions {
 
 type ids struct{ uid, gid int }
 
-// rootOf returns the ids that root of the pod's user namespace has on the node.
-func rootOf(pod *runtimeapi.PodSandboxConfig) ids {
-	uid, gid := oci.HostUser(pod, specs.User{})
+// onNode returns the ids that a user of the pod has on the node. The zero user is its root.
+func onNode(pod *runtimeapi.PodSandboxConfig, user specs.User) ids {
+	uid, gid := oci.HostUser(pod, user)
 	return ids{uid, gid}
 }
 
@@ -214,12 +214,11 @@ func (c *creation) fillVolumes(context.Context) error {
 	if len(c.plan.Volumes) == 0 {
 		return nil
 	}
-	if err := makePrivate(c.parts.VolumesDir, rootOf(c.parts.Pod)); err != nil {
+	if err := makePrivate(c.parts.VolumesDir, onNode(c.parts.Pod, specs.User{})); err != nil {
 		return err
 	}
-	uid, gid := oci.HostUser(c.parts.Pod, c.plan.Spec.Process.User)
 	for _, v := range c.plan.Volumes {
-		if err := fillVolume(c.parts.Rootfs, v, ids{uid, gid}); err != nil {
+		if err := fillVolume(c.parts.Rootfs, v, onNode(c.parts.Pod, c.plan.Spec.Process.User)); err != nil {
 			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
 		}
 	}

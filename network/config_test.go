@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -186,4 +187,34 @@ func TestAnotherNameOfTheBridge(t *testing.T) {
 	_, err = netlink.LinkByName("minicri-t7")
 	harness.WantError(t, err, "not found")
 	n.detach(t, "db")
+}
+
+// Interfaces that come and go while they are listed keep nobody from finding the bridge.
+func TestBridgesBesideInterfacesThatComeAndGo(t *testing.T) {
+	add := func(name string) netlink.Link {
+		link := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}
+		must(t, netlink.LinkAdd(link))
+		return link
+	}
+	for i := range 50 {
+		link := add(fmt.Sprint("stays", i))
+		t.Cleanup(func() { must(t, netlink.LinkDel(link)) })
+	}
+	over, others := make(chan struct{}), sync.WaitGroup{}
+	others.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+				must(t, netlink.LinkDel(add("goes")))
+			}
+		}
+	})
+	for range 300 {
+		_, err := DefaultNetwork{Bridge: "minicri0"}.bridges()
+		harness.Want(t, err == nil, "%v", err)
+	}
+	close(over)
+	others.Wait()
 }

@@ -83,6 +83,9 @@ const ownBridges = "minicri"
 
 func (d DefaultNetwork) bridges() (bridges []bridge, err error) {
 	links, err := netlink.LinkList()
+	for try := 0; try < 20 && errors.Is(err, netlink.ErrDumpInterrupted); try++ { // one came or went
+		links, err = netlink.LinkList()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("look for the default network's bridge %s: %w", d.Bridge, err)
 	}
@@ -90,8 +93,7 @@ func (d DefaultNetwork) bridges() (bridges []bridge, err error) {
 		if name := link.Attrs().Name; link.Type() != "bridge" || name != d.Bridge && !strings.HasPrefix(name, ownBridges) {
 			continue
 		}
-		ports := slices.ContainsFunc(links, func(port netlink.Link) bool { return port.Attrs().MasterIndex == link.Attrs().Index })
-		bridges = append(bridges, bridge{link, ports})
+		bridges = append(bridges, bridge{link, slices.ContainsFunc(links, func(port netlink.Link) bool { return port.Attrs().MasterIndex == link.Attrs().Index })})
 	}
 	return bridges, nil
 }
@@ -128,6 +130,9 @@ func (n *CNI) freeBridge(d *DefaultNetwork, subnets []netip.Prefix) error {
 // of the subnets; or "". The plugin gives a bridge the first address of each subnet. Others are an administrator's.
 func wrongAddress(b bridge, subnets []netip.Prefix, renamed bool) (string, error) {
 	addresses, err := netlink.AddrList(b, netlink.FAMILY_ALL)
+	for try := 0; try < 20 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		addresses, err = netlink.AddrList(b, netlink.FAMILY_ALL)
+	}
 	if err != nil {
 		return "", fmt.Errorf("list the addresses of %s: %w", b.Attrs().Name, err)
 	}

@@ -26,8 +26,7 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 )
 
-// Container is the input of ForContainer. Its configs are valid, and the sources of its mounts exist, but for those of
-// its image's volumes.
+// Container is the input of ForContainer. Its configs are valid, and the sources of its mounts exist, but not its volumes.
 type Container struct {
 	ID, SandboxID string
 	Pod           *runtimeapi.PodSandboxConfig
@@ -132,8 +131,7 @@ func CheckCommand(c *Container) error {
 	if err != nil {
 		return err
 	}
-	p := spec.Process
-	return CheckStrings(p.Args, p.Env, p.Rlimits, "config.command, args and envs, with those of the image")
+	return CheckStrings(spec.Process.Args, spec.Process.Env, spec.Process.Rlimits, "config.command, args and envs, with those of the image")
 }
 
 // execve(2) bounds each string with its end, and all strings with their pointers (binfmts.h and

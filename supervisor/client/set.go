@@ -77,8 +77,7 @@ func NewSet(options SetOptions) (*Set, error) {
 // SetAnswer changes how long a supervisor may take to answer, from the next question on.
 func (s *Set) SetAnswer(limit time.Duration) { s.answer.Store(int64(limit)) }
 
-// Follow sets the receiver of events, once. From the next Ensure of a supervisor on it gets that one's, earlier ones that
-// are kept included.
+// Follow sets the receiver of events, once. From a supervisor's next Ensure on it gets those that are kept, and all later.
 func (s *Set) Follow(follower Follower) {
 	s.mu.Lock()
 	s.follower = follower
