@@ -227,7 +227,7 @@ func releaseStopped(t testing.TB, of int) {
 }
 
 const (
-	// reference is how long is looked before an attack, for what is usual.
+	// reference is how long is looked before an attack for what is usual.
 	reference = 4 * time.Second
 	// mostLonger is how much longer than usual another pod's calls may take in one.
 	mostLonger = 2 * time.Second
@@ -309,9 +309,9 @@ func (p *neighbour) watch(end <-chan struct{}) (slowest map[string]time.Duration
 }
 
 // usual is watch for a while in which nothing is attacked.
-func (p *neighbour) usual() map[string]time.Duration {
+func (p *neighbour) usual(while time.Duration) map[string]time.Duration {
 	end := make(chan struct{})
-	time.AfterFunc(reference, func() { close(end) })
+	time.AfterFunc(while, func() { close(end) })
 	return p.watch(end)
 }
 
@@ -320,26 +320,28 @@ func (p *neighbour) usual() map[string]time.Duration {
 func besides(t *testing.T, n *harness.Node, attack func()) {
 	t.Helper()
 	p := newNeighbour(t, n)
-	usual := p.usual()
+	usual := p.usual(reference)
 	harness.Need(t, !t.Failed(), "this failed before the attack")
 	pids := n.Supervisors()
 	node, own := n.Look(), held(t, pids)
 
-	end, watched := make(chan struct{}), make(chan map[string]time.Duration, 1)
+	began, end, watched := time.Now(), make(chan struct{}), make(chan map[string]time.Duration, 1)
 	go func() { watched <- p.watch(end) }()
 	func() {
 		defer close(end)
 		attack()
 	}()
-	slowest := <-watched
+	slowest, lasted := <-watched, time.Since(began)
 	beside := time.Duration(1)
 	if bytes.Contains(harness.Read(t, "/proc/cpuinfo"), []byte("User Mode Linux")) {
 		beside = 4 // there each system call takes longer beside any work, an attack or not
 	}
 	slow := func(name string) bool { return slowest[name] > beside*usual[name]+mostLonger }
 	for name := range slowest {
-		if slow(name) { // perhaps the machine is busier than it was before: what is usual now?
-			for name, took := range p.usual() {
+		if slow(name) {
+			// Perhaps the machine is busier than it was before, or one in many calls is slow: what is usual now, in as
+			// long a time?
+			for name, took := range p.usual(max(lasted, reference)) {
 				usual[name] = max(usual[name], took)
 			}
 			break
