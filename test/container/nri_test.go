@@ -114,7 +114,12 @@ func (n *nriNode) find(event, pod, container string) (found seen) {
 }
 
 func annotated(key, value string) harness.PodOption {
-	return func(c *runtimeapi.PodSandboxConfig) { c.Annotations = map[string]string{key: value} }
+	return func(c *runtimeapi.PodSandboxConfig) {
+		if c.Annotations == nil {
+			c.Annotations = make(map[string]string)
+		}
+		c.Annotations[key] = value
+	}
 }
 
 // A plugin hears of everything in a pod's life, in order, with the network's namespace as long as that is there; one
@@ -401,6 +406,12 @@ func TestNRIUpdates(t *testing.T) {
 		warning := regexp.MustCompile(`level=WARN.*10-logger.*` + other)
 		expect(t, warning.MatchString(n.Log()), "%s: no warning names the plugin and the container", name)
 	}
+	// An answer that is refused changes no other container.
+	n.connect("20", "adjuster")
+	refused := runPod(t, n.Node, "refused", annotated("adjuster.nri.test/app", `{"env": [{"key": "A", "value": "b\u0000"}]}`),
+		annotated("others.nri.test", fmt.Sprintf(`{"containerId": %q, "linux": {"resources": {"cpu": {"shares": {"value": "100"}}}}}`, id)))
+	wantRefused(t, refused.createErr(shell("app", forever)), "environment variable A: has a NUL")
+	same(t, "shares after an answer that was refused", p.status(id).Resources.Linux.CpuShares, int64(777))
 }
 
 // reload puts other keys of [nri] into force, and waits until they are.
