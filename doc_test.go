@@ -5,12 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"io"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -68,20 +64,6 @@ func list(dir string, arguments ...string) (packages []pkg, err error) {
 			return nil, err
 		}
 		packages = append(packages, p)
-	}
-}
-
-// eachFile calls do for each file of the product that is not generated.
-func eachFile(t *testing.T, do func(name string, files *token.FileSet, parsed *ast.File)) {
-	for _, p := range everyPackage(t) {
-		for _, file := range slices.Concat(p.GoFiles, p.CgoFiles) {
-			files := token.NewFileSet()
-			parsed, err := parser.ParseFile(files, filepath.Join(p.Dir, file), nil, parser.ParseComments)
-			must(t, err)
-			if !ast.IsGenerated(parsed) && !strings.HasSuffix(file, ".pb.go") {
-				do(p.name()+"/"+file, files, parsed)
-			}
-		}
 	}
 }
 

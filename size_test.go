@@ -1,83 +1,84 @@
 package minicri_test
 
 import (
-	"go/ast"
-	"go/token"
-	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/minicri/minicri/test/harness"
 )
 
-// Functions fit on a screen, and files are about one thing (CONTRIBUTING.md). Tests
-// are left out: a table of cases may be long.
-func TestFunctionsFitOnAScreen(t *testing.T) {
-	const longestFunction, longestFile = 60, 500
-	looked := 0
-	eachFile(t, func(file string, files *token.FileSet, parsed *ast.File) {
-		line := func(at token.Pos) int { return files.Position(at).Line }
-		lines := files.File(parsed.Pos()).LineCount()
-		harness.Want(t, lines <= longestFile, "%s has %d lines, %d at most: what is a file of its own?", file, lines, longestFile)
-		for _, declaration := range parsed.Decls {
-			if function, is := declaration.(*ast.FuncDecl); is {
-				looked++
-				lines := line(function.End()) - line(function.Pos()) + 1
-				harness.Want(t, lines <= longestFunction, "%s: %s has %d lines, %d at most: name its parts", file, function.Name.Name, lines, longestFunction)
+// wideFiles lists the files that still have lines of more than maxColumns columns. The list only shrinks.
+const (
+	wideFiles  = "hack/wide.txt"
+	maxColumns = 120
+)
+
+// TestLinesFitOnAScreen checks the width of the lines of Go, C and shell. A file that became narrow has to leave
+// the list: go test -run TestLinesFitOnAScreen . -update removes it.
+func TestLinesFitOnAScreen(t *testing.T) {
+	var listed, wide []string
+	for line := range strings.Lines(string(harness.Read(t, wideFiles))) {
+		if !strings.HasPrefix(line, "#") {
+			listed = append(listed, strings.TrimSpace(line))
+		}
+	}
+	checked := 0
+	for _, file := range sources(t) {
+		source, err := os.ReadFile(file)
+		if err != nil || !isCode(file, source) {
+			continue // git still lists a file that was removed
+		}
+		checked++
+		first := 0
+		number := 0
+		for line := range strings.Lines(string(source)) {
+			number++
+			line = strings.TrimRight(line, "\n")
+			if first == 0 && utf8.RuneCountInString(line)+3*strings.Count(line, "\t") > maxColumns {
+				first = number
 			}
 		}
-	})
-	harness.Want(t, looked >= 1000, "%d functions were looked at", looked)
+		if first == 0 {
+			continue
+		}
+		wide = append(wide, file)
+		harness.Want(t, slices.Contains(listed, file), "%s:%d has more than %d columns (a tab counts as 4)", file, first, maxColumns)
+	}
+	harness.Want(t, checked >= 300, "only %d files were checked", checked)
+	left := slices.DeleteFunc(slices.Clone(listed), func(file string) bool { return !slices.Contains(wide, file) })
+	if *update && len(left) < len(listed) {
+		text := "# Files that still have lines of more than 120 columns. This list only shrinks: see TestLinesFitOnAScreen.\n"
+		must(t, os.WriteFile(wideFiles, []byte(text+strings.Join(left, "\n")+"\n"), 0o644))
+		return
+	}
+	for _, file := range listed {
+		harness.Want(t, slices.Contains(left, file), "%s has no wide lines: remove it from %s, or run this test with -update", file, wideFiles)
+	}
 }
 
-// What README and ARCHITECTURE say of the number of lines is so, within a tenth.
-func TestNumbersOfLines(t *testing.T) {
-	readme := submatches(t, "README.md", `\(([^()]*)\) has ([0-9,]+) of ([0-9,]+) lines`)
-	var packages []string
-	for _, found := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(readme[1], -1) {
-		packages = append(packages, found[1])
-	}
-	half := 0
-	for _, lines := range size(t, packages...) {
-		harness.Want(t, lines != 0, "README.md names a package without lines: one of %v", packages)
-		half += lines
-	}
-	whole := size(t)
-	wantLines(t, "README.md, half of a pod's life", readme[2], half)
-	wantLines(t, "README.md, the product", readme[3], whole[0])
-	architecture := submatches(t, "ARCHITECTURE.md", "`make size` counts ([0-9,]+) lines .*, and ([0-9,]+) of tests")
-	wantLines(t, "ARCHITECTURE.md, the product", architecture[1], whole[0])
-	wantLines(t, "ARCHITECTURE.md, tests", architecture[2], whole[1])
-}
-
-// size are the numbers that hack/size prints.
-func size(t *testing.T, directories ...string) (lines []int) {
-	out, err := exec.Command("hack/size", directories...).Output()
+// sources are the files of the repository, new ones included.
+func sources(t *testing.T) []string {
+	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard").Output()
 	must(t, err)
-	for _, number := range regexp.MustCompile(`(?m) ([0-9]+)( lines)?$`).FindAllStringSubmatch(string(out), -1) {
-		count, err := strconv.Atoi(number[1])
-		must(t, err)
-		lines = append(lines, count)
+	return strings.Fields(string(out))
+}
+
+// isCode reports whether a person writes the file in Go, C or shell.
+func isCode(file string, source []byte) bool {
+	switch filepath.Ext(file) {
+	case ".go":
+		return !strings.HasSuffix(file, ".pb.go") && !strings.Contains(file, "_ttrpc")
+	case ".c", ".h":
+		return true
 	}
-	return lines
-}
-
-func submatches(t *testing.T, file, pattern string) []string {
-	text := harness.Read(t, file)
-	found := regexp.MustCompile(pattern).FindStringSubmatch(string(text))
-	harness.Need(t, found != nil, "%s has no %q", file, pattern)
-	return found
-}
-
-func wantLines(t *testing.T, what, says string, is int) {
-	said, err := strconv.Atoi(strings.ReplaceAll(says, ",", ""))
-	must(t, err)
-	harness.Want(t, math.Abs(float64(said-is)) <= float64(is)/10, "%s: it says %d lines, there are %d: make size", what, said, is)
+	first, _, _ := strings.Cut(string(source), "\n")
+	return regexp.MustCompile(`^#!.*\b(sh|bash)$`).MatchString(first)
 }
 
 // skips are the files whose tests may be left out, with the reason of each call that does it. go test does not
