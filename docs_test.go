@@ -12,15 +12,15 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// docs/properties.md has each number once, with a test or the reason why there is
+// docs/contributors/properties.md has each number once, with a test or the reason why there is
 // none. That the tests exist is of TestPagesNameWhatIsThere.
 func TestPropertiesNameTests(t *testing.T) {
-	rows := tableRows(t, "docs/properties.md")
-	harness.Want(t, len(rows) == 61, "docs/properties.md has %d rows, the properties are 61", len(rows))
+	rows := tableRows(t, "docs/contributors/properties.md")
+	harness.Want(t, len(rows) == 61, "docs/contributors/properties.md has %d rows, the properties are 61", len(rows))
 	for i, cells := range rows {
 		number := fmt.Sprint(i + 1)
 		if len(cells) != 3 || cells[0] != number {
-			t.Errorf("row %s of docs/properties.md is %q", number, cells)
+			t.Errorf("row %s of docs/contributors/properties.md is %q", number, cells)
 			continue
 		}
 		held := cells[2]
@@ -31,11 +31,11 @@ func TestPropertiesNameTests(t *testing.T) {
 	}
 }
 
-// docs/workarounds.md has all that is needed to remove one.
+// docs/contributors/workarounds.md has all that is needed to remove one.
 func TestWorkaroundsNameTests(t *testing.T) {
-	for _, cells := range tableRows(t, "docs/workarounds.md") {
+	for _, cells := range tableRows(t, "docs/contributors/workarounds.md") {
 		if len(cells) != 5 {
-			t.Errorf("docs/workarounds.md: %q does not say what, where, why, which test, and until when", cells)
+			t.Errorf("docs/contributors/workarounds.md: %q does not say what, where, why, which test, and until when", cells)
 			continue
 		}
 		file := regexp.MustCompile("`([^`]+)`").FindStringSubmatch(cells[1])
@@ -82,8 +82,8 @@ func TestFindingsHaveRows(t *testing.T) {
 func TestCommandsOfNodesAreRun(t *testing.T) {
 	tests, runs := testNames(t), map[string]string{}
 	before := ""
-	for _, cells := range tableRows(t, "docs/node.md") {
-		harness.Need(t, len(cells) == 2, "docs/node.md: a row has %d cells: %q", len(cells), cells)
+	for _, cells := range tableRows(t, "docs/contributors/commands.md") {
+		harness.Need(t, len(cells) == 2, "docs/contributors/commands.md: a row has %d cells: %q", len(cells), cells)
 		if cells[1] != "the same" && !strings.HasPrefix(cells[1], "the same, ") {
 			before = cells[1]
 		}
@@ -94,14 +94,14 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 		for _, command := range commandsOf(t, page) {
 			used[command] = true
 			named := testName.FindAllString(runs[command], -1)
-			harness.Want(t, len(named) > 0, "%s: the table of docs/node.md names no test for %q", page, command)
+			harness.Want(t, len(named) > 0, "%s: docs/contributors/commands.md names no test for %q", page, command)
 			for _, name := range named {
 				harness.Want(t, tests[name], "%s: %q is said to be run by %s, which is not there", page, command, name)
 			}
 		}
 	}
 	for command := range runs {
-		harness.Want(t, used[command], "docs/node.md says what runs %q, which is on neither page", command)
+		harness.Want(t, used[command], "docs/contributors/commands.md says what runs %q, which is on neither page", command)
 	}
 }
 

@@ -24,10 +24,9 @@ type page struct {
 }
 
 func everyPage(t *testing.T) (pages []page) {
-	files := harness.Glob(t, "docs/*.md")
-	top := harness.Glob(t, "*.md")
+	files := slices.Concat(harness.Glob(t, "*.md"), harness.Glob(t, "docs/*.md"), harness.Glob(t, "docs/contributors/*.md"))
 	block := regexp.MustCompile("(?s)```.*?```")
-	for _, file := range append(top, files...) {
+	for _, file := range files {
 		text := harness.Read(t, file)
 		p := page{file: file, text: string(text)}
 		for _, found := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(block.ReplaceAllString(p.text, ""), -1) {

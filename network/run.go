@@ -69,7 +69,7 @@ func (n *CNI) call(ctx context.Context, h *locked, a Attachment, verb string, li
 
 // throughExec makes go-cni call plugins by a libcni with our Exec, a runner.Run, whose FindInPath and ExecPlugin are
 // called for each plugin. go-cni has no option for that; its own libcni starts plugins among the daemon's processes
-// (docs/workarounds.md).
+// (docs/contributors/workarounds.md).
 func throughExec(cni gocni.CNI, calls libcni.CNI) error {
 	field := reflect.Indirect(reflect.ValueOf(cni)).FieldByName("cniConfig")
 	if !field.IsValid() || field.Type() != reflect.TypeFor[libcni.CNI]() {

@@ -1,7 +1,7 @@
 // Command runtimes compares a run of the container tests under another runtime
-// with what docs/runtimes.md says that this one cannot do:
+// with what docs/contributors/runtimes.md says that this one cannot do:
 //
-//	runtimes RUNTIME docs/runtimes.md < output of go test -v
+//	runtimes RUNTIME docs/contributors/runtimes.md < output of go test -v
 //
 // A test that fails and is not in the list is an error, and so is one in the list
 // that passes: the page is as current as the last run. One that fails at times only
@@ -19,7 +19,7 @@ import (
 
 func main() {
 	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: runtimes RUNTIME docs/runtimes.md < output of go test -v")
+		fmt.Fprintln(os.Stderr, "usage: runtimes RUNTIME docs/contributors/runtimes.md < output of go test -v")
 		os.Exit(2)
 	}
 	page, err := os.ReadFile(os.Args[2])

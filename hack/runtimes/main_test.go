@@ -38,7 +38,7 @@ func TestCompare(t *testing.T) {
 
 // The page names tests that there are, each with a reason.
 func TestPageNamesTests(t *testing.T) {
-	text, err := os.ReadFile("../../docs/runtimes.md")
+	text, err := os.ReadFile("../../docs/contributors/runtimes.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestPageNamesTests(t *testing.T) {
 	}
 	rows := regexp.MustCompile(`(?m)^\| (Test\w+) \|([^|]*)\|([^|]*)\|$`).FindAllStringSubmatch(string(text), -1)
 	if len(rows) == 0 {
-		t.Error("docs/runtimes.md has no list of tests")
+		t.Error("docs/contributors/runtimes.md has no list of tests")
 	}
 	for _, row := range rows {
 		if !strings.Contains(all.String(), "func "+row[1]+"(t *testing.T)") || strings.TrimSpace(row[2]) == "" || strings.TrimSpace(row[3]) == "" {

@@ -2,7 +2,7 @@
 // socket, real CNI plugins, the real kernel.
 //
 // A test makes a node of the package harness, which looks for leaks when the test ends. TestPropertyN_ tests
-// the property of that number in docs/properties.md. The package has no other code than its tests; they need
+// the property of that number in docs/contributors/properties.md. The package has no other code than its tests; they need
 // root and run under hack/in-netns.
 package e2e
 
