@@ -148,7 +148,7 @@ func TestHelperThatHangs(t *testing.T) {
 	})
 	_, err := askHelper(t.Context(), "hangs", "a.example", time.Second)
 	harness.Want(t, errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), "docker-credential-hangs for a.example"), "%v", err)
-	harness.Eventually(t, "its children have ended", time.Minute, func() bool {
+	harness.Eventually(t, "its children have ended", func() bool {
 		return !slices.ContainsFunc(harness.Processes(), func(p harness.Process) bool { return slices.Contains(p.Args, "7774") })
 	})
 	_, err = askHelper(t.Context(), "floods", "a.example", helperLimit)

@@ -337,7 +337,7 @@ func mountDisk(t *testing.T, disk, root, options string) {
 // unmountDisk collects Go's garbage first: containerd's check for fs-verity leaves a file open
 // until then. A process that looks at all mounts of the machine holds each for a moment.
 func unmountDisk(t *testing.T, root string) {
-	harness.Eventually(t, "the disk is unmounted", time.Minute, func() bool { runtime.GC(); return unix.Unmount(root, 0) == nil })
+	harness.Eventually(t, "the disk is unmounted", func() bool { runtime.GC(); return unix.Unmount(root, 0) == nil })
 }
 
 func run(t *testing.T, name string, args ...string) {

@@ -32,7 +32,7 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 	harness.WantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "CNI DEL", "told to fail", "try 1", "retried in the background")
 	// Pauses of 0, 100, 200, 400, 800 ms.
 	began := time.Now()
-	eventually(t, within, "the log says for which pod", func() bool {
+	harness.Eventually(t, "the log says for which pod", func() bool {
 		return len(n.calls(t, "DEL")) >= 3 && strings.Contains(n.log.String(), `msg="CNI DEL failed again" pod=web sandbox=web network=net`)
 	})
 	time.Sleep(time.Until(began.Add(1200 * time.Millisecond)))
@@ -46,7 +46,7 @@ func TestDetachFailsAndThenWorks(t *testing.T) {
 	harness.Want(t, len(again) == 1 && again[0].Tries >= 3 && again[0].FirstFailure.Before(began), "after a restart %+v", again)
 	n.untell(t, "DEL.fail")
 	n.runs(t)
-	eventually(t, within, "the attachment is struck out", func() bool { return n.find("web") == nil })
+	harness.Eventually(t, "the attachment is struck out", func() bool { return n.find("web") == nil })
 	last := n.calls(t, "DEL")
 	harness.Want(t, strings.Contains(last[len(last)-1], "netns= "),
 		"DEL after the namespace was gone: %q, want an empty CNI_NETNS", last[len(last)-1])
@@ -68,14 +68,14 @@ func TestDetachTimeMeansWhatItSays(t *testing.T) {
 	n.runs(t)
 	harness.WantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
 	began := time.Now()
-	eventually(t, within, "the background has tried often", func() bool {
+	harness.Eventually(t, "the background has tried often", func() bool {
 		pending := n.Pending()
 		return len(pending) == 1 && pending[0].Tries > 10
 	})
 	if time.Since(began) < 3*time.Second {
 		harness.WantError(t, n.Detach(t.Context(), "web", ""), "told to fail")
 	}
-	eventually(t, within, "the time is over", func() bool { return n.Detach(t.Context(), "web", "") == nil })
+	harness.Eventually(t, "the time is over", func() bool { return n.Detach(t.Context(), "web", "") == nil })
 	harness.Same(t, "attachments that wait", len(n.Pending()), 1)
 	took := time.Since(began)
 	harness.Want(t, took >= 3*time.Second, "the deletion was blocked for %v only", took)
@@ -94,14 +94,14 @@ func TestHangingDELsHoldUpNoOther(t *testing.T) {
 	for i := range atOnce / 2 {
 		n.Release("hang" + strconv.Itoa(i))
 	}
-	eventually(t, within, "DELs hang", func() bool { return len(n.calls(t, "DEL")) == atOnce/2 })
+	harness.Eventually(t, "DELs hang", func() bool { return len(n.calls(t, "DEL")) == atOnce/2 })
 	n.untell(t, "DEL.hang")
 	began := time.Now()
 	n.Release("web")
-	eventually(t, within, "the other is free", func() bool { return n.find("web") == nil })
+	harness.Eventually(t, "the other is free", func() bool { return n.find("web") == nil })
 	took := time.Since(began)
 	harness.Want(t, took <= 5*time.Second || len(processesWith(t, mark(), "CNI_COMMAND=DEL")) != 0, "it took %v, until the others were ended", took)
-	eventually(t, within, "those that hung are free too", func() bool { return len(n.ids()) == 0 && len(n.runDirs(t)) == 0 })
+	harness.Eventually(t, "those that hung are free too", func() bool { return len(n.ids()) == 0 && len(n.runDirs(t)) == 0 })
 }
 
 // in runs a function in the network namespace at path.
@@ -202,7 +202,7 @@ func TestEntryThatIsNoneOfThisNodes(t *testing.T) {
 	n.runs(t)
 	n.ReleaseUnknown(func(id string) bool { return id != "gone" })
 	// What would run begins at once, beside the DEL of one that no pod has.
-	eventually(t, within, "the unknown one is released", func() bool { return n.find("gone") == nil })
+	harness.Eventually(t, "the unknown one is released", func() bool { return n.find("gone") == nil })
 	held := n.addresses(t)
 	harness.Want(t, len(held) == 2 && len(n.calls(t, "DEL")) == 1 && n.find("web") != nil, "addresses %q, DELs %q", held, n.calls(t, "DEL"))
 	harness.Same(t, "records quarantined", len(n.Quarantined()), 3)
@@ -272,12 +272,12 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 				harness.Need(t, len(pinned) <= 1, "namespaces of one pod: %q", pinned)
 			}
 			n.runs(t)
-			eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 && len(n.Pending()) == 0 })
+			harness.Eventually(t, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 && len(n.Pending()) == 0 })
 			remount := func(flags uintptr) {
 				must(t, unix.Mount("", filepath.Dir(n.Options.Namespaces.Path("stays")), "", unix.MS_REMOUNT|unix.MS_BIND|flags, ""))
 			}
 			n.retry(t, "stays", func() { remount(unix.MS_RDONLY) })
-			eventually(t, within, "the log tells of a namespace that cannot be removed", func() bool {
+			harness.Eventually(t, "the log tells of a namespace that cannot be removed", func() bool {
 				return strings.Contains(n.log.String(), "the network namespace of a removed attachment stays")
 			})
 			remount(0)
@@ -299,7 +299,7 @@ func TestCorrectedConfigurationUndoesWhatFailed(t *testing.T) {
 	n.runs(t)
 	harness.Need(t, len(n.Pending()) == 1, "its DEL succeeded")
 	n.configure(t, "10.conflist", "net", n.chain(t)...)
-	eventually(t, within, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 })
+	harness.Eventually(t, "nothing is left", func() bool { return len(n.entries(t)) == 0 && len(n.pinned(t)) == 0 })
 	harness.Want(t, !strings.Contains(n.log.String(), "given up"), "it was given up")
 }
 
@@ -315,7 +315,7 @@ func TestWhatWasAttachedIsNotGivenUp(t *testing.T) {
 		n.Release("web")
 		stop := n.runs(t)
 		tries := len(n.calls(t, "DEL"))
-		eventually(t, within, "DEL was tried", func() bool { return len(n.calls(t, "DEL")) > tries+4 })
+		harness.Eventually(t, "DEL was tried", func() bool { return len(n.calls(t, "DEL")) > tries+4 })
 		stop()
 		n.reopen(t)
 	}
@@ -341,9 +341,9 @@ func TestWhatCannotBeWrittenIsNotGivenUp(t *testing.T) {
 	harness.Need(t, err != nil, "its entry is there: this shows nothing")
 	n.runs(t)
 	tries := len(n.calls(t, "DEL"))
-	eventually(t, within, "DEL is tried again", func() bool { return len(n.calls(t, "DEL")) > tries+4 })
+	harness.Eventually(t, "DEL is tried again", func() bool { return len(n.calls(t, "DEL")) > tries+4 })
 	n.untell(t, "DEL.fail")
-	eventually(t, within, "it is detached", func() bool { return len(n.Pending()) == 0 })
+	harness.Eventually(t, "it is detached", func() bool { return len(n.Pending()) == 0 })
 	harness.Want(t, !strings.Contains(n.log.String(), "given up") && len(n.addresses(t)) == 0, "its addresses are %q", n.addresses(t))
 }
 

@@ -165,7 +165,7 @@ func TestAnotherSubnetMakesTheBridgeAnew(t *testing.T) {
 	_, err = n.Configuration()
 	harness.WantError(t, err, "10.98.0.1/24", "web2")
 	n.detach(t, "web2")
-	eventually(t, within, "the network is there", func() bool { _, err := n.Configuration(); return err == nil })
+	harness.Eventually(t, "the network is there", func() bool { _, err := n.Configuration(); return err == nil })
 }
 
 // Of a bridge that has another name now none is left that has the gateway, too: the node would send there what is for pods.
@@ -181,7 +181,7 @@ func TestAnotherNameOfTheBridge(t *testing.T) {
 	_, err := n.Configuration()
 	harness.WantError(t, err, "minicri-t7", "10.97.0.1/24", "web", "test-br9")
 	n.detach(t, "web")
-	eventually(t, within, "the network is there", func() bool { _, err := n.Configuration(); return err == nil })
+	harness.Eventually(t, "the network is there", func() bool { _, err := n.Configuration(); return err == nil })
 	n.attached(t, "db")
 	_, err = netlink.LinkByName("minicri-t7")
 	harness.WantError(t, err, "not found")

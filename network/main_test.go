@@ -117,7 +117,7 @@ func (n *node) endLeftRuns(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
 	wait.Go(func() { last.Run(ctx) })
-	eventually(t, 2*within, "the runs that were left are over", func() bool { return len(n.runDirs(t)) == 0 })
+	harness.Eventually(t, "the runs that were left are over", func() bool { return len(n.runDirs(t)) == 0 })
 	cancel()
 	wait.Wait()
 	last.Close()
@@ -157,7 +157,7 @@ func newCgroup(t *testing.T) string {
 func mark() string { return markName + "=" + os.Getenv(markName) }
 
 // ready is Ready, with a limit that is never reached.
-func (n *node) ready(t *testing.T) error { return n.Ready(harness.Limited(t, within)) }
+func (n *node) ready(t *testing.T) error { return n.Ready(harness.Limited(t)) }
 
 // runs follows changes, for as long as the test takes or until stopped.
 func (n *node) runs(t *testing.T) (stop func()) {
@@ -262,10 +262,6 @@ func newNamespaces(t *testing.T, mark string) *namespace.Dir {
 		harness.Check(t, errors.Join(err, unix.Unmount(directory, unix.MNT_DETACH)))
 	})
 	return namespaces
-}
-
-func eventually(t *testing.T, limit time.Duration, what string, is func() bool) {
-	harness.Eventually(t, what, limit, is)
 }
 
 func put(t *testing.T, path, text string) { must(t, os.WriteFile(path, []byte(text), 0o600)) }

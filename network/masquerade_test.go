@@ -66,7 +66,7 @@ func TestTheRuleGoesWithTheLastPod(t *testing.T) {
 	other := n.Default
 	other.Subnet = "10.99.0.0/24"
 	n.SetDefault(other)
-	eventually(t, within, "the default network has the other subnet", func() bool {
+	harness.Eventually(t, "the default network has the other subnet", func() bool {
 		c, err := n.Configuration()
 		return err == nil && slices.Equal(masqueradedBy(c.Bytes), []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")})
 	})
@@ -121,7 +121,7 @@ func TestPodsFromBeforeTheOneRule(t *testing.T) {
 
 // wantMasqueraded waits until the table masquerades these subnets and no others.
 func (n *node) wantMasqueraded(t *testing.T, subnets ...string) {
-	eventually(t, within, "masqueraded is "+strings.Join(subnets, ", "), func() bool {
+	harness.Eventually(t, "masqueraded is "+strings.Join(subnets, ", "), func() bool {
 		shown, err := exec.Command("nft", "list", "table", "inet", n.masquerade.table).Output()
 		if len(subnets) == 0 {
 			return err != nil

@@ -44,7 +44,7 @@ func processesWith(t *testing.T, variables ...string) (found []string) {
 
 // hanging waits until the plugin, its IPAM plugin and the children of that hang for a sandbox.
 func hanging(t *testing.T, id string) {
-	eventually(t, within, "the whole tree of plugins hangs", func() bool { return hangs(t, id) })
+	harness.Eventually(t, "the whole tree of plugins hangs", func() bool { return hangs(t, id) })
 }
 
 func hangs(t *testing.T, id string) bool {
@@ -98,7 +98,7 @@ func TestHangingPluginIsEndedAtItsLimit(t *testing.T) {
 		ctx, giveUp := context.WithCancelCause(t.Context())
 		done, before := make(chan error, 1), harness.Read(t, filepath.Join(first, "log"))
 		go func() { done <- n.Detach(ctx, "web", n.NamespacePath("web")) }()
-		eventually(t, within, "the last plugin is asked", func() bool { return len(harness.Read(t, filepath.Join(first, "log"))) > len(before) })
+		harness.Eventually(t, "the last plugin is asked", func() bool { return len(harness.Read(t, filepath.Join(first, "log"))) > len(before) })
 		return giveUp, done
 	}
 	giveUp, done := detach()
@@ -176,17 +176,17 @@ func TestPluginThatCannotBeKilled(t *testing.T) {
 	freeze := harness.Disk(t, n.scripted) // it sleeps at its first line
 	n.attached(t, "web")
 	thaw := freeze()
-	ctx := harness.Limited(t, within)
+	ctx := harness.Limited(t)
 	harness.WantError(t, n.Detach(ctx, "web", ""), "not done after 2s, the plugins", "29 of the 30", errStuck.Error())
 	harness.Want(t, ctx.Err() == nil, "it took the time of the others, too")
 	for range 2 {
-		eventually(t, within, "the run is stuck", func() bool { return n.isStuck("DEL", "net") && len(n.Stuck()[0].Processes) > 0 })
-		harness.WantError(t, n.Detach(harness.Limited(t, within), "web", ""), errStuck.Error(), "stuckPlugins")
+		harness.Eventually(t, "the run is stuck", func() bool { return n.isStuck("DEL", "net") && len(n.Stuck()[0].Processes) > 0 })
+		harness.WantError(t, n.Detach(harness.Limited(t), "web", ""), errStuck.Error(), "stuckPlugins")
 		n.reopen(t)
 		n.runs(t)
 	}
 	thaw()
-	eventually(t, within, "the attachment is gone", func() bool { return n.find("web") == nil && len(n.Stuck()) == 0 })
+	harness.Eventually(t, "the attachment is gone", func() bool { return n.find("web") == nil && len(n.Stuck()) == 0 })
 }
 
 // newLiar makes a node with a plugin that answers ADD with what a file has, and succeeds, whatever that is.

@@ -187,7 +187,7 @@ func connectExternal(t *testing.T, p *Plugins, socket, index string, plugin any)
 }
 
 func awaitThat(t *testing.T, what string, is func() bool) {
-	harness.Eventually(t, what, time.Minute, is)
+	harness.Eventually(t, what, is)
 }
 
 func (e external) awaitEnd(t *testing.T) {

@@ -42,7 +42,7 @@ func TestRemoveKillsWhatRunsInAnyHierarchy(t *testing.T) {
 	harness.Check(t, hierarchies.Remove(path, within))
 	harness.Want(t, !hierarchies.Exists(path), "the cgroup is still there")
 	for _, pid := range pids {
-		harness.Eventually(t, fmt.Sprintf("process %d ends", pid), within, func() bool {
+		harness.Eventually(t, fmt.Sprintf("process %d ends", pid), func() bool {
 			_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
 			return errors.Is(err, os.ErrNotExist)
 		})

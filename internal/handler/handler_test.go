@@ -64,7 +64,7 @@ func TestListOfHostilePrograms(t *testing.T) {
 		}
 	}
 	for child := range strings.FieldsSeq(string(harness.Read(t, filepath.Join(dir, "hangs.children")))) {
-		harness.Eventually(t, "what a program has started that hangs is ended", time.Minute, func() bool {
+		harness.Eventually(t, "what a program has started that hangs is ended", func() bool {
 			_, err := os.Stat("/proc/" + child)
 			return err != nil
 		})

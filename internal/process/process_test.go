@@ -68,7 +68,7 @@ func TestEndOfTheFirstThread(t *testing.T) {
 	command := exec.Command("/proc/self/exe")
 	command.Env = append(os.Environ(), endFirstThread+"=1")
 	facts := start(t, command)
-	harness.Eventually(t, "its first thread has ended", within, func() bool {
+	harness.Eventually(t, "its first thread has ended", func() bool {
 		stat, err := process.ReadStat(facts.PID)
 		harness.Check(t, err)
 		return stat.State == 'Z'
@@ -242,7 +242,7 @@ func TestReapOrphans(t *testing.T) {
 	began := time.Now()
 	harness.Check(t, errors.Join(unix.Kill(short.PID, unix.SIGKILL), short.Wait()))
 	harness.Want(t, exists(short.PID) || time.Since(began) >= process.ReapAfter, "reaped at once: another waiter would have had no time to")
-	harness.Eventually(t, "the dead orphan is reaped", within, func() bool { return !exists(short.PID) })
+	harness.Eventually(t, "the dead orphan is reaped", func() bool { return !exists(short.PID) })
 	stat, err := process.ReadStat(long.PID)
 	harness.Want(t, err == nil && stat.State != 'Z', "the orphan that lives: %+v, %v", stat, err)
 }
@@ -264,7 +264,7 @@ func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 			t.Fatalf("run %d: %v, want exit status %d", n, err, status)
 		}
 	}
-	harness.Eventually(t, "every orphan is reaped", within, func() bool {
+	harness.Eventually(t, "every orphan is reaped", func() bool {
 		return !slices.ContainsFunc(process.Children("self"), func(pid int) bool {
 			stat, err := process.ReadStat(pid)
 			return err == nil && stat.State == 'Z'
@@ -323,5 +323,5 @@ func TestOrphansAreReaped(t *testing.T) {
 	_, _ = shell(t, c, "exit 1")
 	_, out := shell(t, c, `(sleep 0.1; exit 3) & echo $!`)
 	orphan := readPID(t, out)
-	harness.Eventually(t, "the orphan is reaped", within, func() bool { return !exists(orphan) })
+	harness.Eventually(t, "the orphan is reaped", func() bool { return !exists(orphan) })
 }

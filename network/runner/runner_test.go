@@ -68,8 +68,6 @@ func eachVersion(t *testing.T, scripts map[string]string, test func(t *testing.T
 	}
 }
 
-func eventually(t *testing.T, what string, is func() bool) { harness.Eventually(t, what, within, is) }
-
 // call runs a plugin of the run's chain as libcni does.
 func (s scene) call(t *testing.T, run *Run, plugin, stdin string) (string, error) {
 	path, err := run.FindInPath(plugin, []string{s.bin})
@@ -127,7 +125,7 @@ func TestPluginThatSignalsItsGroup(t *testing.T) {
 			defer func() { _, _ = other.Process.Kill(), other.Wait() }()
 			if name == "STOP" {
 				go func() { // a plugin that has stopped itself is ended at the limit
-					eventually(t, "it is about to stop itself", func() bool {
+					harness.Eventually(t, "it is about to stop itself", func() bool {
 						session, err := os.ReadFile(filepath.Join(s.bin, "session"))
 						return err == nil && len(session) > 0
 					})
@@ -168,7 +166,7 @@ func TestStderrOfAKilledPlugin(t *testing.T) {
 			_, err := s.call(t, run, "hang", "")
 			ended <- err
 		}()
-		eventually(t, "the plugin has written", func() bool {
+		harness.Eventually(t, "the plugin has written", func() bool {
 			all := run.Reports()
 			return len(all) == 1 && strings.Contains(all[0].Stderr, "agent")
 		})
@@ -264,7 +262,7 @@ func TestPluginThatCannotBeStarted(t *testing.T) {
 	harness.Check(t, os.WriteFile(filepath.Join(run.Group.Dir, "pids.max"), []byte("0"), 0))
 	_, err = run.ExecPlugin(t.Context(), "/bin/true", nil, nil)
 	harness.WantError(t, err, "start the plugin", "resource temporarily unavailable")
-	harness.Eventually(t, "the thread that entered the cgroup has ended", within, func() bool { return !run.Running() })
+	harness.Eventually(t, "the thread that entered the cgroup has ended", func() bool { return !run.Running() })
 	harness.Check(t, run.End())
 }
 
@@ -349,7 +347,7 @@ func TestPluginThatLeavesItsCgroup(t *testing.T) {
 				_, err := s.call(t, run, "moves", "")
 				ended <- err
 			}()
-			eventually(t, "it has moved", func() bool { _, err := os.Stat(filepath.Join(bin, "moved")); return err == nil })
+			harness.Eventually(t, "it has moved", func() bool { _, err := os.Stat(filepath.Join(bin, "moved")); return err == nil })
 			harness.Check(t, run.Kill(within))
 			harness.Want(t, <-ended != nil, "it succeeded")
 		})

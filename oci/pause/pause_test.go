@@ -39,7 +39,7 @@ func TestPause(t *testing.T) {
 				harness.Check(t, exec.Command("kill", "-KILL", orphan).Run())
 			}
 			harness.Want(t, len(orphans) == 2, "pause adopted %d orphans, want 2", len(orphans))
-			eventually(t, "orphans are reaped", func() bool { return len(children(t, pid)) == 0 })
+			harness.Eventually(t, "orphans are reaped", func() bool { return len(children(t, pid)) == 0 })
 			sleeps(t, pid)
 			began := time.Now()
 			harness.Check(t, cmd.Process.Signal(end))
@@ -50,12 +50,8 @@ func TestPause(t *testing.T) {
 	}
 }
 
-func eventually(t *testing.T, what string, is func() bool) {
-	harness.Eventually(t, what, time.Minute, is)
-}
-
 func sleeps(t *testing.T, pid string) {
-	eventually(t, "pause sleeps", func() bool {
+	harness.Eventually(t, "pause sleeps", func() bool {
 		stat := harness.Read(t, "/proc/"+pid+"/stat")
 		return strings.Contains(string(stat), ") S ")
 	})

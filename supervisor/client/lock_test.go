@@ -77,7 +77,7 @@ func TestDeathBesideACopyOfEachDescriptor(t *testing.T) {
 }
 
 func awaitLost(t *testing.T, died *client.Client) {
-	harness.Eventually(t, "the end of a supervisor is seen", time.Minute, func() bool {
+	harness.Eventually(t, "the end of a supervisor is seen", func() bool {
 		_, err := died.List(t.Context())
 		return errors.Is(err, client.ErrLost)
 	})
@@ -139,7 +139,7 @@ func TestSupervisorThatDoesNotStart(t *testing.T) {
 
 // endSupervisor waits until a supervisor serves, and ends it.
 func endSupervisor(t *testing.T, set *client.Set, group string) {
-	harness.Eventually(t, "a supervisor serves", time.Minute, func() bool {
+	harness.Eventually(t, "a supervisor serves", func() bool {
 		supervisor, err := set.Ensure(t.Context(), group)
 		return err == nil && supervisor.Shutdown(t.Context()) == nil
 	})
@@ -226,7 +226,7 @@ func TestLogIsPassedOn(t *testing.T) {
 		var daemon harness.Buffer
 		set := newSet(t, dir, &daemon)
 		const last = `level=ERROR msg=supervisor build=build said="panic: it fails"`
-		harness.Eventually(t, "all is passed on", time.Minute, func() bool { return strings.Contains(daemon.String(), last) })
+		harness.Eventually(t, "all is passed on", func() bool { return strings.Contains(daemon.String(), last) })
 		set.Close()
 		n := strings.Count(daemon.String(), `level=WARN msg=supervisor build=build said="msg=\"line `)
 		harness.Want(t, n == 3000, "%d of 3000 lines, %.300s", n, daemon.String())

@@ -106,7 +106,7 @@ func start(ctx context.Context, dir string) (*client.Client, error) {
 
 // end removes all containers and the supervisor, and checks that it is gone.
 func (p *pod) end() {
-	ctx := harness.Limited(p.t, time.Minute)
+	ctx := harness.Limited(p.t)
 	list, err := p.List(ctx)
 	refused := p.Shutdown(ctx)
 	harness.Want(p.t, len(list) == 0 || errdefs.IsFailedPrecondition(refused), "shutdown with a container: %v, want failed precondition", refused)
@@ -126,7 +126,7 @@ func (p *pod) end() {
 func (p *pod) check(err error) { harness.Check(p.t, err) }
 
 func (p *pod) eventually(what string, holds func() bool) {
-	harness.Eventually(p.t, what, time.Minute, holds)
+	harness.Eventually(p.t, what, holds)
 }
 
 // succeed kills the shim, and starts its successor. Shells are reaped, and no other containers.

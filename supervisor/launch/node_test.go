@@ -221,26 +221,22 @@ func read(path string) string {
 	return string(content)
 }
 
-func eventually(t *testing.T, what string, holds func() bool) {
-	harness.Eventually(t, what, time.Minute, holds)
-}
-
 // rests waits until a process has executed a program and sleeps in it.
 func rests(t *testing.T, pid int, args []string) {
 	proc := "/proc/" + strconv.Itoa(pid)
-	eventually(t, fmt.Sprintf("%v comes to rest", args), func() bool {
+	harness.Eventually(t, fmt.Sprintf("%v comes to rest", args), func() bool {
 		return read(proc+"/cmdline") == strings.Join(args, "\x00")+"\x00" && strings.Contains(read(proc+"/status"), "\nState:\tS")
 	})
 }
 
 // gone waits until a process has ended.
 func gone(t *testing.T, pid int) {
-	eventually(t, "the process is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+	harness.Eventually(t, "the process is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
 }
 
 // nothingLeft fails the test unless our only children are those, and a starter that waits ready.
 func nothingLeft(t *testing.T, but ...int) {
-	eventually(t, "no child is left", func() bool {
+	harness.Eventually(t, "no child is left", func() bool {
 		tasks, _ := filepath.Glob("/proc/self/task/*/children")
 		for _, task := range tasks {
 			for _, pid := range strings.Fields(read(task)) {

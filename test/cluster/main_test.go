@@ -61,7 +61,7 @@ func kubectl(ctx context.Context, arguments ...string) *exec.Cmd {
 
 // onCluster runs bin/cluster.
 func onCluster(t testing.TB, arguments ...string) string {
-	out, err := exec.CommandContext(harness.Limited(t, limit), tool, append([]string{"--name", clusterName}, arguments...)...).CombinedOutput()
+	out, err := exec.CommandContext(harness.Limited(t), tool, append([]string{"--name", clusterName}, arguments...)...).CombinedOutput()
 	harness.Need(t, err == nil, "cluster %s: %v\n%s", strings.Join(arguments, " "), err, out)
 	return string(out)
 }
@@ -78,7 +78,7 @@ func TestStreams(t *testing.T) {
 	s.run("reader", "while read line; do echo got $line; done; echo end", "restartPolicy: Never,---\nstdin: true, stdinOnce: true")
 	s.ready("pod")
 	s.ready("reader")
-	command := s.command(harness.Limited(t, limit), "exec", "-i", "pod", "--", "sh", "-c", "cat; echo error >&2; exit 42")
+	command := s.command(harness.Limited(t), "exec", "-i", "pod", "--", "sh", "-c", "cat; echo error >&2; exit 42")
 	var stdout, stderr bytes.Buffer
 	command.Stdin, command.Stdout, command.Stderr = strings.NewReader("input\n"), &stdout, &stderr
 	err := command.Run()
@@ -95,7 +95,7 @@ func TestStreams(t *testing.T) {
 	copied, err := os.ReadFile(back)
 	harness.Want(t, err == nil && bytes.Equal(copied, content), "%d bytes came back, of %d, or others (%v)", len(copied), len(content), err)
 
-	command = s.command(harness.Limited(t, limit), "attach", "-i", "reader")
+	command = s.command(harness.Limited(t), "attach", "-i", "reader")
 	command.Stdin = strings.NewReader("one\ntwo\n")
 	out, err := command.Output()
 	harness.Check(t, err)
@@ -103,7 +103,7 @@ func TestStreams(t *testing.T) {
 	s.ended("reader", 0)
 	same(t, "log", s.kubectl("logs", "reader"), "got one\ngot two\nend\n")
 
-	command = s.command(harness.Limited(t, limit), "port-forward", "pod/pod", ":8080")
+	command = s.command(harness.Limited(t), "port-forward", "pod/pod", ":8080")
 	forwards, err := command.StdoutPipe()
 	harness.Check(t, err)
 	harness.Check(t, command.Start())

@@ -47,7 +47,7 @@ func serialSpace(t *testing.T) *space {
 }
 
 func (s *space) eventually(what string, is func() bool) {
-	harness.Eventually(s.t, what, limit, func() bool {
+	harness.Eventually(s.t, what, func() bool {
 		time.Sleep(200 * time.Millisecond) // kubectl is dear
 		return is()
 	})
@@ -84,7 +84,7 @@ func (s *space) kubectl(arguments ...string) string {
 
 // apply applies a manifest, in which IMAGE stands for the image of the tests.
 func (s *space) apply(manifest string) {
-	command := s.command(harness.Limited(s.t, limit), "apply", "-f", "-")
+	command := s.command(harness.Limited(s.t), "apply", "-f", "-")
 	command.Stdin = strings.NewReader(strings.ReplaceAll(manifest, "IMAGE", image))
 	out, err := command.CombinedOutput()
 	harness.Need(s.t, err == nil, "apply: %v\n%s\n%s", err, out, manifest)

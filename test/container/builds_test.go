@@ -56,13 +56,13 @@ func startBuilt(t *testing.T, n *harness.Node, i int) built {
 
 func (b built) talk(t *testing.T, id, word string) {
 	t.Helper()
-	c, err := client.Connect(limited(t), b.dir, new(atomic.Int64))
+	c, err := client.Connect(harness.Limited(t), b.dir, new(atomic.Int64))
 	check(t, err)
 	defer c.Close()
-	output, err := c.Stream(limited(t), id, "", api.Stdout)
+	output, err := c.Stream(harness.Limited(t), id, "", api.Stdout)
 	check(t, err)
 	defer output.Close()
-	input, err := c.Stream(limited(t), id, "", api.Stdin)
+	input, err := c.Stream(harness.Limited(t), id, "", api.Stdin)
 	check(t, err)
 	defer input.Close()
 	_, err = fmt.Fprintln(input, word)
@@ -106,7 +106,7 @@ func TestSupervisorsOfThreeBuilds(t *testing.T) {
 		b.talk(t, b.stdin, "again")
 		n.RemovePod(b.id)
 		if i < 2 { // its own build's stays
-			eventually(t, "the supervisor ends with its last pod", func() bool {
+			harness.Eventually(t, "the supervisor ends with its last pod", func() bool {
 				_, err := os.Stat(b.dir)
 				return os.IsNotExist(err) && len(n.Supervisors()) == 2-i
 			})
@@ -123,7 +123,7 @@ func TestSupervisorOfAnOlderBuild(t *testing.T) {
 	old := n.Supervisors()[0]
 	build, err := client.BuildOf(useBuild(t, n, 1))
 	check(t, err)
-	eventually(t, "a starter of the daemon's build waits", func() bool { return slices.Contains(startersOf(old), build) })
+	harness.Eventually(t, "a starter of the daemon's build waits", func() bool { return slices.Contains(startersOf(old), build) })
 	same(t, "exec", b.exec(b.lives, "echo hi"), "hi")
 	newer := runPod(t, n, "newer")
 	id := newer.run("app", forever)
@@ -132,7 +132,7 @@ func TestSupervisorOfAnOlderBuild(t *testing.T) {
 	b.wantUndisturbed(t, 0)
 	same(t, "exec", newer.exec(id, "echo hi"), "hi")
 	n.RemovePod(b.id)
-	eventually(t, "it ends with its last pod", func() bool { return len(n.Supervisors()) == 1 && len(supervisorDirs(t, n)) == 1 })
+	harness.Eventually(t, "it ends with its last pod", func() bool { return len(n.Supervisors()) == 1 && len(supervisorDirs(t, n)) == 1 })
 	n.RemovePod(newer.id)
 	useBuild(t, n)
 }

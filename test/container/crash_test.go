@@ -105,7 +105,7 @@ func TestCrashes(t *testing.T) {
 			importData(n)
 			p := runPod(t, n, "web")
 			witness := p.run("witness", quiet)
-			eventually(t, "the witness runs", func() bool { return harness.ProcStatus(t, p.info(witness).PID, "Name") == "sleep" })
+			harness.Eventually(t, "the witness runs", func() bool { return harness.ProcStatus(t, p.info(witness).PID, "Name") == "sleep" })
 			before := p.Look()
 			for _, point := range row.points {
 				for _, fault := range row.faults {
@@ -135,8 +135,8 @@ func TestEndBeforeItIsListed(t *testing.T) {
 	stream := p.listen()
 	points.Arm(t, "container/recheck after hang")
 	made := beside(func() error { _, err := p.tryCreate(shell("one", quiet)); return err })
-	eventually(t, "the point is reached", points.WasHit)
-	eventually(t, "the daemon hears of the end", func() bool {
+	harness.Eventually(t, "the point is reached", points.WasHit)
+	harness.Eventually(t, "the daemon hears of the end", func() bool {
 		for _, process := range harness.Processes() {
 			if slices.Contains(process.Args, "init") && slices.Contains(p.Supervisors(), process.Parent) {
 				_ = unix.Kill(process.PID, unix.SIGKILL) // that of the round before may have ended it
@@ -158,7 +158,7 @@ func TestSourceThatHangsLater(t *testing.T) {
 	dead, volume := harness.DeadMount(t), t.TempDir()
 	points.Arm(t, "container/spec before hang")
 	made := beside(func() error { return p.createErr(shell("one", quiet, mounted(volume, "/volume"))) })
-	eventually(t, "the point is reached", points.WasHit)
+	harness.Eventually(t, "the point is reached", points.WasHit)
 	check(t, unix.Mount(dead, volume, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { check(t, unix.Unmount(volume, unix.MNT_DETACH)) })
 	points.Disarm(t)
@@ -177,7 +177,7 @@ func TestDaemonThatCannotEnd(t *testing.T) {
 	created := beside(func() error { return p.createErr(shell("one", quiet, mounted(stuck, "/volume"))) })
 	<-asked
 	check(t, unix.Kill(doomed, unix.SIGKILL))
-	eventually(t, "it is doomed", func() bool { return process.Doomed(doomed) })
+	harness.Eventually(t, "it is doomed", func() bool { return process.Doomed(doomed) })
 	p.Start()
 	wantError(t, <-created)
 	same(t, "the state of a container", p.status(lives).State, running)
@@ -205,20 +205,20 @@ func (c *trial) test(row crashRow, fault string) {
 
 func (c *trial) strike(call func(context.Context, *trial) error, fault string) {
 	c.Arm(c.t, append([]string{c.point + " " + fault}, c.also...)...)
-	wantError(c.t, call(limited(c.t), c))
+	wantError(c.t, call(harness.Limited(c.t), c))
 	expect(c.t, c.WasHit(), "the point was not reached")
 	if fault == killed {
-		eventually(c.t, "the daemon ends", func() bool { return !c.Running() })
+		harness.Eventually(c.t, "the daemon ends", func() bool { return !c.Running() })
 	}
 }
 
 // cancel: the caller goes away at the point (P61).
 func (c *trial) cancel(call func(context.Context, *trial) error) {
 	c.Arm(c.t, c.point+" hang")
-	ctx, cancel := context.WithCancel(limited(c.t))
+	ctx, cancel := context.WithCancel(harness.Limited(c.t))
 	defer cancel()
 	done := beside(func() error { return call(ctx, c) })
-	eventually(c.t, "the point is reached", c.WasHit)
+	harness.Eventually(c.t, "the point is reached", c.WasHit)
 	cancel()
 	wantCode(c.t, <-done, codes.Canceled)
 }
@@ -240,7 +240,7 @@ func (c *trial) removeListed() {
 // creation whose caller went away at its end succeeds, and may be listed late.
 func (c *trial) runAgain() {
 	var id string
-	eventually(c.t, "the name is free", func() (free bool) {
+	harness.Eventually(c.t, "the name is free", func() (free bool) {
 		c.removeListed()
 		var err error
 		id, err = c.tryCreate(c.config)

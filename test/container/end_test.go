@@ -39,7 +39,7 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 				return id
 			}
 			wantEmpty := func(what, cgroup string) {
-				eventually(t, what+": nothing runs any more", func() bool { return len(p.inCgroup(cgroup)) == 0 })
+				harness.Eventually(t, what+": nothing runs any more", func() bool { return len(p.inCgroup(cgroup)) == 0 })
 			}
 			exits := leaves(0, "exit 1")
 			p.wantExit(exits, 1, "Error")
@@ -86,7 +86,7 @@ func TestEndOnALogDiskThatHangs(t *testing.T) {
 	same(t, "left", p.inCgroup(cgroup), nil)
 	same(t, "a container of another pod", other.exec(witness, "echo here"), "here")
 	thaw()
-	eventually(t, "the last words are in the log", func() bool { return strings.HasSuffix(p.stdout(ends), "last words\n") })
+	harness.Eventually(t, "the last words are in the log", func() bool { return strings.HasSuffix(p.stdout(ends), "last words\n") })
 	for _, id := range []string{ends, stops} {
 		check(t, p.remove(id))
 	}
@@ -131,7 +131,7 @@ func TestP59_NothingRunsAfterRemove(t *testing.T) {
 	for _, script := range []string{deaf, forever, "(while true; do (sleep 1000 &) ; sleep 0.001; done) & sleep 1000"} {
 		id := p.run("app", script, noLog)
 		cgroup := p.info(id).CgroupsPath
-		eventually(t, "it has a child", func() bool { return len(p.pidsInCgroup(cgroup)) > 1 })
+		harness.Eventually(t, "it has a child", func() bool { return len(p.pidsInCgroup(cgroup)) > 1 })
 		check(t, p.remove(id))
 		same(t, fmt.Sprintf("%q: left", script), p.inCgroup(cgroup), nil)
 	}
@@ -155,7 +155,7 @@ func TestEndedPodsCostNothing(t *testing.T) {
 		ended.wantExit(ended.run("app", "exit 3"), 3, "Error")
 		check(t, ended.stopPod())
 	}
-	eventually(t, "descriptors, threads and shims are as before", func() bool {
+	harness.Eventually(t, "descriptors, threads and shims are as before", func() bool {
 		return entries(p.Node, "fd") <= before && len(p.Node.Supervisors()) == 1 && entries(p.Node, "task") <= 24
 	})
 }
@@ -213,18 +213,19 @@ func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 func TestP61_ClientThatGoesAway(t *testing.T) {
 	p := newPod(t)
 	other := p.run("other", quiet)
-	eventually(t, "the other one runs", func() bool { return harness.ProcStatus(t, p.info(other).PID, "Name") == "sleep" })
+	harness.Eventually(t, "the other one runs", func() bool { return harness.ProcStatus(t, p.info(other).PID, "Name") == "sleep" })
 	before := p.Look()
 	config := shell("app", forever, noLog)
 	for i := range 25 {
-		caller := harness.Limited(t, time.Duration(i)*4*time.Millisecond)
+		caller, leave := context.WithTimeout(t.Context(), time.Duration(i)*4*time.Millisecond)
 		answer, err := p.Runtime.CreateContainer(caller, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
+		leave()
 		if err == nil {
 			check(t, p.remove(answer.ContainerId))
 		}
 	}
 	// One that was finished as its caller left is listed.
-	eventually(t, "what was made is listed, or gone", func() bool {
+	harness.Eventually(t, "what was made is listed, or gone", func() bool {
 		for _, c := range p.list(&runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: created}}) {
 			check(t, p.remove(c.Id))
 		}
@@ -246,7 +247,7 @@ func TestShutdownCancelsWaits(t *testing.T) {
 	pid := p.info(id).PID
 	stopped := beside(func() error { return p.stop(id, 1000) })
 	ran := beside(func() error { return p.execErr(id, "tail", "-f", "/dev/null") })
-	eventually(t, "the command runs", func() bool { return slices.Contains(p.tree(id), "tail") })
+	harness.Eventually(t, "the command runs", func() bool { return slices.Contains(p.tree(id), "tail") })
 	// It takes some milliseconds; with its calls it would take the 50 seconds of its limit.
 	check(t, p.inTime(15*time.Second, func() error { n.Stop(); return nil }))
 	wantCode(t, <-stopped, codes.Unavailable)
@@ -254,7 +255,7 @@ func TestShutdownCancelsWaits(t *testing.T) {
 	n.Start()
 	now := p.status(id)
 	expect(t, now.State == running && p.info(id).PID == pid, "the container is %v", now)
-	eventually(t, "nothing is left of the command", func() bool { return !slices.Contains(p.tree(id), "tail") })
+	harness.Eventually(t, "nothing is left of the command", func() bool { return !slices.Contains(p.tree(id), "tail") })
 	check(t, p.stop(id, 0))
 	p.wantExit(id, 137, "Error")
 }
@@ -267,13 +268,13 @@ func TestEndDuringCreate(t *testing.T) {
 	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '1h'")), "web")
 	hangs := hooked(t, harness.Hook{Kind: "createRuntime", Script: "exec sleep 7774", Seconds: 7774})
 	hookRuns := func() bool { return len(processesWithArgument(t, "7774")) > 0 }
-	ctx, leave := context.WithCancel(limited(t))
+	ctx, leave := context.WithCancel(harness.Limited(t))
 	go p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("app", forever, hangs), SandboxConfig: p.config})
-	eventually(t, "the hook runs", hookRuns)
+	harness.Eventually(t, "the hook runs", hookRuns)
 	leave()
-	eventually(t, "the hook has ended", func() bool { return !hookRuns() })
+	harness.Eventually(t, "the hook has ended", func() bool { return !hookRuns() })
 	answer := beside(func() error { return p.createErr(shell("other", forever, hangs)) })
-	eventually(t, "the hook runs", hookRuns)
+	harness.Eventually(t, "the hook runs", hookRuns)
 	p.Stop()
 	wantCode(t, <-answer, codes.Unavailable, "shutting down")
 	p.Start()
@@ -320,7 +321,7 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	}
 	check(t, store.Close())
 	p.Start()
-	eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
+	harness.Eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
 	same(t, "snapshots without a container", harness.Info[[]string](t, p.Node, "orphanSnapshots"), nil)
 	output, err := p.RunCommand("check")
 	expect(t, err == nil && !strings.Contains(output, "snapshot"), "check: %v\n%s", err, output)

@@ -63,7 +63,7 @@ func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
 	wantCode(t, err, codes.DeadlineExceeded)
 	took := time.Since(began)
 	expect(t, took >= time.Second && took <= 20*time.Second, "it took %v", took)
-	eventually(t, "the command's processes are gone", func() bool { return !slices.Contains(p.tree(id), "tail") })
+	harness.Eventually(t, "the command's processes are gone", func() bool { return !slices.Contains(p.tree(id), "tail") })
 	expect(t, p.status(id).State == running && len(before) != 0, "the container is %v", p.status(id))
 	p.exec(id, "true")
 }
@@ -128,7 +128,7 @@ func TestExecBeforeTheStart(t *testing.T) {
 	never := p.create(shell("never", forever))
 	go func() { _, _ = p.tryExec(never, 0, "sleep", "1000") }()
 	cgroup := p.info(never).CgroupsPath
-	eventually(t, "the exec runs", func() bool {
+	harness.Eventually(t, "the exec runs", func() bool {
 		return slices.Contains(append(p.inCgroup(cgroup), p.inCgroup(cgroup+"/minicri-exec-*")...), "sleep")
 	})
 	check(t, p.remove(never))
@@ -156,7 +156,7 @@ func TestExecThatSleepsUninterruptibly(t *testing.T) {
 		}
 	}
 	thaw()
-	eventually(t, "the command is reaped, and its cgroup removed", func() bool {
+	harness.Eventually(t, "the command is reaped, and its cgroup removed", func() bool {
 		left := harness.Glob(t, "/sys/fs/cgroup/*"+cgroup+"/minicri-exec-*")
 		return len(left)+len(harness.Glob(t, "/sys/fs/cgroup"+cgroup+"/minicri-exec-*"))+zombies(n.Supervisors()) == 0
 	})
@@ -237,7 +237,7 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 			check(t, p.start(id))
 			cgroup := p.info(id).CgroupsPath
 			thaw := freeze()
-			eventually(t, "the container sleeps", func() bool { return p.sleepsUninterruptibly(cgroup) })
+			harness.Eventually(t, "the container sleeps", func() bool { return p.sleepsUninterruptibly(cgroup) })
 			for _, call := range []func() error{func() error { return p.stop(id, 0) }, func() error { return p.remove(id) }} {
 				err := p.inTime(20*kill, call)
 				expect(t, err == nil || status.Code(err) == codes.Unavailable, "while it sleeps: %v", err)
@@ -247,7 +247,7 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 			harness.Read(t, filepath.Join(p.State, "containers", id, "config.json")) // for poststop hooks, which come after the process
 			same(t, "another container", pod.exec(witness, "echo here"), "here")
 			thaw()
-			eventually(t, "it is removed", func() bool { return p.remove(id) == nil })
+			harness.Eventually(t, "it is removed", func() bool { return p.remove(id) == nil })
 			same(t, "left", p.pidsInCgroup(cgroup), nil)
 			check(t, p.remove(p.create(c.config)))
 		})

@@ -86,9 +86,9 @@ func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.Runtim
 // made, is named by Status, and keeps no one else from running.
 func TestHandlerWithoutItsRuntime(t *testing.T) {
 	n := newNode(t, harness.Runtime("gone", "/no/such/runtime"))
-	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "gone"})
+	_, err := n.Runtime.RunPodSandbox(harness.Limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "gone"})
 	wantCode(t, err, codes.Unavailable, "/no/such/runtime")
-	_, err = n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "kata"})
+	_, err = n.Runtime.RunPodSandbox(harness.Limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
 	said, handlers := condition(t, n, "gone"), fmt.Sprint(harness.Info[any](t, n, "handlers"))
 	expect(t, !said.Status && strings.Contains(said.Message, "gone"), "Status says %v", said)
@@ -125,12 +125,12 @@ func TestHandlerIsReadyOnceItHasMadeAContainer(t *testing.T) {
 	}
 	write(fmt.Sprintf(`case " $* " in *" create "*) exit 33; esac; exec %s "$@"`, runc(t)))
 	n := newNode(t, harness.Runtime("broken", program))
-	eventually(t, "the handler is not ready", func() bool {
+	harness.Eventually(t, "the handler is not ready", func() bool {
 		c := condition(t, n, "broken")
 		return !c.Status && strings.Contains(c.Message, "exit status 33")
 	})
 	write(fmt.Sprintf(`exec %s "$@"`, runc(t)))
-	eventually(t, "the handler is ready", func() bool { return condition(t, n, "broken").Status })
+	harness.Eventually(t, "the handler is ready", func() bool { return condition(t, n, "broken").Status })
 }
 
 // hostile writes a program that is the real runtime, but for a verb.
@@ -171,7 +171,7 @@ func TestHostileOCIRuntimes(t *testing.T) {
 			expect(t, len(fmt.Sprint(err)) <= 5000, "an error of %d bytes", len(fmt.Sprint(err)))
 			other.exec(other.run("app", forever), "true")
 			n.RemovePod(p.id)
-			eventually(t, "what it has started has ended", func() bool { return len(processesWithArgument(t, "86395")) == 0 })
+			harness.Eventually(t, "what it has started has ended", func() bool { return len(processesWithArgument(t, "86395")) == 0 })
 		})
 	}
 }
@@ -250,9 +250,9 @@ func TestHooks(t *testing.T) {
 			p.Kill()
 			p.killShim()
 			p.Start()
-			eventually(t, "it is adopted", func() bool { return p.status(id).State == created })
+			harness.Eventually(t, "it is adopted", func() bool { return p.status(id).State == created })
 		}
-		eventually(t, "it starts", func() bool { return p.start(id) == nil })
+		harness.Eventually(t, "it starts", func() bool { return p.start(id) == nil })
 		wantHooks(hookKinds[:4]...)
 		check(t, p.stop(id, 0))
 		check(t, p.remove(id))
@@ -299,7 +299,7 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			began := filepath.Join(t.TempDir(), "began")
 			config := shell("app", "true", hooked(t, harness.Hook{Kind: kind, Script: "touch " + began + "; sleep 7775 & sleep 7775"}))
 			made := beside(func() error { return p.createErr(config) })
-			eventually(t, "the hook runs", func() bool { _, err := os.Stat(began); return err == nil })
+			harness.Eventually(t, "the hook runs", func() bool { _, err := os.Stat(began); return err == nil })
 			check(t, p.inTime(20*time.Second, p.stopPod))
 			wantError(t, <-made)
 			for _, pid := range n.Supervisors() { // one of its own goes with the pod
@@ -307,7 +307,7 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			}
 			other.exec(witness, "true")
 			n.RemovePod(p.id)
-			eventually(t, "the hook has ended, with its child", func() bool { return len(processesWithArgument(t, "7775")) == 0 })
+			harness.Eventually(t, "the hook has ended, with its child", func() bool { return len(processesWithArgument(t, "7775")) == 0 })
 		})
 	}
 }

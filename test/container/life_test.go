@@ -157,7 +157,7 @@ func TestStartError(t *testing.T) {
 	p.Kill()
 	p.killShim()
 	p.Start()
-	eventually(t, "both are created after a restart, too", func() bool { return p.status(started).State == created && p.status(stopped).State == created })
+	harness.Eventually(t, "both are created after a restart, too", func() bool { return p.status(started).State == created && p.status(stopped).State == created })
 	wantCode(t, p.update(started, &runtimeapi.LinuxContainerResources{CpuShares: 100}), codes.FailedPrecondition)
 	wantError(t, p.start(started))
 	check(t, p.stop(stopped, 10))
@@ -166,7 +166,7 @@ func TestStartError(t *testing.T) {
 		p.wantExit(id, 128, "StartError")
 		check(t, p.remove(id))
 	}
-	eventually(t, "the other container is there", func() bool { return p.status(witness).State == running })
+	harness.Eventually(t, "the other container is there", func() bool { return p.status(witness).State == running })
 }
 
 func all(options ...option) option {
@@ -282,7 +282,7 @@ func TestStopKillsAfterTheGrace(t *testing.T) {
 		took, grace := time.Since(began), time.Duration(seconds)*time.Second
 		expect(t, took >= grace && took <= grace+15*time.Second, "%s: stopped after %v", name, took)
 		p.wantExit(id, 137, "Error")
-		eventually(t, "no process is left", func() bool { return len(p.inCgroup(p.info(id).CgroupsPath)) == 0 })
+		harness.Eventually(t, "no process is left", func() bool { return len(p.inCgroup(p.info(id).CgroupsPath)) == 0 })
 	}
 }
 
@@ -413,12 +413,12 @@ func TestStartThatTheNodeFails(t *testing.T) {
 	check(t, os.Mkdir(harness.Glob(t, p.State, "shims", "*", "records", id+".json")[0]+".new", 0o700))
 	wantError(t, p.start(id), "is a directory")
 	p.wantExit(id, 128, "StartError")
-	eventually(t, "its init has ended", func() bool { return errors.Is(unix.Kill(init, 0), unix.ESRCH) })
+	harness.Eventually(t, "its init has ended", func() bool { return errors.Is(unix.Kill(init, 0), unix.ESRCH) })
 	check(t, p.remove(id))
 	late := p.create(shell("late", forever))
 	check(t, unix.Kill(p.pausePID(), unix.SIGKILL))
 	request := &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}
-	eventually(t, "the pod is not ready", func() bool {
+	harness.Eventually(t, "the pod is not ready", func() bool {
 		return harness.Call(t, p.Runtime.PodSandboxStatus, request).Status.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 	})
 	wantCode(t, p.start(late), codes.FailedPrecondition)

@@ -99,7 +99,7 @@ func TestP39_FullDisk(t *testing.T) {
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = filepath.Join(small, "logs") })
 	id := p.run("app", "cat /x/lines; touch /x/written; until test -e /x/room; do sleep 0.02; done; echo after; exit 7", mounted(exchange, "/x"))
 	written := filepath.Join(exchange, "written")
-	eventually(t, "the container has written everything", func() bool { _, err := os.Stat(written); return err == nil })
+	harness.Eventually(t, "the container has written everything", func() bool { _, err := os.Stat(written); return err == nil })
 	same(t, "state on a full disk", p.status(id).State, running)
 	same(t, "exec", p.exec(id, "echo here"), "here")
 	check(t, unix.Mount("small", small, "tmpfs", unix.MS_REMOUNT, fmt.Sprintf("size=%d", 2*size)))
@@ -214,7 +214,7 @@ func TestStreamsOfEveryUser(t *testing.T) {
 		p := runPod(t, n, name, users...)
 		for _, uid := range []int64{0, 1000} {
 			id := p.run(fmt.Sprint("app-", uid), script+"; echo done; exec sleep 1000000", asUser(uid))
-			eventually(t, "it has tried", func() bool { o, e := p.logs(id); return strings.HasSuffix(o, "done\n") && e != "" })
+			harness.Eventually(t, "it has tried", func() bool { o, e := p.logs(id); return strings.HasSuffix(o, "done\n") && e != "" })
 			stdout, stderr := p.logs(id)
 			answer, err := p.tryExec(id, 0, "/bin/sh", "-c", script)
 			check(t, err)
@@ -245,25 +245,25 @@ func TestWritersOutliveTheirSupervisor(t *testing.T) {
 		p.awaitLine(id, fmt.Sprint("out ", 20*round))
 		p.killShim()
 		p.wantExit(ends, 7, "Error")
-		eventually(t, "the last words of a container that ended meanwhile are in the log", func() bool { return p.stdout(ends) == "last words\n" })
+		harness.Eventually(t, "the last words of a container that ended meanwhile are in the log", func() bool { return p.stdout(ends) == "last words\n" })
 		path := p.status(id).LogPath
 		stdout, stderr := p.logs(id)
-		eventually(t, "both outputs are read", func() bool {
+		harness.Eventually(t, "both outputs are read", func() bool {
 			o, e := p.logs(id)
 			return len(o) > len(stdout) && len(e) > len(stderr)
 		})
 		p.Kill()
 		before := fileSize(t, path)
-		eventually(t, "the log grows without a daemon", func() bool { return fileSize(t, path) > before })
+		harness.Eventually(t, "the log grows without a daemon", func() bool { return fileSize(t, path) > before })
 		p.Start()
-		eventually(t, "the container is known to run", func() bool { return p.status(id).State == running })
+		harness.Eventually(t, "the container is known to run", func() bool { return p.status(id).State == running })
 	}
 	p.awaitLine(id, "out 100")
 	p.letEnd(id)
 	p.wantExit(id, 0, "Completed")
 	var stdout, stderr string
 	var lines int
-	eventually(t, "the last words are in the log", func() bool {
+	harness.Eventually(t, "the last words are in the log", func() bool {
 		stdout, stderr = p.logs(id)
 		lines = strings.Count(stderr, "\n")
 		return strings.HasSuffix(stdout, "end\n") && lines >= strings.Count(stdout, "\n")-1

@@ -71,7 +71,7 @@ func (n *nriNode) connect(index, name string) stub.Stub {
 }
 
 func (n *nriNode) awaitPlugin(name string, there bool) {
-	eventually(n.t, fmt.Sprintf("plugin %s is connected: %t", name, there), func() bool { return slices.Contains(n.plugins(), name) == there })
+	harness.Eventually(n.t, fmt.Sprintf("plugin %s is connected: %t", name, there), func() bool { return slices.Contains(n.plugins(), name) == there })
 }
 
 // wantEvents fails the test unless these are all that a plugin has seen of a pod, without
@@ -142,7 +142,7 @@ func TestNRIEvents(t *testing.T) {
 	n.wantSynchronized("web")
 	ended := p.run("ended", "exit 3")
 	p.wantExit(ended, 3, "Error")
-	eventually(t, "the plugin is notified of an end that nothing asked for", func() bool {
+	harness.Eventually(t, "the plugin is notified of an end that nothing asked for", func() bool {
 		return slices.Contains(n.events("web", "ended"), "StopContainer")
 	})
 	n.RemovePod(p.id)
@@ -323,7 +323,7 @@ func TestNRIPluginHangs(t *testing.T) {
 	hung := runPod(t, n.Node, "hung", annotated("hang.nri.test", "CreateContainer"))
 	began := time.Now()
 	done := beside(func() error { return hung.createErr(shell("app", forever)) })
-	eventually(t, "the plugin hangs", func() bool { return slices.Contains(n.events("hung", "app"), "CreateContainer") })
+	harness.Eventually(t, "the plugin hangs", func() bool { return slices.Contains(n.events("hung", "app"), "CreateContainer") })
 	waits := beside(func() error { return other.createErr(shell("waits", forever)) })
 	n.RemovePod(hung.id) // abandons the container that is being made
 	wantError(t, <-done)
@@ -349,7 +349,7 @@ func TestNRIPluginHangs(t *testing.T) {
 func TestNRIPluginDiesOrRefuses(t *testing.T) {
 	n := newNRINode(t, "")
 	n.connect("10", "logger")
-	_, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("refused", annotated("fail.nri.test", "RunPodSandbox"))})
+	_, err := n.Runtime.RunPodSandbox(harness.Limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("refused", annotated("fail.nri.test", "RunPodSandbox"))})
 	wantError(t, err, "10-logger", "refused is not wanted")
 	n.wantEvents("refused", "", "RunPodSandbox", "StopPodSandbox", "RemovePodSandbox")
 	died := runPod(t, n.Node, "died", annotated("die.nri.test", "CreateContainer"))
@@ -397,7 +397,7 @@ func TestNRIUpdates(t *testing.T) {
 	same(t, "memory in the status", p.status(id).Resources.Linux.MemoryLimitInBytes, 32<<20)
 	same(t, "memory", p.limit(id, "memory"), "33554432")
 	wantError(t, send("no-such", `{"cpu": {"shares": {"value": "2"}}}`), "no-such")
-	eventually(t, "the container has ended", func() bool { return slices.Contains(n.events("ended", "ended"), "StopContainer") })
+	harness.Eventually(t, "the container has ended", func() bool { return slices.Contains(n.events("ended", "ended"), "StopContainer") })
 	for name, other := range map[string]string{"no-such": "no-such", "has-ended": ended} {
 		p := runPod(t, n.Node, name, annotated("others.nri.test", fmt.Sprintf(`{"containerId": %q, "linux": {"resources": {"cpu": {"shares": {"value": "100"}}}}}`, other)))
 		id := p.run("app", forever, memory(64<<20))
@@ -459,7 +459,7 @@ func TestNRIIsSwitchedByAReload(t *testing.T) {
 	listener, err := net.Listen("unix", other)
 	check(t, err)
 	dropIn(t, n.Node, "[nri]\nsocket = '"+other+"'\n") // which the daemon sees by itself
-	eventually(t, "it is not taken", func() bool { return strings.Contains(n.Log(), "NRI cannot be reloaded") })
+	harness.Eventually(t, "it is not taken", func() bool { return strings.Contains(n.Log(), "NRI cannot be reloaded") })
 	same(t, "plugins", n.plugins(), []string{"05-logger"})
 	check(t, listener.Close())
 	n.reload("socket = '" + other + "'\nrequest_timeout = '3s'\n")

@@ -2,7 +2,6 @@ package container
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -97,7 +96,7 @@ func command(words ...string) option {
 const forever = "trap 'exit 15' TERM; trap 'exit 10' USR1; echo ready; while true; do sleep 0.02; done"
 
 func (p *pod) tryCreate(config *runtimeapi.ContainerConfig) (string, error) {
-	answer, err := p.Runtime.CreateContainer(limited(p.t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
+	answer, err := p.Runtime.CreateContainer(harness.Limited(p.t), &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
 	return answer.GetContainerId(), err
 }
 
@@ -170,7 +169,7 @@ func (p *pod) info(id string) (i info) {
 }
 
 func (p *pod) awaitExit(id string) (end *runtimeapi.ContainerStatus) {
-	eventually(p.t, "container "+id+" has ended", func() bool {
+	harness.Eventually(p.t, "container "+id+" has ended", func() bool {
 		end = p.status(id)
 		return end.State == exited
 	})
@@ -185,7 +184,7 @@ func (p *pod) wantExit(id string, code int32, reason string) {
 }
 
 func (p *pod) tryExec(id string, seconds int64, command ...string) (*runtimeapi.ExecSyncResponse, error) {
-	return p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: seconds}, grpc.MaxCallRecvMsgSize(16<<20))
+	return p.Runtime.ExecSync(harness.Limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: seconds}, grpc.MaxCallRecvMsgSize(16<<20))
 }
 
 func (p *pod) execErr(id string, command ...string) error {
@@ -213,16 +212,16 @@ func (p *pod) stdout(id string) string {
 
 func (p *pod) readLog(path string) (stdout, stderr string) {
 	var out, err bytes.Buffer
-	check(p.t, logs.ReadLogs(limited(p.t), path, "", &logs.LogOptions{}, nil, &out, &err))
+	check(p.t, logs.ReadLogs(harness.Limited(p.t), path, "", &logs.LogOptions{}, nil, &out, &err))
 	return out.String(), err.String()
 }
 
 func (p *pod) awaitLine(id, line string) {
-	eventually(p.t, fmt.Sprintf("%q is in the log", line), func() bool { return strings.Contains(p.stdout(id), line+"\n") })
+	harness.Eventually(p.t, fmt.Sprintf("%q is in the log", line), func() bool { return strings.Contains(p.stdout(id), line+"\n") })
 }
 
 func (p *pod) awaitExecs(id string) {
-	eventually(p.t, "a supervisor runs commands", func() bool {
+	harness.Eventually(p.t, "a supervisor runs commands", func() bool {
 		answer, err := p.tryExec(id, 0, "echo", "hi")
 		return err == nil && string(answer.Stdout) == "hi\n"
 	})
@@ -285,12 +284,6 @@ func namespace(t testing.TB, pid int, kind string) string {
 	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
 	check(t, err)
 	return name
-}
-
-func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
-
-func eventually(t testing.TB, what string, holds func() bool) {
-	harness.Eventually(t, what, patience, holds)
 }
 
 // reload gives the daemon a drop-in of its configuration, which changes it, and waits until it is in force.

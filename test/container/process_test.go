@@ -52,7 +52,7 @@ func env(name, value string) option {
 // two programs a process has no environment.
 func environmentOf(t *testing.T, pid int) map[string]string {
 	var data []byte
-	eventually(t, "the process has an environment", func() bool {
+	harness.Eventually(t, "the process has an environment", func() bool {
 		data = harness.Read(t, fmt.Sprintf("/proc/%d/environ", pid))
 		return len(data) > 0
 	})

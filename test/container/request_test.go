@@ -103,13 +103,13 @@ func TestFieldsOfWindows(t *testing.T) {
 	other := *p
 	other.config = proto.CloneOf(p.config)
 	other.config.Windows = &runtimeapi.WindowsPodSandboxConfig{}
-	_, err := p.Runtime.UpdateContainerResources(limited(t), &runtimeapi.UpdateContainerResourcesRequest{
+	_, err := p.Runtime.UpdateContainerResources(harness.Limited(t), &runtimeapi.UpdateContainerResourcesRequest{
 		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}, Windows: &runtimeapi.WindowsContainerResources{},
 	})
 	wantRefused(t, err, "windows")
 	same(t, "memory after a refused update", p.status(id).Resources.GetLinux().GetMemoryLimitInBytes(), 64<<20)
 	wantRefused(t, other.createErr(shell("windows", forever)), "sandbox_config.windows")
-	_, err = p.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: other.config})
+	_, err = p.Image.PullImage(harness.Limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: other.config})
 	wantRefused(t, err, "sandbox_config.windows:")
 	own := func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }
 	wantRefused(t, p.createErr(shell("windows", forever, own)), "config.windows")
@@ -153,7 +153,7 @@ func TestRefusedBeforeAnythingIsMade(t *testing.T) {
 	p.awaitLine(id, "130972")
 	same(t, "arguments in the verbose status", len(p.info(id).RuntimeSpec.Process.Args), 3)
 	wantCode(t, p.execErr(id, "echo", "a\x00b"), codes.InvalidArgument)
-	_, err := p.Runtime.Exec(limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"echo", "a\x00b"}, Stdout: true})
+	_, err := p.Runtime.Exec(harness.Limited(t), &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"echo", "a\x00b"}, Stdout: true})
 	wantCode(t, err, codes.InvalidArgument)
 }
 

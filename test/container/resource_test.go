@@ -1,6 +1,7 @@
 package container
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -85,11 +86,13 @@ func TestP42_Resources(t *testing.T) {
 	// The status shows an update whose caller goes away, and then the supervisor.
 	supervisor := p.Node.Supervisors()[0]
 	harness.Freeze(t, supervisor)
-	_, err := p.Runtime.UpdateContainerResources(harness.Limited(t, 2*time.Second), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuQuota: 70000}})
+	caller, leave := context.WithTimeout(t.Context(), 2*time.Second)
+	defer leave()
+	_, err := p.Runtime.UpdateContainerResources(caller, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuQuota: 70000}})
 	wantCode(t, err, codes.DeadlineExceeded)
 	check(t, unix.Kill(supervisor, unix.SIGKILL))
-	eventually(t, "the update is in force", func() bool { return p.limit(id, "quota") == "70000" })
-	eventually(t, "the status shows it", func() bool { return p.status(id).Resources.Linux.CpuQuota == 70000 })
+	harness.Eventually(t, "the update is in force", func() bool { return p.limit(id, "quota") == "70000" })
+	harness.Eventually(t, "the status shows it", func() bool { return p.status(id).Resources.Linux.CpuQuota == 70000 })
 	p.Crash()
 	same(t, "status after a restart", p.status(id).Resources.Linux.MemoryLimitInBytes, 96<<20)
 	check(t, p.stop(id, 0))
@@ -362,7 +365,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 		check(t, inside.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprint("more", i)}}))
 	}
 	address := net.JoinHostPort(p.address(), "80")
-	eventually(t, "the pod answers", func() bool {
+	harness.Eventually(t, "the pod answers", func() bool {
 		conn, err := p.Dial(address)
 		return err == nil && conn.Close() == nil
 	})
@@ -398,7 +401,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 		p.pressure(slice, of, got)
 	}
 	expect(t, s.GetProcess().GetTimestamp() != 0, "the processes are %v", s.GetProcess())
-	eventually(t, "pause and httpd are counted, and no child any more that took the connection", func() bool {
+	harness.Eventually(t, "pause and httpd are counted, and no child any more that took the connection", func() bool {
 		answer := harness.Call(t, p.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
 		return answer.GetStats().GetLinux().GetProcess().GetProcessCount().GetValue() == 2
 	})

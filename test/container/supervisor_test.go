@@ -29,7 +29,7 @@ func TestHungSupervisor(t *testing.T) {
 		return pid
 	}
 	wantReplaced := func(hung int) {
-		eventually(t, "it is adopted", func() bool { return p.status(id).State == running })
+		harness.Eventually(t, "it is adopted", func() bool { return p.status(id).State == running })
 		same(t, "exec", p.exec(id, "echo hi"), "hi")
 		same(t, "supervisors", len(p.Node.Supervisors()), 1)
 		expect(t, p.Node.Supervisors()[0] != hung, "the one that hung, %d, is still there", hung)
@@ -67,10 +67,10 @@ func TestExecsOfAKilledSupervisor(t *testing.T) {
 	id := p.run("app", forever)
 	failed := beside(func() error { _, err := p.tryExec(id, 300, "sleep", "7779"); return err })
 	has := func() bool { return len(processesWithArgument(t, "7779")) > 0 }
-	eventually(t, "the exec runs", has)
+	harness.Eventually(t, "the exec runs", has)
 	p.killShim()
 	wantError(t, <-failed)
-	eventually(t, "the exec is ended", func() bool { return !has() })
+	harness.Eventually(t, "the exec is ended", func() bool { return !has() })
 }
 
 // A supervisor that cannot be started for longer than any limit, for want of space or memory for example, serves
@@ -84,13 +84,13 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	check(t, os.Rename(lock, lock+".old"))
 	check(t, os.Mkdir(lock, 0o700)) // cannot be opened as a lock
 	p.killShim()
-	eventually(t, "it is seen that no supervisor serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
+	harness.Eventually(t, "it is seen that no supervisor serves", func() bool { return p.status(lives).State == runtimeapi.ContainerState_CONTAINER_UNKNOWN })
 	release(t, pid)
 	awaitGone(t, pid)
 	over := time.Now()
 	time.Sleep(limit + time.Second)
 	check(t, os.Remove(lock))
-	eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
+	harness.Eventually(t, "it runs under a successor", func() bool { return p.status(lives).State == running })
 	p.wantExit(dies, 7, "Error")
 	at := time.Unix(0, p.status(dies).FinishedAt)
 	expect(t, !at.After(over.Add(limit)), "it has ended %v after its process", at.Sub(over))
@@ -124,11 +124,11 @@ func startRuns(t *testing.T, n *harness.Node, i int) runs {
 
 // wantUndisturbed looks at the containers after the supervisor was replaced.
 func (r runs) wantUndisturbed(t *testing.T, i int) {
-	eventually(t, "the state is known", func() bool { return r.status(r.lives).State == running })
+	harness.Eventually(t, "the state is known", func() bool { return r.status(r.lives).State == running })
 	same(t, "pid of the container that lives", r.info(r.lives).PID, r.pid)
 	r.wantExit(r.dies, int32(100+i%50), "Error")
 	// The daemon asks the successor about one container after the other.
-	eventually(t, "what waits is known again", func() bool { return r.status(r.waits).State == created })
+	harness.Eventually(t, "what waits is known again", func() bool { return r.status(r.waits).State == created })
 	check(t, r.start(r.waits))
 	r.wantExit(r.waits, int32(50+i%50), "Error")
 	same(t, "exec", r.exec(r.lives, "echo hi"), "hi")
@@ -136,7 +136,7 @@ func (r runs) wantUndisturbed(t *testing.T, i int) {
 	for i := range lines {
 		fmt.Fprintf(&want, "line %d\n", i)
 	}
-	eventually(t, "all lines are in the log", func() bool { return len(r.stdout(r.writes)) >= want.Len() })
+	harness.Eventually(t, "all lines are in the log", func() bool { return len(r.stdout(r.writes)) >= want.Len() })
 	same(t, "log", r.stdout(r.writes), want.String())
 }
 
@@ -171,7 +171,7 @@ func release(t *testing.T, pid int) {
 }
 
 func awaitGone(t *testing.T, pid int) {
-	eventually(t, "the process has ended and is reaped", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+	harness.Eventually(t, "the process has ended and is reaped", func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
 }
 
 func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
@@ -229,9 +229,9 @@ func TestKilledShim(t *testing.T) {
 				p.Start()
 				check(t, p.remove(ended))
 			} else {
-				eventually(t, "the daemon notices", func() bool { return strings.Contains(p.Log(), "a supervisor is gone") })
+				harness.Eventually(t, "the daemon notices", func() bool { return strings.Contains(p.Log(), "a supervisor is gone") })
 			}
-			eventually(t, "both are adopted, by themselves", func() bool { return p.status(lives).State == running && p.status(waits).State == created })
+			harness.Eventually(t, "both are adopted, by themselves", func() bool { return p.status(lives).State == running && p.status(waits).State == created })
 			same(t, "exec", p.exec(lives, "echo hi"), "hi")
 			if end := p.awaitExit(dies); !withDaemon || end.ExitCode != 255 || end.Reason != "Unknown" {
 				p.wantExit(dies, 3, "Error")
@@ -262,7 +262,7 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 	p.killShim()
 	check(t, os.Truncate(filepath.Join(dir, "records", stopped+".json"), 1))
 	p.Start()
-	eventually(t, "the other one is adopted", func() bool { return p.status(known).State == running })
+	harness.Eventually(t, "the other one is adopted", func() bool { return p.status(known).State == running })
 	same(t, "its state", p.status(stopped).State, runtimeapi.ContainerState_CONTAINER_UNKNOWN)
 	check(t, unix.Kill(pid, 0))
 	check(t, p.stop(stopped, 1))
@@ -297,7 +297,7 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 		check(t, unix.Kill(pid, 0))
 	}
 	for _, name := range []string{"facts", "gone", "null"} {
-		eventually(t, name+" is listed", func() bool { return p.status(ids[name]).State == running })
+		harness.Eventually(t, name+" is listed", func() bool { return p.status(ids[name]).State == running })
 		same(t, name, p.info(ids[name]).PID, pids[name])
 		same(t, "exec in "+name, p.exec(ids[name], "echo hi"), "hi")
 	}
@@ -309,7 +309,7 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 	}
 	p.Start()
 	for name, id := range ids {
-		eventually(t, name+" is listed again", func() bool { return p.status(id).State == running })
+		harness.Eventually(t, name+" is listed again", func() bool { return p.status(id).State == running })
 		same(t, name, p.info(id).PID, pids[name])
 	}
 	_, err := p.RunCommand("check", "--fix", "--force") // what is in quarantine
@@ -331,7 +331,7 @@ func TestExitWhileNoSupervisorLives(t *testing.T) {
 	if end := p.awaitExit(id); harness.KernelTellsExits() || end.ExitCode != 255 {
 		p.wantExit(id, 7, "Error")
 	}
-	eventually(t, "its last words are in the log", func() bool { return p.stdout(id) == "last words\n" })
+	harness.Eventually(t, "its last words are in the log", func() bool { return p.stdout(id) == "last words\n" })
 }
 
 // A killed supervisor that the kernel keeps, because it writes a log to a disk that hangs, has the lock of all pods.
@@ -345,7 +345,7 @@ func TestSupervisorThatCannotEnd(t *testing.T) {
 	logs := loud.run("logs", "while true; do echo more; sleep 0.01; done")
 	id, killed := quiet.run("quiet", forever), n.Supervisors()[0]
 	thaw := freeze()
-	eventually(t, "a write of the supervisor hangs", func() (hangs bool) {
+	harness.Eventually(t, "a write of the supervisor hangs", func() (hangs bool) {
 		for _, thread := range harness.Glob(t, fmt.Sprintf("/proc/%d/task/*/stat", killed)) {
 			stat, _ := os.ReadFile(thread)
 			hangs = hangs || strings.Contains(string(stat), ") D ")
@@ -353,7 +353,7 @@ func TestSupervisorThatCannotEnd(t *testing.T) {
 		return hangs
 	})
 	check(t, unix.Kill(killed, unix.SIGKILL))
-	eventually(t, "another pod's exec is served", func() bool {
+	harness.Eventually(t, "another pod's exec is served", func() bool {
 		_, err := quiet.tryExec(id, 10, "true")
 		return err == nil
 	})

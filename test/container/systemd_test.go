@@ -50,7 +50,7 @@ func TestContainersAreScopesOfThePodsSlice(t *testing.T) {
 	same(t, "exec", p.exec(id, "echo hi"), "hi")
 	check(t, p.stop(id, 10))
 	check(t, p.remove(id))
-	eventually(t, "systemd forgets the scope", func() bool { return property(t, filepath.Base(path), "LoadState") == "not-found" })
+	harness.Eventually(t, "systemd forgets the scope", func() bool { return property(t, filepath.Base(path), "LoadState") == "not-found" })
 }
 
 // An update has to last: systemd sets again what it knows when it is reloaded.
@@ -107,7 +107,7 @@ func TestCgroupsInsideOfAScope(t *testing.T) {
 	same(t, "exec", p.exec(id, "echo hi"), "hi")
 	check(t, p.stop(id, 0))
 	check(t, p.remove(id))
-	eventually(t, path+" is gone", func() bool { _, err := os.Stat(dir); return err != nil })
+	harness.Eventually(t, path+" is gone", func() bool { _, err := os.Stat(dir); return err != nil })
 }
 
 // One that sees the machine's cgroups can leave its own, and ends all the same.

@@ -61,7 +61,7 @@ func TestUnit(t *testing.T) {
 	stays("restart", func() { systemctl(t, "restart", unit) })
 	stays("kill", func() {
 		systemctl(t, "kill", "--kill-whom", "main", "--signal", "KILL", unit)
-		eventually(t, "systemd starts it again", func() bool {
+		harness.Eventually(t, "systemd starts it again", func() bool {
 			return property(t, unit, "NRestarts") == "1" && property(t, unit, "ActiveState") == "active"
 		})
 	})
@@ -74,7 +74,7 @@ func TestUnit(t *testing.T) {
 	systemctl(t, "disable", "--now", "minicri")
 	same(t, "state", property(t, unit, "ActiveState"), "inactive")
 	program(t, "minicri", "check", "--fix")
-	eventually(t, "systemd has forgotten all scopes", func() bool {
+	harness.Eventually(t, "systemd has forgotten all scopes", func() bool {
 		return systemctl(t, "list-units", "--all", "--plain", "--no-legend", "minicri-*.scope") == ""
 	})
 	left, err := filepath.Glob("/sys/fs/cgroup/kubepods.slice/*/*/*.scope")
@@ -179,20 +179,20 @@ func TestUnitReload(t *testing.T) {
 	systemctl(t, "reload", unit)
 	// Once by the signal, and once because the file has changed.
 	const reloaded = "configuration reloaded"
-	eventually(t, "both reloads are logged", func() bool { return strings.Count(logged(t), reloaded) == 2 })
-	eventually(t, "a call is logged", func() bool { p.status(id); return strings.Contains(logged(t), call) })
+	harness.Eventually(t, "both reloads are logged", func() bool { return strings.Count(logged(t), reloaded) == 2 })
+	harness.Eventually(t, "a call is logged", func() bool { p.status(id); return strings.Contains(logged(t), call) })
 	expect(t, strings.Contains(logged(t), "applied=[log_level]"), "the log does not say what was applied:\n%s", logged(t))
 	// By a signal alone, so that it is the daemon by whom systemd knows.
 	changed := property(t, unit, "StateChangeTimestampMonotonic")
 	systemctl(t, "kill", "--kill-whom", "main", "--signal", "HUP", unit)
-	eventually(t, "systemd sees the unit reload, and active again", func() bool {
+	harness.Eventually(t, "systemd sees the unit reload, and active again", func() bool {
 		return property(t, unit, "StateChangeTimestampMonotonic") != changed && property(t, unit, "ActiveState") == "active"
 	})
 	// What cannot be read changes nothing.
 	configure(t, "log_level = \"loud\"\n")
 	systemctl(t, "reload", unit)
-	eventually(t, "the error is logged", func() bool { return strings.Contains(logged(t), "it stays as it was") })
-	eventually(t, "the unit is active", func() bool { return property(t, unit, "ActiveState") == "active" })
+	harness.Eventually(t, "the error is logged", func() bool { return strings.Contains(logged(t), "it stays as it was") })
+	harness.Eventually(t, "the unit is active", func() bool { return property(t, unit, "ActiveState") == "active" })
 	p.wantKept(id, before)
 	same(t, "daemon after all", property(t, unit, "MainPID"), daemon)
 	configure(t, "")
@@ -223,7 +223,7 @@ func TestUnitWatchdog(t *testing.T) {
 	other := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "wedges", Uid: "0816", Namespace: "test"}, LogDirectory: t.TempDir(), Linux: p.config.Linux}
 	client := p.Runtime
 	go client.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: other})
-	eventually(t, "systemd ends the daemon and starts it again", func() bool {
+	harness.Eventually(t, "systemd ends the daemon and starts it again", func() bool {
 		return property(t, unit, "NRestarts") != restarts && property(t, unit, "ActiveState") == "active"
 	})
 	check(t, os.Remove(points))

@@ -38,7 +38,7 @@ func (n *node) offSmallDisk(t *testing.T, directory string) {
 // endSupervisors ends those of a node whose directories are exchanged: it is another
 // node then, and they would serve beside its own.
 func (n *node) endSupervisors(t *testing.T) {
-	eventually(t, "the supervisors have ended", func() bool {
+	harness.Eventually(t, "the supervisors have ended", func() bool {
 		left := n.Supervisors()
 		for _, pid := range left {
 			_ = unix.Kill(pid, unix.SIGKILL) // it may be gone by now
@@ -81,12 +81,12 @@ func TestProperty48_FullDisk(t *testing.T) {
 				n.checkWitness(t)
 				n.wantNoRoom(t, config, reason)
 
-				err := n.stop(limited(t), stopped)
+				err := n.stop(harness.Limited(t), stopped)
 				harness.Want(t, err == nil || strings.Contains(err.Error(), reason), "%v", err)
 				n.wantState(t, stopped, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
-				if err := n.remove(limited(t), removed); err != nil {
+				if err := n.remove(harness.Limited(t), removed); err != nil {
 					t.Logf("the first Remove: %v", err)
-					harness.Check(t, n.remove(limited(t), removed))
+					harness.Check(t, n.remove(harness.Limited(t), removed))
 				}
 				n.Crash()
 				n.wantListed(t, n.witness.Id, stopped)
@@ -102,7 +102,7 @@ func TestProperty48_FullDisk(t *testing.T) {
 }
 
 func (n *node) wantNoRoom(t *testing.T, config *runtimeapi.PodSandboxConfig, reason string) {
-	_, err := n.run(limited(t), config)
+	_, err := n.run(harness.Limited(t), config)
 	harness.Want(t, strings.Contains(fmt.Sprint(err), reason), "want an error that says %q, got %v", reason, err)
 }
 
@@ -119,7 +119,7 @@ func TestProperty48_ReadOnlyDisk(t *testing.T) {
 			n.wantNoRoom(t, n.PodConfig("late"), reason)
 			n.wantListed(t, n.witness.Id)
 			n.checkWitness(t)
-			err := n.stop(limited(t), n.witness.Id)
+			err := n.stop(harness.Limited(t), n.witness.Id)
 			harness.Want(t, strings.Contains(fmt.Sprint(err), reason), "Stop of what cannot be noted: %v", err)
 			n.wantState(t, n.witness.Id, runtimeapi.PodSandboxState_SANDBOX_NOTREADY)
 			n.Kill()
@@ -156,7 +156,7 @@ func TestProperty48_NoDescriptors(t *testing.T) {
 		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))
 		harness.Check(t, err)
 		was := n.limitDescriptors(t, uint64(len(open)+spare))
-		id, err := n.run(limited(t), config)
+		id, err := n.run(harness.Limited(t), config)
 		stillThere := n.status(t, n.witness.Id)
 		n.limitDescriptors(t, was)
 		harness.Want(t, stillThere.String() == n.witness.String(), "%d to spare: the other pod changed: %v", spare, stillThere)

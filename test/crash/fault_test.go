@@ -60,16 +60,16 @@ func (c *trial) begin(ctx context.Context, t *testing.T, action string) <-chan e
 	} else {
 		go func() { done <- c.operation.call(ctx, c) }()
 	}
-	eventually(t, "point "+c.point+" is reached", c.WasHit)
+	harness.Eventually(t, "point "+c.point+" is reached", c.WasHit)
 	return done
 }
 
 func strikeError(t *testing.T, c *trial) {
-	err := <-c.begin(limited(t), t, "error")
+	err := <-c.begin(harness.Limited(t), t, "error")
 	if c.operation.name == recovery.name {
 		harness.Check(t, err)
 		// What cannot be rolled back is listed then.
-		eventually(t, "recovery ends", func() bool { return len(harness.Info[[]any](t, c.node.Node, "building")) == 0 })
+		harness.Eventually(t, "recovery ends", func() bool { return len(harness.Info[[]any](t, c.node.Node, "building")) == 0 })
 		c.Disarm(t)
 		return
 	}
@@ -89,7 +89,7 @@ func wantPluginError(t *testing.T, err error, point string) {
 
 // strikeStarter: the process that makes the container dies at the point, by itself.
 func strikeStarter(t *testing.T, c *trial) {
-	err := <-c.begin(limited(t), t, "kill")
+	err := <-c.begin(harness.Limited(t), t, "kill")
 	c.Disarm(t)
 	if err == nil && c.point != "starter/answered" { // what it has answered may be taken over
 		t.Error("the starter was killed, and the request succeeded")
@@ -101,19 +101,19 @@ func strikeStarter(t *testing.T, c *trial) {
 func strikeKill(t *testing.T, c *trial) {
 	c.killAtPoint(t)
 	if strings.HasSuffix(c.point, " ADD") {
-		eventually(t, "the plugin has ended", func() bool { return !c.tripRuns(t) })
+		harness.Eventually(t, "the plugin has ended", func() bool { return !c.tripRuns(t) })
 	}
 	c.Start()
 }
 
 func (c *trial) killAtPoint(t *testing.T) {
 	if strings.HasSuffix(c.point, " ADD") || strings.HasSuffix(c.point, " DEL") || strings.HasPrefix(c.point, "starter/") {
-		done := c.begin(limited(t), t, "hang")
+		done := c.begin(harness.Limited(t), t, "hang")
 		c.Kill()
 		<-done
 		return
 	}
-	err := <-c.begin(limited(t), t, "kill")
+	err := <-c.begin(harness.Limited(t), t, "kill")
 	c.waitEnd(t)
 	harness.Want(t, err != nil || c.operation.name == recovery.name, "the daemon was killed, and the request succeeded")
 	c.Disarm(t)
@@ -162,7 +162,7 @@ func strikeKillTwice(t *testing.T, c *trial) {
 // of its own ends first; a DEL runs on, the daemon ends at once, and the next one takes its
 // result: CNI allows another DEL, but a plugin that is cut half-way can leave what none finds.
 func strikeTerminate(t *testing.T, c *trial) {
-	done := c.begin(limited(t), t, "hang")
+	done := c.begin(harness.Limited(t), t, "hang")
 	if strings.HasSuffix(c.point, " DEL") {
 		c.stopSoon(t, done)
 	} else {
@@ -178,7 +178,7 @@ func strikeTerminate(t *testing.T, c *trial) {
 // strikeCutOff: a request that continues is cancelled at the limit and what it made rolled
 // back, also where its plugin hangs.
 func strikeCutOff(t *testing.T, c *trial) {
-	c.stopSoon(t, c.begin(limited(t), t, "hang"))
+	c.stopSoon(t, c.begin(harness.Limited(t), t, "hang"))
 	c.Disarm(t)
 	c.Start()
 	c.wantListed(t, c.witness.Id)
@@ -195,7 +195,7 @@ func (c *trial) stopSoon(t *testing.T, request <-chan error) {
 }
 
 func strikeShim(t *testing.T, c *trial, andDaemon bool) {
-	done := c.begin(limited(t), t, "hang")
+	done := c.begin(harness.Limited(t), t, "hang")
 	kill(t, c.awaitShim(t))
 	if andDaemon {
 		c.Kill()
@@ -210,7 +210,7 @@ func strikeShim(t *testing.T, c *trial, andDaemon bool) {
 // shimKilledAfter counts from when the shim has begun to make pause.
 func shimKilledAfter(milliseconds int) fault {
 	return fault{name: fmt.Sprintf("shim killed after %d ms", milliseconds), strike: func(t *testing.T, c *trial) {
-		done := c.begin(limited(t), t, "hang")
+		done := c.begin(harness.Limited(t), t, "hang")
 		shim, before := c.awaitShim(t), c.inMaking()
 		c.Disarm(t)
 		for deadline := time.Now().Add(patience); c.inMaking() == before && len(done) == 0; time.Sleep(100 * time.Microsecond) {
@@ -235,7 +235,7 @@ func (n *node) inMaking() int {
 }
 
 func (n *node) awaitShim(t *testing.T) (pid int) {
-	eventually(t, "a shim runs", func() bool {
+	harness.Eventually(t, "a shim runs", func() bool {
 		running := n.Supervisors()
 		if len(running) > 0 {
 			pid = running[0]
@@ -246,7 +246,7 @@ func (n *node) awaitShim(t *testing.T) (pid int) {
 }
 
 func strikeCancel(t *testing.T, c *trial) {
-	ctx, cancel := context.WithCancel(limited(t))
+	ctx, cancel := context.WithCancel(harness.Limited(t))
 	defer cancel()
 	done := c.begin(ctx, t, "hang")
 	cancel()
@@ -256,7 +256,9 @@ func strikeCancel(t *testing.T, c *trial) {
 
 func strikeDeadline(t *testing.T, c *trial) {
 	const longer = 2 * time.Second // than it takes to come to the point, on a busy machine too
-	wantCode(t, <-c.begin(harness.Limited(t, longer), t, "hang"), codes.DeadlineExceeded)
+	ctx, cancel := context.WithTimeout(t.Context(), longer)
+	defer cancel()
+	wantCode(t, <-c.begin(ctx, t, "hang"), codes.DeadlineExceeded)
 	c.goOn(t)
 }
 
@@ -267,13 +269,13 @@ func (c *trial) goOn(t *testing.T) {
 	if c.operation.name != undo.name {
 		return
 	}
-	err := c.operation.call(limited(t), c)
+	err := c.operation.call(harness.Limited(t), c)
 	harness.Want(t, err == nil || strings.Contains(err.Error(), "failpoint pod/start before"), "the retry of a request that fails: %v", err)
 }
 
 // strikeLimit: the daemon's own limit for the operation passes.
 func strikeLimit(t *testing.T, c *trial) {
-	done := c.begin(limited(t), t, "hang")
+	done := c.begin(harness.Limited(t), t, "hang")
 	time.Sleep(shortLimit)
 	c.Disarm(t)
 	<-done // a step that was the last one succeeds late

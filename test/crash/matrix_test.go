@@ -305,7 +305,7 @@ func (c *trial) removeListed(t *testing.T) {
 		if pod.State == runtimeapi.PodSandboxState_SANDBOX_READY {
 			c.checkPause(t, pod.Id)
 		}
-		err := errors.Join(c.stop(limited(t), pod.Id), c.remove(limited(t), pod.Id))
+		err := errors.Join(c.stop(harness.Limited(t), pod.Id), c.remove(harness.Limited(t), pod.Id))
 		harness.Want(t, err == nil, "stop and remove what is listed: %v", err)
 	}
 }
@@ -313,7 +313,7 @@ func (c *trial) removeListed(t *testing.T) {
 // runAgain: the name is free at once (P8), or leads to the pod whose request
 // was given up (P15); there is never more than one of the name (P16).
 func (c *trial) runAgain(t *testing.T) {
-	id, err := c.run(limited(t), c.config)
+	id, err := c.run(harness.Limited(t), c.config)
 	harness.Check(t, err)
 	isOfTheName := func(pod *runtimeapi.PodSandbox) bool { return pod.Metadata.Name == c.config.Metadata.Name }
 	listed := slices.DeleteFunc(c.list(t), func(pod *runtimeapi.PodSandbox) bool { return !isOfTheName(pod) })
@@ -376,19 +376,19 @@ var (
 func nothing(*testing.T, *trial) {}
 
 func running(t *testing.T, c *trial) {
-	id, err := c.run(limited(t), c.config)
+	id, err := c.run(harness.Limited(t), c.config)
 	harness.Check(t, err)
 	c.id = id
 }
 
 func stopped(t *testing.T, c *trial) {
 	running(t, c)
-	harness.Check(t, c.stop(limited(t), c.id))
+	harness.Check(t, c.stop(harness.Limited(t), c.id))
 }
 
 func killed(t *testing.T, c *trial) {
 	c.Arm(t, "pod/start before kill")
-	_, err := c.run(limited(t), c.config)
+	_, err := c.run(harness.Limited(t), c.config)
 	harness.Want(t, err != nil, "the daemon was killed, and the request succeeded")
 	c.waitEnd(t)
 }
@@ -425,9 +425,9 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 		_, err := n.CreateContainer(sandbox, pod, debugger)
 		failed <- err
 	}()
-	eventually(t, "the container is about to be made", n.WasHit)
+	harness.Eventually(t, "the container is about to be made", n.WasHit)
 	harness.Check(t, unix.Kill(info.PID, unix.SIGKILL))
-	eventually(t, "the target has ended", func() bool { return errors.Is(unix.Kill(info.PID, 0), unix.ESRCH) })
+	harness.Eventually(t, "the target has ended", func() bool { return errors.Is(unix.Kill(info.PID, 0), unix.ESRCH) })
 	takePid(t, info.PID)
 	n.Disarm(t)
 	err := <-failed
@@ -435,7 +435,7 @@ func TestTargetWhosePidIsReused(t *testing.T) {
 }
 
 func takePid(t *testing.T, pid int) {
-	eventually(t, fmt.Sprintf("a process has the pid %d", pid), func() bool {
+	harness.Eventually(t, fmt.Sprintf("a process has the pid %d", pid), func() bool {
 		harness.Check(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0))
 		other := exec.Command("sleep", "1000000")
 		harness.Check(t, other.Start())

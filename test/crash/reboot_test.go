@@ -85,7 +85,7 @@ func (n *node) wantNotReady(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 }
 
 func (n *node) wantAddressesBack(t *testing.T) {
-	eventually(t, "the addresses are freed without any call", func() bool { return len(n.addressesOut(t)) == 0 })
+	harness.Eventually(t, "the addresses are freed without any call", func() bool { return len(n.addressesOut(t)) == 0 })
 }
 
 func (n *node) addressesOut(t *testing.T) []string { return harness.Glob(t, n.Addresses, "10.*") }
@@ -116,17 +116,17 @@ PATH=$CNI_PATH:$PATH exec bridge
 	bridge := n.BridgePlugin()
 	bridge["type"] = "agent"
 	n.WriteConflist("10-chain.conflist", bridge)
-	eventually(t, "the configuration is loaded", func() bool { return strings.Contains(n.Log(), "network configuration loaded") })
+	harness.Eventually(t, "the configuration is loaded", func() bool { return strings.Contains(n.Log(), "network configuration loaded") })
 	before := n.Look()
 	stays, goes := n.RunPod(n.PodConfig("stays")), n.RunPod(n.PodConfig("goes"))
 	same(t, "addresses that are out", len(n.addressesOut(t)), 2)
 	n.Reboot()
 	n.Start()
-	eventually(t, "DEL has failed for both", func() bool { return len(harness.Info[[]any](t, n.Node, "pendingAttachments")) == 2 })
-	harness.Want(t, n.stop(limited(t), goes) != nil, "Stop succeeded, and DEL has failed")
+	harness.Eventually(t, "DEL has failed for both", func() bool { return len(harness.Info[[]any](t, n.Node, "pendingAttachments")) == 2 })
+	harness.Want(t, n.stop(harness.Limited(t), goes) != nil, "Stop succeeded, and DEL has failed")
 	n.Crash()
-	eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(limited(t), goes) == nil })
-	harness.Check(t, n.remove(limited(t), goes))
+	harness.Eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(harness.Limited(t), goes) == nil })
+	harness.Check(t, n.remove(harness.Limited(t), goes))
 	same(t, "addresses that are out", len(n.addressesOut(t)), 2)
 	listener, err := net.Listen("unix", socket)
 	harness.Check(t, err)
@@ -150,7 +150,7 @@ func TestProperty1_OrphansAreSweptAndForeignThingsStay(t *testing.T) {
 	n.Start()
 
 	n.checkWitness(t)
-	eventually(t, "the orphans are gone", func() bool { gone, all := orphans.gone(); return gone == all })
+	harness.Eventually(t, "the orphans are gone", func() bool { gone, all := orphans.gone(); return gone == all })
 	gone, all := foreign.gone()
 	harness.Want(t, gone == 0, "%d of %d things were taken that were not ours: %v", gone, all, foreign)
 	foreign.remove(t)
@@ -221,7 +221,7 @@ func (m *things) remove(t *testing.T) {
 		harness.Check(t, os.Remove(file))
 	}
 	for _, dir := range m.cgroups {
-		eventually(t, dir+" can be removed", func() bool { return os.Remove(dir) == nil })
+		harness.Eventually(t, dir+" can be removed", func() bool { return os.Remove(dir) == nil })
 	}
 }
 

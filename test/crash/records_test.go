@@ -180,18 +180,18 @@ func TestProperty8_NameOfAHalfMadeSandbox(t *testing.T) {
 	before := n.Look()
 	config := n.PodConfig("half")
 	n.Arm(t, "pod/start before error", "pod/remove files before error")
-	_, err := n.run(limited(t), config)
+	_, err := n.run(harness.Limited(t), config)
 	harness.Need(t, err != nil, "the request succeeded")
 	half := n.list(t)
 	harness.Need(t, len(half) == 1 && half[0].State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY, "listed: %v", half)
-	_, err = n.run(limited(t), config)
+	_, err = n.run(harness.Limited(t), config)
 	harness.Want(t, err != nil, "a second request succeeded")
 	for range 2 {
 		n.wantListed(t, half[0].Id)
 		n.Crash()
 		// It is tried again in the background, in vain.
-		eventually(t, "it is listed again", func() bool { return len(n.list(t)) == 1 })
-		_, err := n.run(limited(t), config)
+		harness.Eventually(t, "it is listed again", func() bool { return len(n.list(t)) == 1 })
+		_, err := n.run(harness.Limited(t), config)
 		wantCode(t, err, codes.AlreadyExists)
 	}
 	n.Disarm(t)
@@ -297,7 +297,7 @@ func (n *node) trip(as string) harness.Object {
 }
 
 func (n *node) waitEnd(t testing.TB) {
-	eventually(t, "the daemon ends", func() bool { return !n.Running() })
+	harness.Eventually(t, "the daemon ends", func() bool { return !n.Running() })
 }
 
 func (n *node) run(ctx context.Context, config *runtimeapi.PodSandboxConfig) (string, error) {
@@ -328,12 +328,6 @@ func (n *node) pausePID(t testing.TB, id string) int {
 	var info struct{ PID int }
 	harness.Check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
 	return info.PID
-}
-
-func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
-
-func eventually(t testing.TB, what string, holds func() bool) {
-	harness.Eventually(t, what, patience, holds)
 }
 
 // same fails the test unless two values are the same.

@@ -81,7 +81,7 @@ func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
 	for _, pid := range n.Supervisors() {
 		harness.Freeze(t, pid)
 	}
-	ctx := harness.Limited(t, 10*listBound) // the harness's clients read as much as the kubelet
+	ctx := harness.Limited(t) // the harness's clients read as much as the kubelet
 	within := func(what string, want int, ask func() (count int, err error)) {
 		began := time.Now()
 		count, err := ask()
@@ -129,7 +129,7 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 	n := newNode(t)
 	n.runWitness(t)
 	ping := func(times int) {
-		ctx := harness.Limited(t, 10*time.Minute)
+		ctx := harness.Limited(t)
 		var wait sync.WaitGroup
 		for range clients {
 			wait.Go(func() {
@@ -156,7 +156,7 @@ func TestProperty57_HealthChecksLeakNothing(t *testing.T) {
 	ping(all - first)
 	fmt.Printf("%d health checks: the daemon has %d KiB, after the first %d it had %d KiB; %d descriptors, %d\n", all, anonymous(), first, before, open(), files)
 	// What was allocated in a burst is collected, and given back, when it is over.
-	eventually(t, fmt.Sprintf("it has what it had, %d KiB, and 2 MiB at most", before), func() bool { return anonymous() <= before+2<<10 })
+	harness.Eventually(t, fmt.Sprintf("it has what it had, %d KiB, and 2 MiB at most", before), func() bool { return anonymous() <= before+2<<10 })
 	now := open()
 	harness.Want(t, now <= files+4, "%d descriptors, there were %d", now, files)
 }

@@ -97,7 +97,7 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 	text := "defaultTestContainerImage: " + local + "busybox:1\nwebServerTestImage: " + local + "nginx:1\n"
 	harness.Check(t, os.WriteFile(images, []byte(text), 0o644))
 	report := filepath.Join(n.Dir, "report.json")
-	ctx := harness.Limited(t, patience)
+	ctx := harness.Limited(t)
 	command := exec.CommandContext(ctx, "../../bin/critest/critest", "-config", filepath.Join(n.Dir, "none"),
 		"-runtime-endpoint", "unix://"+n.Socket, "-image-endpoint", "unix://"+n.Socket, "-test-images-file", images,
 		"-ginkgo.json-report", report, "-ginkgo.no-color", "-ginkgo.focus", os.Getenv("CRITEST_FOCUS"), "-test.timeout", patience.String())

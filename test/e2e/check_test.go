@@ -60,7 +60,7 @@ func sleeping(ctx context.Context, t *testing.T, n *harness.Node, name string) (
 		path = filepath.Join(n.CgroupParent, name+".scope")
 		process = exec.CommandContext(ctx, "systemd-run", "--quiet", "--scope", "--slice", filepath.Base(n.CgroupParent), "--unit", name, "sleep", "600")
 		check(t, process.Start())
-		harness.Eventually(t, "systemd makes "+path, time.Minute, func() bool {
+		harness.Eventually(t, "systemd makes "+path, func() bool {
 			_, err := os.Lstat(cgroupDir(path))
 			return err == nil
 		})
@@ -80,7 +80,7 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 	mark := strings.TrimSuffix(filepath.Base(verbose(t, n, id).NetNamespace), id)
 	node := strings.TrimSuffix(strings.TrimPrefix(mark, "minicri-"), "-")
 	name := strings.Repeat("ab", 32)
-	ctx := limited(t)
+	ctx := harness.Limited(t)
 	group, process := sleeping(ctx, t, n, "minicri-c-"+node+"-"+name)
 	pause, other := sleeping(ctx, t, n, mark+"4567")
 	foreign, stranger := sleeping(ctx, t, n, "minicri-c-00000000-"+name)
@@ -195,7 +195,7 @@ func TestCheckForcesWhatIsInQuarantine(t *testing.T) {
 	n.Restart()
 	wantPods(t, n, mended)
 	harness.Want(t, ready(t, n, mended), "the pod whose record was mended is not ready")
-	eventually(t, "what was given up is removed", func() bool { return len(harness.Glob(t, n.Netns, "*"+givenUp)) == 0 })
+	harness.Eventually(t, "what was given up is removed", func() bool { return len(harness.Glob(t, n.Netns, "*"+givenUp)) == 0 })
 	for _, path := range copies {
 		for _, path := range []string{path, filepath.Join(filepath.Dir(path), "quarantine", filepath.Base(path))} {
 			_, err := os.Lstat(path)
@@ -233,7 +233,7 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 	wantFound(t, found, "sandbox", pod+" has no network: its link")
 	wantFound(t, found, "daemon", empty+" was removed")
 	check(t, unix.Kill(n.PID(), unix.SIGUSR1))
-	eventually(t, "the pod that is off its bridge is found", func() bool { return len(harness.Info[[]any](t, n, "driftedAttachments")) == 1 })
+	harness.Eventually(t, "the pod that is off its bridge is found", func() bool { return len(harness.Info[[]any](t, n, "driftedAttachments")) == 1 })
 	found, _ = problems(t, n)
 	wantFound(t, found, "attachment", pod+" is not as ADD left it")
 	rename := func(from, to string) error {
@@ -259,7 +259,7 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 	found, _ = problems(t, n)
 	wantFound(t, found, "network", broken+": line 3")
 	n.WriteConflist("10-first.conflist", harness.Object{"type": "missing"})
-	eventually(t, "the daemon sees the file", func() bool { is, said := networkReady(t, n); return !is && strings.Contains(said, "missing") })
+	harness.Eventually(t, "the daemon sees the file", func() bool { is, said := networkReady(t, n); return !is && strings.Contains(said, "missing") })
 	found, clean := problems(t, n)
 	harness.Want(t, !clean, "a network that is not ready is no problem")
 	wantFound(t, found, "NetworkReady", "missing")

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
@@ -51,8 +50,8 @@ func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
 	harness.WantError(t, stop(t, n, id)) // after a restart
 	rows := len(verbose(t, n, id).Timeline)
 	r.order("one", "DEL", "")
-	eventually(t, "the address is free in the background", func() bool { return len(addresses(t, n)) == 0 })
-	eventually(t, "the pod's timeline says so", func() bool { return len(verbose(t, n, id).Timeline) > rows })
+	harness.Eventually(t, "the address is free in the background", func() bool { return len(addresses(t, n)) == 0 })
+	harness.Eventually(t, "the pod's timeline says so", func() bool { return len(verbose(t, n, id).Timeline) > rows })
 	check(t, stop(t, n, id))
 	harness.Same(t, "pending", len(pending(t, n)), 0)
 }
@@ -61,13 +60,13 @@ func TestProperty13_DELThatNeverWorks(t *testing.T) {
 	n, r := newRecorded(t, fast+"detach_tries = 2\n")
 	id := n.RunPod(n.PodConfig("web"))
 	r.order("one", "DEL", "fail 999 broken")
-	eventually(t, "Stop succeeds after some tries", func() bool { return stop(t, n, id) == nil })
+	harness.Eventually(t, "Stop succeeds after some tries", func() bool { return stop(t, n, id) == nil })
 	check(t, remove(t, n, id))
 	wantPods(t, n)
 	timeline, err := n.RunCommand("timeline", id)
 	harness.Want(t, err == nil && strings.Contains(timeline, "cni del") && !strings.Contains(timeline, "✓ cni del"), "DEL has not succeeded: %v\n%s", err, timeline)
 	for range 2 {
-		eventually(t, "the verbose status shows it", func() bool {
+		harness.Eventually(t, "the verbose status shows it", func() bool {
 			list := pending(t, n)
 			return len(list) == 1 && list[0].Sandbox == id && list[0].Error != ""
 		})
@@ -75,7 +74,7 @@ func TestProperty13_DELThatNeverWorks(t *testing.T) {
 		n.Crash()
 	}
 	r.order("one", "DEL", "")
-	eventually(t, "the address is free", func() bool { return len(addresses(t, n)) == 0 && len(pending(t, n)) == 0 })
+	harness.Eventually(t, "the address is free", func() bool { return len(addresses(t, n)) == 0 && len(pending(t, n)) == 0 })
 }
 
 func TestProperty17_NamespaceFileBrokenByHand(t *testing.T) {
@@ -124,13 +123,13 @@ func TestProperty22_GarbageCollection(t *testing.T) {
 	check(t, os.Remove(filepath.Join(n.Root, "sandboxes", lost+".json")))
 	r.forget()
 	n.Start()
-	eventually(t, "the orphaned address is free", func() bool { return len(addresses(t, n)) == 1 })
-	eventually(t, "the orphaned pause process is gone", func() bool { return !alive(pid) })
+	harness.Eventually(t, "the orphaned address is free", func() bool { return len(addresses(t, n)) == 1 })
+	harness.Eventually(t, "the orphaned pause process is gone", func() bool { return !alive(pid) })
 	wantPods(t, n, kept)
 	harness.Want(t, ready(t, n, kept), "a pod whose record is there is not ready")
 	calls := r.calls("DEL")
 	harness.Want(t, len(calls) == 1 && calls[0].Container == lost, "got %+v", calls)
-	eventually(t, "GC runs", func() bool { return len(r.calls("GC")) > 0 })
+	harness.Eventually(t, "GC runs", func() bool { return len(r.calls("GC")) > 0 })
 	for _, call := range r.calls("GC") {
 		var config struct {
 			Valid []struct{ ContainerID string } `json:"cni.dev/valid-attachments"`
@@ -154,7 +153,7 @@ func TestWhatCanNeverWorkLeavesNothing(t *testing.T) {
 			n.Crash()
 		}
 	}
-	eventually(t, "nothing is left", func() bool {
+	harness.Eventually(t, "nothing is left", func() bool {
 		namespaces := harness.Glob(t, n.Netns, "*")
 		return len(namespaces)+len(harness.Glob(t, n.Root, "attachments", "*.json")) == 0
 	})
@@ -172,7 +171,7 @@ func TestCheckGivesUpAnAttachment(t *testing.T) {
 	found, _ = problems(t, n, "--fix", "--force", id[:12])
 	wantFound(t, found, "attachment", id[:12]+`" cannot be given up`)
 	wantClean(t, n, "--fix", "--force", id)
-	eventually(t, "the daemon gives it up too", func() bool {
+	harness.Eventually(t, "the daemon gives it up too", func() bool {
 		return len(pending(t, n)) == 0 && strings.Contains(n.Log(), "given up by hand")
 	})
 	n.RemovePod(other)
@@ -227,23 +226,19 @@ func TestNodeThatCannotMakeAPause(t *testing.T) {
 		"on a noexec mount: %v, %s", err, output)
 	check(t, unix.Mount("none", n.Netns, "tmpfs", unix.MS_RDONLY, ""))
 	n.Start()
-	eventually(t, "the node says that it is not ready, and why", func() bool {
+	harness.Eventually(t, "the node says that it is not ready, and why", func() bool {
 		is, message := condition(t, n, runtimeapi.RuntimeReady)
 		return !is && strings.Contains(message, "a pause did not start") && strings.Contains(message, "netns_dir")
 	})
 	c := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions[0]
 	harness.Want(t, c.Type == runtimeapi.RuntimeReady && c.Reason != "", "the condition has no reason: %v", c)
 	check(t, unix.Unmount(n.Netns, unix.MNT_DETACH))
-	eventually(t, "the node is ready", func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
+	harness.Eventually(t, "the node is ready", func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
 }
 
-// readyTime is within what NetworkReady has to follow the configuration: a few of the daemon's own periods,
-// which are seconds, and not the minute in which it would be found by chance.
-const readyTime = 30 * time.Second
-
 func becomesReady(t *testing.T, n *harness.Node, want bool) {
-	harness.Eventually(t, "NetworkReady follows", readyTime, func() bool {
+	harness.Eventually(t, "NetworkReady follows", func() bool {
 		got, _ := networkReady(t, n)
 		return got == want
 	})
@@ -259,12 +254,12 @@ func TestProperty20_HalfWrittenFileThatWasInUse(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "87-podman.conflist"), []byte(other), 0o644))
 	becomesNetwork(t, n, n.Network)
 	check(t, os.WriteFile(path, []byte(whole[:len(whole)/2]), 0o644))
-	harness.Eventually(t, "the file is shown as broken", readyTime, func() bool { return strings.Contains(statusInfo(t, n)["networkProblems"], path) })
+	harness.Eventually(t, "the file is shown as broken", func() bool { return strings.Contains(statusInfo(t, n)["networkProblems"], path) })
 	becomesReady(t, n, true)
 	becomesNetwork(t, n, n.Network)
 	n.RemovePod(n.RunPod(n.PodConfig("case")))
 	check(t, os.WriteFile(path, []byte(whole), 0o644))
-	harness.Eventually(t, "the file is whole", readyTime, func() bool { return !strings.Contains(statusInfo(t, n)["networkProblems"], path) })
+	harness.Eventually(t, "the file is whole", func() bool { return !strings.Contains(statusInfo(t, n)["networkProblems"], path) })
 	check(t, os.Remove(filepath.Join(n.CNIConf, "87-podman.conflist")))
 }
 
@@ -290,7 +285,7 @@ func TestProperty20_SymlinkSwitched(t *testing.T) {
 }
 
 func becomesNetwork(t *testing.T, n *harness.Node, name string) {
-	harness.Eventually(t, "the network is "+name, readyTime, func() bool { return strings.Contains(currentNetwork(t, n), `"`+name+`"`) })
+	harness.Eventually(t, "the network is "+name, func() bool { return strings.Contains(currentNetwork(t, n), `"`+name+`"`) })
 }
 
 // Files come by rename, half written at first, and go with their directory, also over a start; bad ones hide
@@ -304,7 +299,7 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 	check(t, os.Rename(path, path+".off"))
 	becomesReady(t, n, false)
 	check(t, os.WriteFile(path, []byte(whole[:len(whole)/2]), 0o644))
-	harness.Eventually(t, "the message names the file", readyTime, func() bool {
+	harness.Eventually(t, "the message names the file", func() bool {
 		ready, message := networkReady(t, n)
 		return !ready && strings.Contains(message, path)
 	})
@@ -322,7 +317,7 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 	check(t, os.WriteFile(bad, []byte(`{"name": `), 0o644))
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "01-empty.conf"), nil, 0o644))
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "02-no-plugins.conflist"), []byte(`{"cniVersion": "1.0.0", "name": "x", "plugins": []}`), 0o644))
-	harness.Eventually(t, "the bad files are seen", readyTime, func() bool {
+	harness.Eventually(t, "the bad files are seen", func() bool {
 		problems := harness.Info[[]string](t, n, "networkProblems")
 		return len(problems) == 3 && strings.Contains(problems[0], bad)
 	})
@@ -336,7 +331,7 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 func TestProperty21_STATUS(t *testing.T) {
 	n, r := newRecorded(t, fast+`cni_status = "5s"`, "two")
 	says := func(texts ...string) {
-		harness.Eventually(t, fmt.Sprintf("the message has %q", texts), readyTime, func() bool {
+		harness.Eventually(t, fmt.Sprintf("the message has %q", texts), func() bool {
 			isReady, message := networkReady(t, n)
 			return !isReady && !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(message, text) })
 		})
@@ -353,7 +348,7 @@ func TestProperty21_STATUS(t *testing.T) {
 	wantSoon(t, "Status", pids[0], func() { networkReady(t, n) })
 	becomesReady(t, n, false)
 	for _, pid := range pids {
-		eventually(t, "the plugin and its child are gone", func() bool { return !alive(pid) })
+		harness.Eventually(t, "the plugin and its child are gone", func() bool { return !alive(pid) })
 	}
 	r.order("two", "STATUS", "")
 	becomesReady(t, n, true)
@@ -364,6 +359,6 @@ func TestProperty21_STATUS(t *testing.T) {
 	wantRefused(t, n, n.PodConfig("refused"))
 	harness.Want(t, ready(t, n, id), "a pod that runs is not ready any more")
 	check(t, os.Rename(program+".off", program))
-	eventually(t, "what ADD may have begun is rolled back", func() bool { return len(pending(t, n)) == 0 })
+	harness.Eventually(t, "what ADD may have begun is rolled back", func() bool { return len(pending(t, n)) == 0 })
 	check(t, remove(t, n, id))
 }

@@ -112,12 +112,12 @@ func TestProperty11_ChainThatFailsInTheMiddleAndWithDEL(t *testing.T) {
 	// The plugin that fails does not keep the other one from its DEL, and is asked until it succeeds.
 	wantAddresses(t, n, 0)
 	pending := func() bool { return strings.Contains(statusInfo(t, n)["pendingAttachments"], "not now") }
-	eventually(t, "the attachment is pending", pending)
+	harness.Eventually(t, "the attachment is pending", pending)
 	r.order("two", "ADD", "")
 	// The name is not blocked by what is being released.
 	n.RunPod(n.PodConfig("web"))
 	r.order("two", "DEL", "")
-	eventually(t, "the attachment is released", func() bool { return !pending() })
+	harness.Eventually(t, "the attachment is released", func() bool { return !pending() })
 	wantAddresses(t, n, 1)
 }
 
@@ -157,7 +157,7 @@ func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart
 	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
 	before := currentNetwork(t, n)
 	check(t, change(n, file))
-	eventually(t, "the daemon sees the change", func() bool {
+	harness.Eventually(t, "the daemon sees the change", func() bool {
 		return currentNetwork(t, n) != before || strings.Contains(statusInfo(t, n)["networkProblems"], file)
 	})
 	if restart {
@@ -234,7 +234,7 @@ func TestProperty14_HangingADD(t *testing.T) {
 	wantSoon(t, "PodSandboxStatus", pids[0], func() { verbose(t, n, other) })
 	n.RemovePod(n.RunPod(n.PodConfig("third")))
 	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", harness.Object{"new": true}))
-	eventually(t, "the new configuration is in effect", func() bool {
+	harness.Eventually(t, "the new configuration is in effect", func() bool {
 		return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "new")
 	})
 	building := harness.Info[[]struct {
@@ -248,7 +248,7 @@ func TestProperty14_HangingADD(t *testing.T) {
 	// A plugin that is killed by another one fails like any other.
 	check(t, unix.Kill(pids[1], unix.SIGKILL))
 	harness.WantError(t, <-failed, "plugin two", "ADD")
-	eventually(t, "only the other pod has an address", func() bool { return len(addresses(t, n)) == 1 })
+	harness.Eventually(t, "only the other pod has an address", func() bool { return len(addresses(t, n)) == 1 })
 }
 
 func TestProperty15_CancelledInTheMiddleOfADD(t *testing.T) {
@@ -256,7 +256,7 @@ func TestProperty15_CancelledInTheMiddleOfADD(t *testing.T) {
 	r.order("one", "ADD", "wait")
 	ctx, cancel := context.WithCancel(context.Background())
 	first := begin(ctx, n, n.PodConfig("web"))
-	eventually(t, "ADD runs", func() bool { return len(r.calls("ADD")) == 1 })
+	harness.Eventually(t, "ADD runs", func() bool { return len(r.calls("ADD")) == 1 })
 	cancel()
 	harness.WantError(t, <-first) // of the caller that gave up
 	wantPods(t, n)
@@ -273,7 +273,7 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 	r.order("one", "ADD", "wait")
 	first, giveUp := context.WithCancel(context.Background())
 	begin(first, n, n.PodConfig("web"))
-	eventually(t, "ADD runs", func() bool { return len(r.calls("ADD")) == 1 })
+	harness.Eventually(t, "ADD runs", func() bool { return len(r.calls("ADD")) == 1 })
 
 	answers := make([]string, 20)
 	giveUp()

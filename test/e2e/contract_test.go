@@ -33,7 +33,7 @@ func newCounted(t *testing.T) *counted {
 	app.Metadata.Attempt, app.Image.UserSpecifiedImage = 3, "registry.test/as/written:1"
 	app.Labels, app.Annotations = map[string]string{"tier": "front"}, map[string]string{"container": "note"}
 	c.container = n.RunContainer(c.pod, config, app)
-	eventually(t, "the container has written", func() bool {
+	harness.Eventually(t, "the container has written", func() bool {
 		log, _ := os.ReadFile(filepath.Join(config.LogDirectory, "app.log")) // it may not be there yet
 		return strings.Contains(string(log), "written")
 	})
@@ -68,7 +68,7 @@ func TestStatsFilters(t *testing.T) {
 		"not all of them": {&filter{Id: c.container, PodSandboxId: c.container}, 0},
 	} {
 		listed := harness.Call(t, c.Runtime.ListContainerStats, &runtimeapi.ListContainerStatsRequest{Filter: test.filter})
-		stream, err := c.Runtime.StreamContainerStats(limited(t), &runtimeapi.StreamContainerStatsRequest{Filter: test.filter})
+		stream, err := c.Runtime.StreamContainerStats(harness.Limited(t), &runtimeapi.StreamContainerStatsRequest{Filter: test.filter})
 		streamed := receive(t, stream, err, (*runtimeapi.StreamContainerStatsResponse).GetContainerStats)
 		harness.Want(t, len(listed.Stats) == test.want && len(streamed) == test.want,
 			"%s: %d listed, %d streamed, want %d", name, len(listed.Stats), len(streamed), test.want)
@@ -87,7 +87,7 @@ func TestStatsFilters(t *testing.T) {
 	for id, want := range map[string]int{"": 1, c.container: 0} {
 		filter := &runtimeapi.PodSandboxStatsFilter{Id: id, LabelSelector: map[string]string{"app": "counted"}}
 		listed := harness.Call(t, c.Runtime.ListPodSandboxStats, &runtimeapi.ListPodSandboxStatsRequest{Filter: filter})
-		stream, err := c.Runtime.StreamPodSandboxStats(limited(t), &runtimeapi.StreamPodSandboxStatsRequest{Filter: filter})
+		stream, err := c.Runtime.StreamPodSandboxStats(harness.Limited(t), &runtimeapi.StreamPodSandboxStatsRequest{Filter: filter})
 		streamed := receive(t, stream, err, (*runtimeapi.StreamPodSandboxStatsResponse).GetPodSandboxStats)
 		harness.Want(t, len(listed.Stats) == want && len(streamed) == want,
 			"id %q: %d listed, %d streamed, want %d", id, len(listed.Stats), len(streamed), want)
@@ -128,7 +128,7 @@ func TestMetricsOfPods(t *testing.T) {
 		harness.Want(t, labels[name] != nil, "%s, which critest wants, is not described", name)
 	}
 	listed := harness.Call(t, c.Runtime.ListPodSandboxMetrics, &runtimeapi.ListPodSandboxMetricsRequest{})
-	stream, err := c.Runtime.StreamPodSandboxMetrics(limited(t), &runtimeapi.StreamPodSandboxMetricsRequest{})
+	stream, err := c.Runtime.StreamPodSandboxMetrics(harness.Limited(t), &runtimeapi.StreamPodSandboxMetricsRequest{})
 	streamed := receive(t, stream, err, (*runtimeapi.StreamPodSandboxMetricsResponse).GetPodSandboxMetrics)
 	for how, pods := range map[string][]*runtimeapi.PodSandboxMetrics{"list": listed.PodMetrics, "stream": streamed} {
 		at := slices.IndexFunc(pods, func(p *runtimeapi.PodSandboxMetrics) bool { return p.PodSandboxId == c.pod })
@@ -172,7 +172,7 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 			"shown are %+v, want %q, %q, %q", got, overhead, resources, memory)
 	}
 	update := func(id string, resources, overhead *runtimeapi.LinuxContainerResources, code codes.Code) {
-		_, err := n.Runtime.UpdatePodSandboxResources(limited(t), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: resources, Overhead: overhead})
+		_, err := n.Runtime.UpdatePodSandboxResources(harness.Limited(t), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: resources, Overhead: overhead})
 		harness.WantCode(t, err, code)
 	}
 	shown(id, "7", "66", "")

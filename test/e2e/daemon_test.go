@@ -46,8 +46,8 @@ func TestSIGTERMLetsCallsFinish(t *testing.T) {
 	n, r := newRecorded(t, fast+`shutdown = "50s"`)
 	r.order("one", "ADD", "wait")
 	answered := begin(context.Background(), n, n.PodConfig("web"))
-	eventually(t, "ADD runs", func() bool { return len(r.calls("ADD")) == 1 })
-	ctx := limited(t)
+	harness.Eventually(t, "ADD runs", func() bool { return len(r.calls("ADD")) == 1 })
+	ctx := harness.Limited(t)
 	go func() {
 		for !strings.Contains(n.Log(), "shutting down") && ctx.Err() == nil {
 			time.Sleep(time.Millisecond)
@@ -120,7 +120,7 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 		}
 		check(t, unix.Kill(pausePID(t, n, id), unix.SIGKILL))
 		began := time.Now()
-		eventually(t, "the pod is NotReady", func() bool { return !ready(t, n, id) })
+		harness.Eventually(t, "the pod is NotReady", func() bool { return !ready(t, n, id) })
 		return time.Since(began)
 	}
 	for _, restarted := range []bool{false, true} {
@@ -135,7 +135,7 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 	pid := pausePID(t, n, id)
 	n.Kill()
 	check(t, unix.Kill(pid, unix.SIGKILL))
-	eventually(t, "pause is gone", func() bool { return !alive(pid) })
+	harness.Eventually(t, "pause is gone", func() bool { return !alive(pid) })
 	n.Start()
 	harness.Want(t, !ready(t, n, id) && ready(t, n, lives), "got %v", list(t, n, nil))
 	failed, err := n.RunCommand("timeline", "--failed")
@@ -259,7 +259,7 @@ func TestMetricsAddress(t *testing.T) {
 		DialContext: func(_ context.Context, _, address string) (net.Conn, error) { return n.Dial(address) },
 	}}
 	shows := func(path, text string) {
-		eventually(t, path+" shows "+text, func() bool {
+		harness.Eventually(t, path+" shows "+text, func() bool {
 			answer, err := client.Get("https://127.0.0.1:9440" + path)
 			if err != nil {
 				return false // it does not listen yet
@@ -278,7 +278,7 @@ func TestMetricsAddress(t *testing.T) {
 	n.Kill()
 	taken := n.Listen("127.0.0.1:9440")
 	n.Start()
-	eventually(t, "the log says that the address is taken", func() bool { return strings.Contains(n.Log(), "metrics are not served") })
+	harness.Eventually(t, "the log says that the address is taken", func() bool { return strings.Contains(n.Log(), "metrics are not served") })
 	check(t, taken.Close())
 	rewrite(t, n, "log_format = 'text'", "log_format = 'loud'")
 	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
@@ -337,9 +337,9 @@ func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
 	n := newNode(t)
 	pod, dir := n.RunPod(n.PodConfig("web")), t.TempDir()
 	config, options := n.PodConfig("restored"), map[string]string{"leave-running": "true"}
-	_, container := n.Runtime.CheckpointContainer(limited(t), &runtimeapi.CheckpointContainerRequest{ContainerId: pod, Location: filepath.Join(dir, "archive.tar"), Timeout: 10})
-	_, sandbox := n.Runtime.CheckpointPod(limited(t), &runtimeapi.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: []string{pod}, Options: options})
-	_, restore := n.Runtime.RestorePod(limited(t), &runtimeapi.RestorePodRequest{
+	_, container := n.Runtime.CheckpointContainer(harness.Limited(t), &runtimeapi.CheckpointContainerRequest{ContainerId: pod, Location: filepath.Join(dir, "archive.tar"), Timeout: 10})
+	_, sandbox := n.Runtime.CheckpointPod(harness.Limited(t), &runtimeapi.CheckpointPodRequest{PodSandboxId: pod, OutputPath: dir, ContainerIds: []string{pod}, Options: options})
+	_, restore := n.Runtime.RestorePod(harness.Limited(t), &runtimeapi.RestorePodRequest{
 		CheckpointPath: dir, Config: config, Options: options, RuntimeHandler: "kata",
 		ContainerConfigs: []*runtimeapi.ContainerConfig{{Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}},
 	})

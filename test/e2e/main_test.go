@@ -8,7 +8,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -63,18 +62,12 @@ func wantRefused(t *testing.T, n *harness.Node, config *runtimeapi.PodSandboxCon
 // patience is the longest that a test waits for what has no limit of its own.
 const patience = 3 * time.Minute
 
-func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
-
-func eventually(t testing.TB, what string, holds func() bool) {
-	harness.Eventually(t, what, patience, holds)
-}
-
 func run(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig) (string, error) {
 	return runBy(t, n, config, "")
 }
 
 func runBy(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
-	answer, err := n.Runtime.RunPodSandbox(limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
+	answer, err := n.Runtime.RunPodSandbox(harness.Limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
 	return answer.GetPodSandboxId(), err
 }
 
@@ -254,7 +247,7 @@ func sequence(calls []pluginCall) string {
 // hung waits for a hanging plugin and returns its process and its child's.
 func (r *recorder) hung() (pids []int) {
 	pids = make([]int, 2)
-	eventually(r.t, "a plugin hangs", func() bool {
+	harness.Eventually(r.t, "a plugin hangs", func() bool {
 		data, err := os.ReadFile(filepath.Join(r.dir, "hangs"))
 		if err != nil {
 			return false

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"google.golang.org/grpc/codes"
@@ -94,7 +93,7 @@ func TestDualStack(t *testing.T) {
 	})
 	serve(n, id, ":80", "six")
 	// Duplicate address detection takes its time.
-	eventually(t, "the pod's IPv6 address answers", func() bool {
+	harness.Eventually(t, "the pod's IPv6 address answers", func() bool {
 		text, _ := fetch(n, "["+network.AdditionalIps[0].Ip+"]:80")
 		return text == "six"
 	})
@@ -147,7 +146,7 @@ func newDefaultNode(t *testing.T, subnet, keys string) *harness.Node {
 const ownBridge = "bridge = %q\n"
 
 func updatePodCIDR(t *testing.T, n *harness.Node, cidr string, code codes.Code) {
-	_, err := n.Runtime.UpdateRuntimeConfig(limited(t), &runtimeapi.UpdateRuntimeConfigRequest{
+	_, err := n.Runtime.UpdateRuntimeConfig(harness.Limited(t), &runtimeapi.UpdateRuntimeConfigRequest{
 		RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}},
 	})
 	harness.WantCode(t, err, code)
@@ -255,7 +254,7 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(conf, "10-own.conflist"), fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "own", "plugins": [
 		{"type": "bridge", "bridge": %q, "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "10.89.0.0/16"}]]}}
 	]}`, n.Bridge, addresses), 0o644))
-	harness.Eventually(t, "the handler's network is there", 30*time.Second, func() bool { holds, _ := condition(t, n, "RuntimeHandlerReady/own"); return holds })
+	harness.Eventually(t, "the handler's network is there", func() bool { holds, _ := condition(t, n, "RuntimeHandlerReady/own"); return holds })
 	own, err := runBy(t, n, n.PodConfig("own"), "own")
 	check(t, err)
 	other := n.RunPod(n.PodConfig("other"))

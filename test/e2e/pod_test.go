@@ -118,7 +118,7 @@ func receive[M, E any](t *testing.T, stream interface{ Recv() (M, error) }, err 
 }
 
 func streamPods(t *testing.T, n *harness.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
-	stream, err := n.Runtime.StreamPodSandboxes(limited(t), &runtimeapi.StreamPodSandboxesRequest{Filter: filter})
+	stream, err := n.Runtime.StreamPodSandboxes(harness.Limited(t), &runtimeapi.StreamPodSandboxesRequest{Filter: filter})
 	return receive(t, stream, err, (*runtimeapi.StreamPodSandboxesResponse).GetPodSandboxes)
 }
 
@@ -238,8 +238,8 @@ func TestLogDirectoryOnADeadMount(t *testing.T) {
 	reload(t, n, short, long)
 	n.RemovePod(n.RunPod(n.PodConfig("other")))
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
-	done := begin(limited(t), n, config)
-	eventually(t, "it is under way", func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
+	done := begin(harness.Limited(t), n, config)
+	harness.Eventually(t, "it is under way", func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
 	began := time.Now()
 	n.Stop()
 	took := time.Since(began)
@@ -275,7 +275,7 @@ func TestNoPodBreaksTheList(t *testing.T) {
 		kept += strings.Count(pod.Annotations["short"], "kept")
 	}
 	harness.Want(t, len(pods) == heavies+1 && kept == heavies, "%d pods are listed, %d with their short annotation", len(pods), kept)
-	stats, err := n.Runtime.ListPodSandboxStats(limited(t), &runtimeapi.ListPodSandboxStatsRequest{})
+	stats, err := n.Runtime.ListPodSandboxStats(harness.Limited(t), &runtimeapi.ListPodSandboxStatsRequest{})
 	harness.Want(t, err == nil && len(stats.Stats) == heavies+1, "statistics of %d pods, %v", len(stats.GetStats()), err)
 	for _, pod := range streamPods(t, n, nil) {
 		if len(pod.Annotations["much"]) == 256<<10 && len(pod.Labels["much"]) == 256<<10-4 {
@@ -297,7 +297,7 @@ func TestNoContainerBreaksTheList(t *testing.T) {
 		_, err := n.CreateContainer(pod, sandbox, config)
 		check(t, err)
 	}
-	containers, err := n.Runtime.ListContainers(limited(t), &runtimeapi.ListContainersRequest{})
+	containers, err := n.Runtime.ListContainers(harness.Limited(t), &runtimeapi.ListContainersRequest{})
 	harness.Want(t, err == nil && len(containers.GetContainers()) == heavies && containers.Containers[0].Annotations["short"] == "kept",
 		"%d containers are listed, %v", len(containers.GetContainers()), err)
 	podStatus(t, n, pod)

@@ -77,7 +77,7 @@ func TestReload(t *testing.T) {
 	n := newNode(t, harness.Env("NOTIFY_SOCKET="+socket), harness.LevelOfFile(), harness.Config("log_level = 'info'\nshm_size = 65536\n[limits]\nreload = \"20ms\"\ncni_add = \"90s\"\n"))
 	first, pid := n.RunPod(n.PodConfig("first")), n.PID()
 	inForce := func(limit string) {
-		eventually(t, "the limit is "+limit, func() bool {
+		harness.Eventually(t, "the limit is "+limit, func() bool {
 			return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:"+limit)
 		})
 	}
@@ -89,11 +89,11 @@ func TestReload(t *testing.T) {
 	rewrite(t, n, "cni_add = \"90s\"", "cni_add = \"2s\"")
 	rewrite(t, n, "'info'\nshm_size = 65536", "'debug'\nshm_size = 131072\nmetrics_address = '127.0.0.1:0'")
 	inForce("2s")
-	eventually(t, "the level is reloaded, and the other keys are named", func() bool {
+	harness.Eventually(t, "the level is reloaded, and the other keys are named", func() bool {
 		log := n.Log()
 		return debug() > 0 && strings.Contains(log, "need a restart") && strings.Contains(log, "shm_size") && strings.Contains(log, "metrics_address")
 	})
-	eventually(t, "systemd is told of the reload and of its end", func() bool { return s.count("RELOADING=1\nMONOTONIC_USEC=") > 0 && s.count("READY=1") > 1 })
+	harness.Eventually(t, "systemd is told of the reload and of its end", func() bool { return s.count("RELOADING=1\nMONOTONIC_USEC=") > 0 && s.count("READY=1") > 1 })
 	// SIGHUP asks for it too, as often as it comes.
 	for range 50 {
 		check(t, syscall.Kill(pid, syscall.SIGHUP))
@@ -101,14 +101,14 @@ func TestReload(t *testing.T) {
 	}
 	rewrite(t, n, "cni_add = \"2s\"", "cni_add = \"soon\"")
 	check(t, syscall.Kill(pid, syscall.SIGHUP))
-	eventually(t, "the error is logged", func() bool { return strings.Contains(n.Log(), "stays as it was") })
+	harness.Eventually(t, "the error is logged", func() bool { return strings.Contains(n.Log(), "stays as it was") })
 	harness.Want(t, n.PID() == pid && ready(t, n, first), "the daemon was restarted, or the pod has ended")
 	rewrite(t, n, "'debug'", "'warn'")
 	rewrite(t, n, "cni_add = \"soon\"", "cni_add = \"3s\"")
 	inForce("3s")
-	eventually(t, "no line of level debug comes", func() bool { before := debug(); return debug() == before })
+	harness.Eventually(t, "no line of level debug comes", func() bool { before := debug(); return debug() == before })
 	n.Stop()
-	eventually(t, "systemd is told of the end", func() bool { return s.count("STOPPING=1") > 0 })
+	harness.Eventually(t, "systemd is told of the end", func() bool { return s.count("STOPPING=1") > 0 })
 	rewrite(t, n, "\nmetrics_address = '127.0.0.1:0'", "") // the socket of a daemon that starts now is no leak
 }
 
@@ -136,7 +136,7 @@ required_plugins = []
 	check(t, os.MkdirAll(filepath.Join(dir, "after", "nowhere.invalid"), 0o755))
 	check(t, os.WriteFile(filepath.Join(dir, "after", "nowhere.invalid", "hosts.toml"), []byte("server = 'http://127.0.0.1:1'\n"), 0o600))
 	reload(t, n, dir+"/before", dir+"/after")
-	_, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "nowhere.invalid/app:1"}})
+	_, err := n.Image.PullImage(harness.Limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "nowhere.invalid/app:1"}})
 	harness.Want(t, err != nil && strings.Contains(err.Error(), "127.0.0.1:1"), "a pull by the new directories: %v", err)
 
 	// A drop-in is followed like the file itself.
@@ -144,7 +144,7 @@ required_plugins = []
 	check(t, os.WriteFile(filepath.Join(n.Dir, "config.toml.d", "network.toml"), fmt.Appendf(nil,
 		"[default_network]\nenabled = true\nname = %q\nbridge = %q\nsubnet = '10.77.0.0/24'\ndata_dir = %q\n", n.Network, n.Bridge, filepath.Dir(n.Addresses)), 0o600))
 	becomesReady(t, n, true)
-	eventually(t, "the drop-in is in force", func() bool { return strings.Contains(n.Log(), `applied="[default_network`) })
+	harness.Eventually(t, "the drop-in is in force", func() bool { return strings.Contains(n.Log(), `applied="[default_network`) })
 	id := n.RunPod(n.PodConfig("web"))
 
 	reload(t, n, "required_plugins = []", "required_plugins = ['absent']")
@@ -175,13 +175,13 @@ func TestReloadOfRuntimes(t *testing.T) {
 
 	table := fmt.Sprintf("[runtimes.late]\ntype = 'oci'\npath = '%s'\n", runc)
 	rewrite(t, n, "[limits]", table+"[limits]")
-	eventually(t, "the handler is there", func() bool { return strings.Contains(handlers(), "late") })
+	harness.Eventually(t, "the handler is there", func() bool { return strings.Contains(handlers(), "late") })
 	id, err := pod("web")
 	check(t, err)
 	n.RunContainer(id, n.PodConfig("web"), harness.Container("app", "/bin/sleep", "1000000"))
 
 	rewrite(t, n, table, "")
-	eventually(t, "the handler is gone", func() bool { return !strings.Contains(handlers(), "late") })
+	harness.Eventually(t, "the handler is gone", func() bool { return !strings.Contains(handlers(), "late") })
 	_, err = pod("refused")
 	harness.WantCode(t, err, codes.InvalidArgument)
 	harness.Want(t, ready(t, n, id), "the pod of the handler is not ready any more")
@@ -203,14 +203,14 @@ func TestReloadOfPeriods(t *testing.T) {
 	rewrite(t, n, "reload = '1h'", "reload = '20ms'")
 	rewrite(t, n, long, short)
 	check(t, syscall.Kill(n.PID(), syscall.SIGHUP))
-	eventually(t, "the plugins are asked again and again", func() bool {
+	harness.Eventually(t, "the plugins are asked again and again", func() bool {
 		return len(r.calls("STATUS")) >= statuses+3 && len(r.calls("GC")) >= 3 && len(r.calls("CHECK")) >= 3
 	})
-	eventually(t, "the DEL is retried", func() bool { return len(addresses(t, n)) == 1 })
+	harness.Eventually(t, "the DEL is retried", func() bool { return len(addresses(t, n)) == 1 })
 	isReady, reason := networkReady(t, n)
 	harness.Want(t, isReady, "the network is not ready: %s", reason)
 	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nil))
-	eventually(t, "the directory is looked at", func() bool { return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "two") })
+	harness.Eventually(t, "the directory is looked at", func() bool { return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "two") })
 	reload(t, n, short, long) // the next run of a plugin is no leak
 }
 
@@ -243,9 +243,9 @@ func TestReloadOfLimits(t *testing.T) {
 		set(key, "'1s'")
 		// One that began before has the limit of before.
 		before := len(r.calls(verb))
-		eventually(t, verb+" has its new limit", func() bool { return len(r.calls(verb)) > before+1 })
+		harness.Eventually(t, verb+" has its new limit", func() bool { return len(r.calls(verb)) > before+1 })
 		r.order("one", verb, "hang")
-		eventually(t, verb+" is ended", func() bool {
+		harness.Eventually(t, verb+" is ended", func() bool {
 			return slices.ContainsFunc(strings.Split(n.Log(), "\n"), func(line string) bool {
 				return strings.Contains(line, "not done after 1s") && strings.Contains(line, verb)
 			})
@@ -263,12 +263,12 @@ func TestReloadOfLimits(t *testing.T) {
 	for _, key := range []string{"destroy", "kill", "cni_del"} {
 		set(key, "'10m'")
 	}
-	eventually(t, "a DEL that fails blocks the deletion", func() bool {
+	harness.Eventually(t, "a DEL that fails blocks the deletion", func() bool {
 		err := stop(t, n, id) // the first may wait for a retry that hangs
 		return err != nil && strings.Contains(err.Error(), "not now")
 	})
 	set("detach_tries", "1")
-	eventually(t, "the deletion is not blocked", func() bool { return stop(t, n, id) == nil })
+	harness.Eventually(t, "the deletion is not blocked", func() bool { return stop(t, n, id) == nil })
 	r.order("one", "DEL", "")
-	eventually(t, "the addresses are free", func() bool { return len(addresses(t, n)) == 0 })
+	harness.Eventually(t, "the addresses are free", func() bool { return len(addresses(t, n)) == 0 })
 }

@@ -202,7 +202,7 @@ func (n *Node) Reload(change func()) {
 	before := lines()
 	change()
 	n.must("asking for a reload", syscall.Kill(n.PID(), syscall.SIGHUP))
-	Eventually(n.t, "the configuration is reloaded", callTime, func() bool { return lines() > before })
+	Eventually(n.t, "the configuration is reloaded", func() bool { return lines() > before })
 }
 
 // Running reports whether the daemon runs.

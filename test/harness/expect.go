@@ -136,38 +136,48 @@ func WantCode(t testing.TB, err error, code codes.Code, says ...string) {
 	}
 }
 
-// Limited is a context for calls of a test, which ends after the limit and with the test. It is no child of
-// the test's own context, so that cleanups may use it.
-func Limited(t testing.TB, limit time.Duration) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+// Limited is a context for calls of a test. It ends with the test, or when Eventually would give up. It is no
+// child of the test's own context, so that cleanups may use it.
+func Limited(t testing.TB) context.Context {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline(t))
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// deadline is the test's own time-out (go test -timeout), less a tenth for the message and the cleanups. No test has
+// another bound: a busy machine makes a test slow, and a slow test has not failed.
+func deadline(t testing.TB) time.Time {
+	if d, ok := t.(interface{ Deadline() (time.Time, bool) }); ok {
+		if end, ok := d.Deadline(); ok {
+			return time.Now().Add(time.Until(end) * 9 / 10)
+		}
+	}
+	return time.Now().Add(24 * time.Hour)
 }
 
 // Call calls an RPC that has to succeed.
 func Call[Request, Answer any](t testing.TB, rpc func(context.Context, Request, ...grpc.CallOption) (Answer, error), request Request) Answer {
 	t.Helper()
-	answer, err := rpc(Limited(t, callTime), request)
+	answer, err := rpc(Limited(t), request)
 	Check(t, err)
 	return answer
 }
 
 // Err is the error of an RPC.
 func Err[Request, Answer any](t testing.TB, rpc func(context.Context, Request, ...grpc.CallOption) (Answer, error), request Request) error {
-	_, err := rpc(Limited(t, callTime), request)
+	_, err := rpc(Limited(t), request)
 	return err
 }
 
 // pollInterval is how often Eventually asks.
 const pollInterval = 5 * time.Millisecond
 
-// Eventually polls until the condition holds, and ends the test if it does not within the limit.
-func Eventually(t testing.TB, what string, limit time.Duration, holds func() bool) {
+// Eventually polls until the condition holds, and ends the test if it does not before the test's own time-out.
+func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !holds(); time.Sleep(pollInterval) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s%s", limit, what, from())
+	for end := deadline(t); !holds(); time.Sleep(pollInterval) {
+		if time.Now().After(end) {
+			t.Fatalf("it did not become true that %s%s", what, from())
 		}
 	}
 }

@@ -28,7 +28,7 @@ func TestNetworkIsInScope(t *testing.T) {
 	n := prepared(t, DualStack(), NoNetwork())
 	pod := exec.Command("unshare", "--net", "sleep", "600")
 	Check(t, n.inNetns(pod.Start))
-	Eventually(t, "unshare becomes sleep", settleTime, func() bool {
+	Eventually(t, "unshare becomes sleep", func() bool {
 		comm := Read(t, fmt.Sprintf("/proc/%d/comm", pod.Process.Pid))
 		return string(comm) == "sleep\n"
 	})

@@ -83,7 +83,7 @@ func NewNode(t testing.TB, opts ...Option) *Node {
 	// What it tries at its start, a pause and a container of each handler, is no part of an idle node; on a busy
 	// machine it serves before they are gone.
 	trying := regexp.MustCompile("is not known yet|has not yet made")
-	Eventually(t, "the daemon knows whether pods can be made", callTime, func() bool {
+	Eventually(t, "the daemon knows whether pods can be made", func() bool {
 		return !trying.MatchString(Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).String())
 	})
 	n.idle = n.look(n.idleScope())

@@ -111,7 +111,7 @@ func Attempt(number uint32) PodOption {
 
 // RunPod runs a pod and returns its id. An error fails the test.
 func (n *Node) RunPod(config *runtimeapi.PodSandboxConfig) string {
-	answer, err := n.Runtime.RunPodSandbox(Limited(n.t, callTime), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: n.options.handler})
+	answer, err := n.Runtime.RunPodSandbox(Limited(n.t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: n.options.handler})
 	n.must("running pod "+config.GetMetadata().GetName(), err)
 	return answer.PodSandboxId
 }
@@ -150,7 +150,7 @@ func Container(name string, command ...string) *runtimeapi.ContainerConfig {
 
 // CreateContainer makes a container in a pod, and returns its id.
 func (n *Node) CreateContainer(pod string, of *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) (id string, err error) {
-	answer, err := n.Runtime.CreateContainer(Limited(n.t, callTime), &runtimeapi.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: of, Config: c})
+	answer, err := n.Runtime.CreateContainer(Limited(n.t), &runtimeapi.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: of, Config: c})
 	return answer.GetContainerId(), err
 }
 
@@ -158,7 +158,7 @@ func (n *Node) CreateContainer(pod string, of *runtimeapi.PodSandboxConfig, c *r
 func (n *Node) RunContainer(pod string, of *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) (id string) {
 	id, err := n.CreateContainer(pod, of, c)
 	n.must("creating container "+c.GetMetadata().GetName(), err)
-	_, err = n.Runtime.StartContainer(Limited(n.t, callTime), &runtimeapi.StartContainerRequest{ContainerId: id})
+	_, err = n.Runtime.StartContainer(Limited(n.t), &runtimeapi.StartContainerRequest{ContainerId: id})
 	n.must("starting container "+c.GetMetadata().GetName(), err)
 	return id
 }

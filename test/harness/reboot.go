@@ -28,7 +28,7 @@ func (n *Node) PowerOff() {
 	if n.Running() {
 		n.Kill()
 	}
-	Eventually(n.t, "all processes of node "+n.Network+" have ended", settleTime, func() bool {
+	Eventually(n.t, "all processes of node "+n.Network+" have ended", func() bool {
 		left := n.processes()
 		for _, pid := range left {
 			_ = unix.Kill(pid, unix.SIGKILL) // it may be gone by now
@@ -129,5 +129,5 @@ func Freeze(t testing.TB, pid int) {
 	t.Helper()
 	Check(t, unix.Kill(pid, unix.SIGSTOP))
 	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) }) // it may have been killed
-	Eventually(t, "it has stopped", callTime, func() bool { return process.HasStopped(pid) })
+	Eventually(t, "it has stopped", func() bool { return process.HasStopped(pid) })
 }

@@ -32,7 +32,7 @@ func TestExecBeyondWhatExecveTakes(t *testing.T) {
 	n := newNode(t)
 	id := newTenant(t, n, "large").run("c")
 	for _, command := range [][]string{{"true", strings.Repeat("x", 32*4096)}, append([]string{"true"}, make([]string, 1<<20)...)} {
-		_, err := n.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command})
+		_, err := n.Runtime.ExecSync(harness.Limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command})
 		harness.WantCode(t, err, codes.InvalidArgument, "execve(2) takes")
 		harness.Want(t, len(fmt.Sprint(err)) <= 1024, "the error has %d bytes", len(fmt.Sprint(err)))
 	}
@@ -47,7 +47,7 @@ func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
 	const secret = "S3CRETEXEC"
 	p := newTarget(t)
 	for _, command := range [][]string{{"/no/such/program", secret}, {"/etc/hostname", secret}, {"sh", "-c", "sleep 1000", secret}} {
-		_, err := p.Runtime.ExecSync(limited(t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 1})
+		_, err := p.Runtime.ExecSync(harness.Limited(t), &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command, Timeout: 1})
 		harness.Want(t, err != nil, "%q did not fail", command)
 	}
 	_, streams := p.begin("/no/such/program", "-a", secret)
@@ -161,13 +161,13 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 	p := newTenant(t, n, "deep")
 	id := p.run("c")
 	makeDeep(t, filepath.Join(n.State, "containers", id, "rootfs"), depth, size)
-	harness.Eventually(t, "the container's usage has it", patience, func() bool {
+	harness.Eventually(t, "the container's usage has it", func() bool {
 		answer := harness.Call(t, n.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
 		return answer.GetStats().GetWritableLayer().GetUsedBytes().GetValue() >= size
 	})
 	before := layers(t, n)
 	harness.Call(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
-	harness.Eventually(t, "the layer is removed", 10*patience, func() bool { return layers(t, n) < before })
+	harness.Eventually(t, "the layer is removed", func() bool { return layers(t, n) < before })
 }
 
 // makeDeep does what a program in a container would: directories within each other, and a file in the last.

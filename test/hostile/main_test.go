@@ -48,7 +48,7 @@ func newRegistryNode(t testing.TB) (n *harness.Node, content *registry.Registry,
 
 // pull asks the daemon as the kubelet does.
 func pull(t testing.TB, n *harness.Node, reference string, auth *runtimeapi.AuthConfig) (id string, err error) {
-	answer, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: reference}, Auth: auth})
+	answer, err := n.Image.PullImage(harness.Limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: reference}, Auth: auth})
 	return answer.GetImageRef(), err
 }
 
@@ -143,7 +143,7 @@ func (p *tenant) run(name string, changes ...change) (id string) {
 }
 
 func (p *tenant) exec(id string, seconds int64, command ...string) (*runtimeapi.ExecSyncResponse, error) {
-	return p.Runtime.ExecSync(limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: seconds})
+	return p.Runtime.ExecSync(harness.Limited(p.t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: seconds})
 }
 
 // facts are what the verbose status says of a container.
@@ -166,7 +166,7 @@ func (p *tenant) log(name string) string {
 }
 
 func (p *tenant) awaitLog(name, text string) {
-	harness.Eventually(p.t, name+" writes "+text, patience, func() bool { return strings.Contains(p.log(name), text) })
+	harness.Eventually(p.t, name+" writes "+text, func() bool { return strings.Contains(p.log(name), text) })
 }
 
 // holdings are what supervisors have of what an exec may leave.

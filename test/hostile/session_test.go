@@ -2,7 +2,6 @@ package hostile
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -26,8 +25,6 @@ import (
 const patience = time.Minute
 
 var check = harness.Check
-
-func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
 
 // target is a pod with one container, whose streams are attacked.
 type target struct {
@@ -190,7 +187,7 @@ func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 			_, err := io.ReadFull(data, make([]byte, 5))
 			answered.Store(err == nil)
 		}()
-		harness.Eventually(t, "another connection is answered", patience, answered.Load)
+		harness.Eventually(t, "another connection is answered", answered.Load)
 	}
 	text := <-told
 	harness.Want(t, strings.Contains(text, "the pod has taken nothing"), "the reason is %q", text)

@@ -115,7 +115,7 @@ func descriptorsOf(pid int) map[string]string {
 
 // awaitSleep waits until a process runs sleep with the argument.
 func awaitSleep(t testing.TB, argument string) (pid int) {
-	harness.Eventually(t, "sleep "+argument+" runs", patience, func() bool {
+	harness.Eventually(t, "sleep "+argument+" runs", func() bool {
 		for _, p := range harness.Processes() {
 			if len(p.Args) > 1 && p.Args[0] == "sleep" && p.Args[1] == argument {
 				pid = p.PID
@@ -162,7 +162,7 @@ func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 		return pids
 	}
 	own := []string{"/dev/null", "/dev/null", "/dev/null", "anon_inode:[eventfd]", "anon_inode:[eventpoll]", "socket:"}
-	harness.Eventually(t, fmt.Sprintf("a starter waits with %v", own), patience, func() bool {
+	harness.Eventually(t, fmt.Sprintf("a starter waits with %v", own), func() bool {
 		return slices.ContainsFunc(starters(false), func(pid int) bool { return slices.Equal(kindsOf(descriptorsOf(pid)), own) })
 	})
 	before := fifosOf(t, p.Node)

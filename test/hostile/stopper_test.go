@@ -163,13 +163,13 @@ func TestStoppedExecsOfADeadSupervisor(t *testing.T) {
 				}
 			})
 		}
-		harness.Eventually(t, "an exec is stopped", patience, func() bool { return len(stoppedIn(namespace)) > 0 })
+		harness.Eventually(t, "an exec is stopped", func() bool { return len(stoppedIn(namespace)) > 0 })
 		time.Sleep(tact)
 		over.Store(true)
 		killed := p.Supervisors()
 		check(t, unix.Kill(killed[0], unix.SIGKILL))
 		execs.Wait()
-		harness.Eventually(t, "another serves", patience, func() bool {
+		harness.Eventually(t, "another serves", func() bool {
 			pids := p.Supervisors()
 			return len(pids) == 1 && pids[0] != killed[0]
 		})
@@ -201,7 +201,7 @@ func TestRemovalBesideStoppedExecs(t *testing.T) {
 				})
 			}
 			namespace := pidNamespaceOf(p.facts(id).PID)
-			harness.Eventually(t, "the probes are stopped", patience, func() bool { return len(stoppedIn(namespace))+int(ended.Load()) >= count })
+			harness.Eventually(t, "the probes are stopped", func() bool { return len(stoppedIn(namespace))+int(ended.Load()) >= count })
 			p.end(id)
 			probes.Wait()
 		}
@@ -270,7 +270,7 @@ func TestCreationInAFrozenPod(t *testing.T) {
 		_, err := p.create("second")
 		harness.WantError(t, err, "not done within 5s")
 		p.inTime("the stop of a frozen pod", func() error {
-			_, err := n.Runtime.StopPodSandbox(limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+			_, err := n.Runtime.StopPodSandbox(harness.Limited(t), &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 			harness.Want(t, err == nil || !cgroup.Unified(), "what is frozen by cgroup v2 is not killed: %v", err)
 			return nil
 		})
@@ -306,7 +306,7 @@ func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 				id := p.run("app", command("/bin/sh", "-c", c.script), func(c *runtimeapi.ContainerConfig) {
 					c.Linux.Resources.CpuPeriod, c.Linux.Resources.CpuQuota = 1_000_000, quota
 				})
-				harness.Eventually(t, "all of it runs", 5*patience, func() bool {
+				harness.Eventually(t, "all of it runs", func() bool {
 					running, asleep := 0, false
 					for _, one := range harness.Processes() {
 						line := strings.Join(one.Args, " ")
@@ -351,7 +351,7 @@ func TestExecsOfAContainerThatIsKilledForItsMemory(t *testing.T) {
 				})
 			}
 			execs.Wait()
-			harness.Eventually(t, "it is killed for its memory", patience, func() bool {
+			harness.Eventually(t, "it is killed for its memory", func() bool {
 				return harness.Call(t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}).GetStatus().GetReason() == "OOMKilled"
 			})
 			p.end(id)
@@ -405,7 +405,7 @@ func TestUnreadStreamsHoldUpNothingElse(t *testing.T) {
 			_, err = raw.Write(append(dataFrame(3, 60<<10), make([]byte, 60<<10)...)) // of its stdin, which cat does not read
 			check(t, err)
 		}
-		harness.Eventually(t, "ten of cat wait for their reader", patience, func() bool {
+		harness.Eventually(t, "ten of cat wait for their reader", func() bool {
 			waiting := 0
 			for _, one := range harness.Processes() {
 				if one.Args[0] == "cat" && one.State == 'S' {
@@ -437,7 +437,7 @@ func TestProgramsThatAreCalledAsOurs(t *testing.T) {
 			check(t, err)
 			p.inTime(name+": its start", func() error { return p.start(id) })
 			var end *runtimeapi.ContainerStatus
-			harness.Eventually(t, name+" ends", patience, func() bool {
+			harness.Eventually(t, name+" ends", func() bool {
 				answer := harness.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 				end = answer.GetStatus()
 				return end.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED

@@ -30,10 +30,7 @@ const (
 	// nodeAddress is for documentation (RFC 5737). A kubelet wants an address
 	// that is not a loopback one; it may be of the loopback device.
 	nodeAddress = "192.0.2.1"
-	// patience is the longest that a test waits for what has no limit of its own. A kubelet
-	// collects what is dead once a minute.
-	patience   = 4 * time.Minute
-	syncPeriod = 2 * time.Second // in which the kubelet looks after each pod
+	syncPeriod  = 2 * time.Second // in which the kubelet looks after each pod
 )
 
 // kubelet is a real kubelet without an API server, on a node of its own.
@@ -118,10 +115,10 @@ func (k *kubelet) start(gates harness.Object) {
 }
 
 // limited is for calls that have no limit of their own.
-func (k *kubelet) limited() context.Context { return harness.Limited(k.t, patience) }
+func (k *kubelet) limited() context.Context { return harness.Limited(k.t) }
 
 func (k *kubelet) eventually(what string, holds func() bool) {
-	harness.Eventually(k.t, what, patience, holds)
+	harness.Eventually(k.t, what, holds)
 }
 
 // alive ends the test when the kubelet has ended.

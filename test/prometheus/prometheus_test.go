@@ -26,9 +26,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 const (
-	patience = 2 * time.Minute
-	target   = "127.0.0.1:19440"
-	server   = "127.0.0.1:19090"
+	target = "127.0.0.1:19440"
+	server = "127.0.0.1:19090"
 )
 
 // queries are those of the dashboard, with the titles of their panels.
@@ -92,7 +91,7 @@ func TestEveryQueryOfTheDashboard(t *testing.T) {
 			harness.Want(t, !strings.Contains(query, name.Name) || shown[name.Name], "%s: the daemon does not show %s", title, name.Name)
 		}
 		mayBeEmpty := strings.Contains(query, "error") || strings.Contains(query, "code!=") // nothing has failed twice
-		harness.Eventually(t, title+": "+query, patience, func() bool {
+		harness.Eventually(t, title+": "+query, func() bool {
 			results, err := ask(n, query)
 			harness.Need(t, err == nil, "%s: %v", title, err)
 			return results > 0 || mayBeEmpty
@@ -104,7 +103,7 @@ func TestEveryQueryOfTheDashboard(t *testing.T) {
 func families(t *testing.T, n *harness.Node) map[string]bool {
 	t.Helper()
 	shown := make(map[string]bool)
-	harness.Eventually(t, "both containers have ended", patience, func() bool {
+	harness.Eventually(t, "both containers have ended", func() bool {
 		text, err := get(n, "http://"+target+"/metrics")
 		harness.Check(t, err)
 		for line := range strings.Lines(string(text)) {
@@ -142,7 +141,7 @@ func startPrometheus(t *testing.T, n *harness.Node) {
 			t.Logf("prometheus:\n%s", &said)
 		}
 	})
-	harness.Eventually(t, "Prometheus has scraped twice", patience, func() bool {
+	harness.Eventually(t, "Prometheus has scraped twice", func() bool {
 		results, err := ask(n, `count_over_time(minicri_network_ready[1m]) > 1`)
 		return err == nil && results > 0
 	})

@@ -191,7 +191,7 @@ func connect(t *testing.T) runtimeapi.RuntimeServiceClient {
 	check(t, err)
 	t.Cleanup(func() { connection.Close() })
 	client := runtimeapi.NewRuntimeServiceClient(connection)
-	_, err = client.Version(harness.Limited(t, 2*time.Minute), &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
+	_, err = client.Version(harness.Limited(t), &runtimeapi.VersionRequest{}, grpc.WaitForReady(true))
 	check(t, err)
 	return client
 }

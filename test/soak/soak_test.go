@@ -413,7 +413,7 @@ func (s *soak) reboot() {
 			s.t.Errorf("after a reboot a pod is %v", now)
 		}
 	}
-	harness.Eventually(s.t, "the addresses come back after a reboot", patience, func() bool {
+	harness.Eventually(s.t, "the addresses come back after a reboot", func() bool {
 		return len(harness.Glob(s.t, s.node.Addresses, "10.*")) == 0
 	})
 	for _, was := range s.witnesses {

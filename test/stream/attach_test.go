@@ -38,12 +38,6 @@ const patience = 3 * time.Minute
 
 var check = harness.Check
 
-func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
-
-func eventually(t testing.TB, what string, holds func() bool) {
-	harness.Eventually(t, what, patience, holds)
-}
-
 // pod is a pod with one container, and a way to the daemon's listener.
 type pod struct {
 	*harness.Node
@@ -116,7 +110,7 @@ type streams = remotecommand.StreamOptions
 
 // session runs one to its end.
 func (p *pod) session(c client, u *url.URL, s streams) error {
-	return c(p.t, u).StreamWithContext(limited(p.t), s)
+	return c(p.t, u).StreamWithContext(harness.Limited(p.t), s)
 }
 
 // webSocket dials one, and asks for protocols.
@@ -124,7 +118,7 @@ func (p *pod) webSocket(u *url.URL, protocols ...string) (*websocket.Conn, error
 	config, err := websocket.NewConfig("ws://"+u.Host+u.Path, "http://localhost")
 	check(p.t, err)
 	config.Protocol = protocols
-	conn, err := config.DialContext(limited(p.t))
+	conn, err := config.DialContext(harness.Limited(p.t))
 	if err == nil {
 		p.t.Cleanup(func() { _ = conn.Close() })
 		err = conn.SetDeadline(time.Now().Add(patience))
@@ -164,7 +158,7 @@ type safe = harness.Buffer
 func TestAttach(t *testing.T) {
 	p := newPod(t, "while read x; do echo out $x; echo err $x >&2; done; echo end", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, false })
 	r := &runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true}
-	first, leave := context.WithCancel(limited(t))
+	first, leave := context.WithCancel(harness.Limited(t))
 	in1, type1 := io.Pipe()
 	in2, type2 := io.Pipe()
 	var out1, err1, out2, err2 safe
@@ -176,13 +170,13 @@ func TestAttach(t *testing.T) {
 	go func() {
 		stayed <- p.session(v5Client, p.attachURL(r), streams{Stdin: in2, Stdout: &out2, Stderr: &err2})
 	}()
-	eventually(t, "both see what one types", func() bool {
+	harness.Eventually(t, "both see what one types", func() bool {
 		fmt.Fprintln(type1, "one")
 		return strings.Contains(out1.String(), "out one") && strings.Contains(err1.String(), "err one") && strings.Contains(out2.String(), "out one")
 	})
 	leave()
 	<-left
-	eventually(t, "the other one continues", func() bool {
+	harness.Eventually(t, "the other one continues", func() bool {
 		fmt.Fprintln(type2, "two")
 		return strings.Contains(out2.String(), "out two") && strings.Contains(err2.String(), "err two")
 	})
@@ -218,7 +212,7 @@ func TestAttachMany(t *testing.T) {
 		})
 	held := func() int { return len(harness.Glob(t, "/proc", strconv.Itoa(p.Supervisors()[0]), "fd", "*")) }
 	before := held()
-	eventually(t, "it has written before a client is attached", func() bool { return strings.Count(p.logged(), "\n") > 20 })
+	harness.Eventually(t, "it has written before a client is attached", func() bool { return strings.Count(p.logged(), "\n") > 20 })
 	ctx, leave := context.WithCancel(context.Background())
 	attach := func(ctx context.Context, c client, to io.Writer) error {
 		return c(t, p.attachURL(&runtimeapi.AttachRequest{Stdin: true, Stdout: true, Stderr: true})).StreamWithContext(ctx, streams{Stdin: strings.NewReader(strings.Repeat("x", 300<<10)), Stdout: to, Stderr: io.Discard})
@@ -229,15 +223,15 @@ func TestAttachMany(t *testing.T) {
 	for i := range outs {
 		sessions.Go(func() { _ = attach(ctx, []client{spdyClient, v5Client, v4Client}[i%3], &outs[i]) })
 	}
-	go func() { late <- attach(harness.Limited(t, 10*patience), spdyClient, &stalled{stop}) }()
+	go func() { late <- attach(harness.Limited(t), spdyClient, &stalled{stop}) }()
 	for i := range outs {
-		eventually(t, "each sees 10 MB", func() bool { return outs[i].Len() > 10e6 })
+		harness.Eventually(t, "each sees 10 MB", func() bool { return outs[i].Len() > 10e6 })
 		text := outs[i].String()
 		p.contiguous(fmt.Sprintf("client %d", i), text[:strings.LastIndex(text, "\n")])
 	}
 	leave()
 	sessions.Wait()
-	eventually(t, "the supervisor holds no more than before", func() bool { return held() <= before })
+	harness.Eventually(t, "the supervisor holds no more than before", func() bool { return held() <= before })
 	close(stop)
 	harness.WantError(t, <-late, "taken nothing for 5s")
 	p.contiguous("the log", p.logged())

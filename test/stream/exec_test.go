@@ -54,7 +54,7 @@ func TestExecBytes(t *testing.T) {
 		client client
 		size   int64
 	}{{"SPDY", spdyClient, 500 << 20}, {"WebSocket v5", v5Client, 64 << 20}} {
-		ctx := harness.Limited(t, 5*time.Minute)
+		ctx := harness.Limited(t)
 		began := time.Now()
 		sent, received := sha256.New(), sha256.New()
 		request := shell("cat; exit 7")
@@ -120,9 +120,9 @@ func TestBadRequests(t *testing.T) {
 	} {
 		harness.WantCode(t, harness.Err(t, p.Runtime.Exec, r), codes.InvalidArgument, field)
 	}
-	_, err := p.Runtime.Attach(limited(t), &runtimeapi.AttachRequest{ContainerId: p.container, Stdout: true, Tty: true})
+	_, err := p.Runtime.Attach(harness.Limited(t), &runtimeapi.AttachRequest{ContainerId: p.container, Stdout: true, Tty: true})
 	harness.WantCode(t, err, codes.InvalidArgument, "tty")
-	_, err = p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{0}})
+	_, err = p.Runtime.PortForward(harness.Limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{0}})
 	harness.WantCode(t, err, codes.InvalidArgument, "port")
 }
 
@@ -145,7 +145,7 @@ func TestTokens(t *testing.T) {
 	for range 4 {
 		r := shell("true")
 		r.ContainerId = p.container
-		_, err = p.Runtime.Exec(limited(t), r)
+		_, err = p.Runtime.Exec(harness.Limited(t), r)
 	}
 	harness.WantCode(t, err, codes.ResourceExhausted)
 }
@@ -156,7 +156,7 @@ const unread = 128 << 10
 
 // settle waits until the container has its own processes only.
 func (p *pod) settle() {
-	eventually(p.t, "the processes of aborted clients are gone", func() bool {
+	harness.Eventually(p.t, "the processes of aborted clients are gone", func() bool {
 		text := p.run("ps", "-o", "args")
 		return !strings.Contains(text, "sleep 1000") && !strings.Contains(text, "cat") && !strings.Contains(text, "yes")
 	})

@@ -254,7 +254,7 @@ func TestPortForwardRefused(t *testing.T) {
 	harness.Call(t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 	_, errs := openPair(t, last, 7, 2)
 	harness.Want(t, strings.Contains(readAll(t, errs), "it is stopped"), "a session whose pod is stopped is not told so")
-	_, err := p.Runtime.PortForward(limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{7}})
+	_, err := p.Runtime.PortForward(harness.Limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{7}})
 	harness.WantCode(t, err, codes.FailedPrecondition)
 }
 

@@ -46,8 +46,8 @@ func (p *pod) silent(client client, program string) {
 	session.Go(func() {
 		_ = client(p.t, p.execURL(shell("touch /tmp/begun; exec "+program))).StreamWithContext(context.Background(), streams{Stdout: to, Stderr: io.Discard})
 	})
-	eventually(p.t, program+" is begun", func() bool { return p.run("ls", "/tmp") == "begun\n" })
-	eventually(p.t, program+" is ended", func() bool { return !strings.Contains(p.run("ps", "-o", "args"), program+"\n") })
+	harness.Eventually(p.t, program+" is begun", func() bool { return p.run("ls", "/tmp") == "begun\n" })
+	harness.Eventually(p.t, program+" is ended", func() bool { return !strings.Contains(p.run("ps", "-o", "args"), program+"\n") })
 	close(to.stop)
 	within(p.t, program+": the client is told", session.Wait)
 	p.run("rm", "/tmp/begun")
@@ -190,7 +190,7 @@ func (p *pod) stopWithSessions() (took time.Duration) {
 		sessions.Go(func() {
 			_ = e.StreamWithContext(context.Background(), streams{Stdin: in, Stdout: &out, Stderr: io.Discard})
 		})
-		eventually(p.t, "the session has begun", func() bool { return out.String() == want })
+		harness.Eventually(p.t, "the session has begun", func() bool { return out.String() == want })
 	}
 	for _, client := range forwardClients {
 		data, _ := openPair(p.t, p.rawForward(client), 7, 0)
@@ -233,7 +233,7 @@ func TestAbortedCycles(t *testing.T) {
 	defer func() {
 		t.Logf("before: %v; after %d cycles: %v; children of the shim: %q", before, total, after, children(p.Supervisors()[0]))
 	}()
-	eventually(t, "all is as before", func() bool {
+	harness.Eventually(t, "all is as before", func() bool {
 		p.settle()
 		after = after.lower(p.holdings())
 		return after.within(before)

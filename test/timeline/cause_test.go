@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -32,10 +31,6 @@ var update = flag.Bool("update", false, "write what is seen into docs/troublesho
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-const patience = 2 * time.Minute
-
-func limited(t testing.TB) context.Context { return harness.Limited(t, patience) }
-
 type node struct {
 	*harness.Node
 	t *testing.T
@@ -57,14 +52,14 @@ func (n node) network(plugins ...harness.Object) {
 	mark := fmt.Sprintf("changed-%d", time.Now().UnixNano())
 	plugins[0]["mark"] = mark
 	n.WriteConflist("10-test.conflist", plugins...)
-	harness.Eventually(n.t, "the network is in force", patience, func() bool {
+	harness.Eventually(n.t, "the network is in force", func() bool {
 		return strings.Contains(harness.Call(n.t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).GetInfo()["cniconfig"], mark)
 	})
 }
 
 // fails runs a pod, which has to fail with these words, and returns the error.
 func (n node) fails(pod *runtimeapi.PodSandboxConfig, words ...string) error {
-	_, err := n.Runtime.RunPodSandbox(limited(n.t), &runtimeapi.RunPodSandboxRequest{Config: pod})
+	_, err := n.Runtime.RunPodSandbox(harness.Limited(n.t), &runtimeapi.RunPodSandboxRequest{Config: pod})
 	harness.Need(n.t, err != nil, "the pod runs")
 	says(n.t, err, words...)
 	return err
@@ -223,7 +218,7 @@ func TestDeadRegistry(t *testing.T) {
 	pod := n.PodConfig("web")
 	n.RunPod(pod)
 	request := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/team/app:v1"}, SandboxConfig: pod, Auth: &runtimeapi.AuthConfig{Username: "me", Password: "S3CRET"}}
-	_, err := n.Image.PullImage(limited(t), request)
+	_, err := n.Image.PullImage(harness.Limited(t), request)
 	says(t, err, "RegistryUnavailable", "connection refused", "see whether the registry answers from this node", "hosts.toml")
 	words := []string{"pull 127.0.0.1:1/team/app:v1", "the pull of 127.0.0.1:1/team/app:v1 failed", "connection refused", "see whether the registry answers from this node"}
 	n.documented("dead registry", "web", words...)
@@ -265,7 +260,7 @@ func TestOOM(t *testing.T) {
 	n.ImportBusybox()
 	pod := n.PodConfig("web")
 	id := n.RunContainer(n.RunPod(pod), pod, app("exec tail /dev/zero", 16<<20))
-	harness.Eventually(t, "the container has ended", patience, func() bool {
+	harness.Eventually(t, "the container has ended", func() bool {
 		answer := harness.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 		return answer.Status.State == runtimeapi.ContainerState_CONTAINER_EXITED
 	})
@@ -338,7 +333,7 @@ func TestNodeAtAGlance(t *testing.T) {
 	slowest := n.json("--slowest", "1")
 	harness.Want(t, len(slowest) == 1 && slowest[0].Name == "test/web", "slowest: %+v", slowest)
 	for _, auth := range []*runtimeapi.AuthConfig{nil, {Username: "me", Password: "S3CRET"}, {RegistryToken: "S3CRET"}, {Auth: "bWU6UzNDUkVU"}} {
-		_, err := n.Image.PullImage(limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/app:1", Annotations: map[string]string{"a": "S3CRET"}}, Auth: auth, SandboxConfig: pod})
+		_, err := n.Image.PullImage(harness.Limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/app:1", Annotations: map[string]string{"a": "S3CRET"}}, Auth: auth, SandboxConfig: pod})
 		says(t, err, "connection refused")
 	}
 	bundle(t, n)

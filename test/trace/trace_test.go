@@ -103,14 +103,14 @@ func TestSpansReachACollector(t *testing.T) {
 			script := "#!/bin/sh\nprintf '%s %s\\n' \"$CNI_COMMAND\" \"$TRACEPARENT\" >> " + seen + "\nexec " + filepath.Join(n.CNIBin, "tuning") + "\n"
 			harness.Check(t, os.WriteFile(filepath.Join(n.Plugins, "traced"), []byte(script), 0o755))
 			n.WriteConflist("10-test.conflist", n.BridgePlugin(), harness.Object{"type": "traced"})
-			harness.Eventually(t, "the network is there", patience, func() bool {
+			harness.Eventually(t, "the network is there", func() bool {
 				answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 				return strings.Contains(answer.GetInfo()["cniconfig"], "traced")
 			})
 			answer, err := n.Runtime.RunPodSandbox(traced(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")})
 			harness.Check(t, err)
 			var spans map[string]*tracepb.Span
-			harness.Eventually(t, "the spans have come", patience, func() bool {
+			harness.Eventually(t, "the spans have come", func() bool {
 				spans = r.of(ours)
 				return spans["runtime.v1.RuntimeService/RunPodSandbox"] != nil && spans["bridge ADD"] != nil && spans["pod/start"] != nil
 			})
@@ -131,7 +131,7 @@ func TestSpansReachACollector(t *testing.T) {
 			harness.Want(t, strings.Contains(string(data), want), "the plugin was told %q, want %q", data, want)
 			hookIsTold(t, n, answer.PodSandboxId)
 			var create *tracepb.Span
-			harness.Eventually(t, "the step's span has come", patience, func() bool { create = r.of(ours)["container/create"]; return create != nil })
+			harness.Eventually(t, "the step's span has come", func() bool { create = r.of(ours)["container/create"]; return create != nil })
 			for key, want := range map[string]string{"sandbox": answer.PodSandboxId, "container": "app", "image": harness.BusyboxImage} {
 				harness.Want(t, attribute(create, key) == want, "%s is %q, want %q", key, attribute(create, key), want)
 			}
@@ -185,7 +185,7 @@ func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
 		"image/layer " + m.Layers[0].Digest.String(), "image/layer " + m.Layers[1].Digest.String(),
 	}
 	slices.Sort(want)
-	harness.Eventually(t, "the span of the call has come", patience, func() bool {
+	harness.Eventually(t, "the span of the call has come", func() bool {
 		return r.of(ours)["runtime.v1.ImageService/PullImage"] != nil
 	})
 	call := r.of(ours)["runtime.v1.ImageService/PullImage"].GetSpanId()
