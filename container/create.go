@@ -38,8 +38,8 @@ type creation struct {
 	parts      *oci.Container // what the plan is made from
 	plan       oci.Plan
 	labels     oci.SELinux
-	joined     []*process.Process // the processes whose namespaces it joins
-	supervisor *client.Client     // the pod's
+	joined     map[int]sandbox.Process // by pid, the processes whose namespaces it joins
+	supervisor *client.Client          // the pod's
 	ctx        context.Context
 	steps      *step.Sequence
 }
@@ -55,7 +55,7 @@ func (s *Store) Create(caller context.Context, sandboxID string, config *runtime
 	ctx, abandon := context.WithCancelCause(ctx)
 	defer abandon(nil)
 	timeline := step.NewTimeline(nil)
-	c := &creation{owner: s, ctx: ctx, steps: step.Begin(ctx, s.options.Observe, timeline)}
+	c := &creation{owner: s, ctx: ctx, joined: make(map[int]sandbox.Process), steps: step.Begin(ctx, s.options.Observe, timeline)}
 	c.steps.Step(stepCheck, func(context.Context) error { return c.check(sandboxID, config, pod) })
 	c.steps.Step(stepReserve, func(context.Context) error { return c.reserve(config, timeline, abandon) })
 	if c.Container == nil {
@@ -105,9 +105,9 @@ func (c *creation) run() {
 // recheck fails if the sandbox was stopped, or if a process whose namespace was joined has ended: its pid may be
 // another's now.
 func (c *creation) recheck(context.Context) error {
-	for _, joined := range c.joined {
+	for pid, joined := range c.joined {
 		if joined.Ended() {
-			return fmt.Errorf("process %d, whose namespaces it was to join, has ended: %w", joined.PID, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("process %d, whose namespaces it was to join, has ended: %w", pid, errdefs.ErrFailedPrecondition)
 		}
 	}
 	if !c.sandbox.Ready() {

@@ -155,10 +155,10 @@ func (s *Store) noteUnlisted(c *Container) error {
 		return err
 	}
 	if exit == nil {
-		running, err := process.Open(c.Facts().Process)
+		running, err := s.options.Kernel.OpenProcess(c.Facts().Process)
 		if err == nil {
 			s.change(c, func(f *Facts) { f.Unknown = true })
-			s.log(c).Error("a container runs that its supervisor does not know: it is left alone, and can only be stopped", "pid", running.PID)
+			s.log(c).Error("a container runs that its supervisor does not know: it is left alone, and can only be stopped", "pid", c.Facts().Process.PID)
 			return running.Close()
 		}
 		if !errors.Is(err, process.ErrGone) {
@@ -175,7 +175,7 @@ func (s *Store) killUnlisted(c *Container) error {
 	}
 	limit := s.options.Sandboxes.Limits().Kill
 	err := s.options.Hierarchies.Remove(cgroup.Path(c.CgroupsPath), limit)
-	running, openErr := process.Open(c.Facts().Process)
+	running, openErr := s.options.Kernel.OpenProcess(c.Facts().Process)
 	if openErr == nil { // a privileged one may have moved to a cgroup outside
 		err = errors.Join(err, running.Kill(limit), running.Close())
 	} else if !errors.Is(openErr, process.ErrGone) {

@@ -86,7 +86,7 @@ func openInRootfs(rootfs, name string, flags uint64) (*os.File, error) {
 }
 
 func (c *creation) makeRootfs(ctx context.Context) (err error) {
-	if err := makePrivate(c.owner.dir(c.ID), onNode(c.sandbox.Config(), specs.User{})); err != nil {
+	if err := c.owner.makePrivate(c.owner.dir(c.ID), onNode(c.sandbox.Config(), specs.User{})); err != nil {
 		return err
 	}
 	o := c.owner.options
@@ -132,11 +132,11 @@ func onNode(pod *runtimeapi.PodSandboxConfig, user specs.User) ids {
 
 // makePrivate makes a directory that only the container's root can enter. An image may have set-user-ID
 // programs and more, which must not act on the node for its users (CVE-2021-41103).
-func makePrivate(dir string, root ids) error {
+func (s *Store) makePrivate(dir string, root ids) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := os.Chown(dir, root.uid, root.gid); err != nil {
+	if err := s.options.Kernel.Chown(dir, root.uid, root.gid); err != nil {
 		return fmt.Errorf("change the owner of %s to the container's root: %w", dir, err)
 	}
 	return nil
@@ -214,11 +214,11 @@ func (c *creation) fillVolumes(context.Context) error {
 	if len(c.plan.Volumes) == 0 {
 		return nil
 	}
-	if err := makePrivate(c.parts.VolumesDir, onNode(c.parts.Pod, specs.User{})); err != nil {
+	if err := c.owner.makePrivate(c.parts.VolumesDir, onNode(c.parts.Pod, specs.User{})); err != nil {
 		return err
 	}
 	for _, v := range c.plan.Volumes {
-		if err := fillVolume(c.parts.Rootfs, v, onNode(c.parts.Pod, c.plan.Spec.Process.User)); err != nil {
+		if err := c.owner.fillVolume(c.parts.Rootfs, v, onNode(c.parts.Pod, c.plan.Spec.Process.User)); err != nil {
 			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
 		}
 	}
@@ -227,11 +227,11 @@ func (c *creation) fillVolumes(context.Context) error {
 
 // fillVolume makes a volume from what the image has in its place, owners and modes included, or an empty one
 // of the container's user. It removes device nodes, which would work on a filesystem of the node.
-func fillVolume(rootfs string, v oci.Volume, user ids) error {
+func (s *Store) fillVolume(rootfs string, v oci.Volume, user ids) error {
 	if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
 		return err
 	}
-	if err := os.Chown(v.HostPath, user.uid, user.gid); err != nil {
+	if err := s.options.Kernel.Chown(v.HostPath, user.uid, user.gid); err != nil {
 		return err
 	}
 	source, err := inRootfs(rootfs, v.ContainerPath)

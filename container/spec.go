@@ -183,10 +183,12 @@ func (s *Store) target(sb *sandbox.Sandbox, id string) (process.Facts, error) {
 
 // join returns the path of a process's namespace. A pidfd holds the process until recheck.
 func (c *creation) join(of process.Facts, kind string) (path string, err error) {
-	joined, err := process.Open(of)
-	if err != nil {
-		return "", fmt.Errorf("join the %s namespace: %w: %w", kind, err, errdefs.ErrFailedPrecondition)
+	if c.joined[of.PID] == nil {
+		joined, err := c.owner.options.Kernel.OpenProcess(of)
+		if err != nil {
+			return "", fmt.Errorf("join the %s namespace: %w: %w", kind, err, errdefs.ErrFailedPrecondition)
+		}
+		c.joined[of.PID] = joined
 	}
-	c.joined = append(c.joined, joined)
 	return filepath.Join("/proc", strconv.Itoa(of.PID), "ns", kind), nil
 }

@@ -14,11 +14,9 @@ import (
 	"golang.org/x/sync/singleflight"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
-	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/sandbox"
 	"github.com/minicri/minicri/supervisor/client"
@@ -26,13 +24,14 @@ import (
 
 // Options say how containers are made.
 type Options struct {
-	sandbox.Options // those of the pods; Events and Plugins below are for containers
+	sandbox.Options // those of the pods; Supervisors, Events and Plugins below are for containers
 	Sandboxes       *sandbox.Store
-	Images          *image.Store
+	Supervisors     Supervisors
+	Images          Images
 	PidsLimit       int64                   // the most processes of a container; 0 for no limit
 	CDIDirs         []string                // where vendors describe their devices
 	HandlerDefaults map[string]oci.Defaults // by runtime handler, instead of Defaults
-	Places          *sweep.Places           // where orphans of pods and containers are searched
+	Places          Orphans                 // where orphans of pods and containers are searched
 	// ObserveExit, if set, counts ended containers by the CRI's reason, ObserveLost dead supervisors.
 	ObserveExit func(reason string)
 	ObserveLost func()

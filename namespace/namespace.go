@@ -233,9 +233,9 @@ func sysProcMappings(mappings []specs.LinuxIDMapping) []syscall.SysProcIDMap {
 	return result
 }
 
-// Pin pins the holder's namespace of the kind "user" or "net" for id, even if the holder has exited.
-func (h *Holder) Pin(namespaces *Dir, id, kind string) error {
-	return namespaces.Pin(id, fmt.Sprintf("/proc/self/fd/%d", h.opened[kind].Fd()))
+// Namespace is the source for Dir.Pin of the kind "user" or "net" until End, even if the holder has exited.
+func (h *Holder) Namespace(kind string) string {
+	return fmt.Sprintf("/proc/self/fd/%d", h.opened[kind].Fd())
 }
 
 // End kills the holder and waits for it. It does nothing on a nil holder or when called again.

@@ -210,7 +210,7 @@ func usedAgain(t *testing.T) bool {
 		return false
 	}
 	for kind, dir := range map[string]*namespace.Dir{"user": users, "net": networks} {
-		harness.Check(t, holder.Pin(dir, "a", kind))
+		harness.Check(t, dir.Pin("a", holder.Namespace(kind)))
 		if got := inodeOf(t, dir.Path("a")); got != want[kind] {
 			t.Errorf("pinned is the %s namespace %d, want %d; that of the process that has its pid is %d",
 				kind, got, want[kind], inodeOf(t, fmt.Sprintf("/proc/%d/ns/%s", foreign.Process.Pid, kind)))

@@ -67,6 +67,11 @@ func (d *Directory) Attach(ctx context.Context, record Attachment, path string) 
 	return result, err
 }
 
+// AttachIn is Attach of the directory at a path, "" for the node's.
+func (n *CNI) AttachIn(ctx context.Context, confDir string, record Attachment, path string) (Result, error) {
+	return n.In(confDir).Attach(ctx, record, path)
+}
+
 // enroll writes an attachment to the journal.
 func (n *CNI) enroll(record Attachment) (*attachment, error) {
 	n.supersede(record)
@@ -112,7 +117,7 @@ func (n *CNI) add(ctx context.Context, a *attachment, path string) (result *gocn
 	})
 	if err != nil {
 		// libcni may have cached even an answer that we cannot use.
-		n.change(a, func(r *Attachment) { r.NeverAttached = !addSucceeded(*r) })
+		n.change(a, func(r *Attachment) { r.NeverAttached = !n.addSucceeded(*r) })
 		return nil, err
 	}
 	a.attached = true
@@ -370,7 +375,7 @@ func (n *CNI) openJournal() error {
 			bad = append(bad, journal.Quarantine(id, fmt.Errorf("it is a copy of the entry of sandbox %q", record.ID)))
 			continue
 		}
-		succeeded := addSucceeded(record)
+		succeeded := n.addSucceeded(record)
 		// A failed DEL has noted what was known then. After a reboot a missing cache shows nothing: it may be lost.
 		record.NeverAttached = record.NeverAttached || !succeeded && !record.Releasing && record.Boot == n.bootID
 		a := newAttachment(record)
@@ -390,14 +395,16 @@ func (n *CNI) openJournal() error {
 func (n *CNI) Quarantined() []string { return n.journal.Quarantined() }
 
 // addSucceeded reports whether ADD did: libcni caches its answer once all plugins have succeeded, until DEL.
-func addSucceeded(a Attachment) bool {
-	_, err := os.Lstat(CachePath(a.Network, a.ID))
+func (n *CNI) addSucceeded(a Attachment) bool {
+	_, err := os.Lstat(n.cachePath(a))
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// CachePath is where libcni keeps the answer to ADD.
-func CachePath(network, id string) string {
-	return filepath.Join(libcni.CacheDir, "results", network+"-"+id+"-"+eth0)
+func (n *CNI) cachePath(a Attachment) string { return CachePath(n.options.CacheDir, a.Network, a.ID) }
+
+// CachePath is where libcni keeps the answer to ADD; Options.CacheDir explains dir.
+func CachePath(dir, network, id string) string {
+	return filepath.Join(cmp.Or(dir, libcni.CacheDir), "results", network+"-"+id+"-"+eth0)
 }
 
 // KnowAttached says that the ADD of id succeeded. A lost entry is made anew from libcni's cache, which DEL removes.
@@ -405,7 +412,7 @@ func CachePath(network, id string) string {
 func (n *CNI) KnowAttached(id string) {
 	if a := n.find(id); a != nil {
 		n.change(a, func(r *Attachment) { r.NeverAttached = false })
-	} else if _, err := cachedAttachment(id); err == nil {
+	} else if _, err := n.cachedAttachment(id); err == nil {
 		n.openUnreadable(state.Bad{ID: id, Path: n.journal.Path(id), Reason: fs.ErrNotExist})
 	} else {
 		n.unread = append(n.unread, id)
@@ -449,7 +456,7 @@ func (n *CNI) Pending() []Attachment {
 func (n *CNI) openUnreadable(bad state.Bad) {
 	logger := n.options.Logger.With("sandbox", bad.ID, "file", bad.Path)
 	logger.Error("the entry of an attachment cannot be used", "err", bad.Reason)
-	record, err := cachedAttachment(bad.ID)
+	record, err := n.cachedAttachment(bad.ID)
 	if err != nil {
 		n.unread = append(n.unread, bad.ID)
 		logger.Error("CNI DEL cannot be run: no configuration of an ADD for this id is known; its addresses, if it has any, have to be freed by hand", "err", err)
@@ -471,8 +478,8 @@ func (n *CNI) openUnreadable(bad state.Bad) {
 	}
 }
 
-func cachedAttachment(id string) (Attachment, error) {
-	cached, err := libcni.NewCNIConfig(nil, nil).GetCachedAttachments(id)
+func (n *CNI) cachedAttachment(id string) (Attachment, error) {
+	cached, err := libcni.NewCNIConfigWithCacheDir(nil, n.options.CacheDir, nil).GetCachedAttachments(id)
 	for _, c := range cached {
 		if c.IfName != eth0 {
 			continue

@@ -19,6 +19,7 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -234,7 +235,7 @@ func (n *node) retry(t *testing.T, id string, between ...func()) {
 }
 
 func (n *node) pinned(t *testing.T) []string {
-	ids, err := n.Options.Namespaces.IDs()
+	ids, err := n.Options.Namespaces.(*namespace.Dir).IDs()
 	must(t, err)
 	return ids
 }

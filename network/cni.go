@@ -15,7 +15,6 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step"
-	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network/runner"
 )
 
@@ -28,13 +27,30 @@ type Options struct {
 	Root, Version string
 	// CgroupParent is where the runs' cgroups are, "" for this process's cgroup. Their names begin with Mark.
 	CgroupParent, Mark string
-	Namespaces         *namespace.Dir
-	Default            DefaultNetwork
-	Limits             Limits
+	// Runs begins the plugin runs; nil stands for a runner.Runner below CgroupParent.
+	Runs Runs
+	// CacheDir is where libcni keeps the answers to ADD; "" stands for the directory of all runtimes, libcni.CacheDir.
+	CacheDir   string
+	Namespaces Namespaces
+	Default    DefaultNetwork
+	Limits     Limits
 	// Observe gets each plugin run, Later what becomes of attachments without a sandbox. Both may be nil.
 	Observe func(plugin, verb string, took time.Duration, ok bool)
 	Later   func(id string, row step.Row)
 	Logger  *slog.Logger
+}
+
+// Runs are the runs of plugins. runner.Runner implements it.
+type Runs interface {
+	Begin(request runner.Request) (*runner.Run, error)
+	Left() ([]*runner.Run, error)
+}
+
+// Namespaces are the network namespaces of pods, by id. namespace.Dir implements it.
+type Namespaces interface {
+	Alive(id string) bool
+	Path(id string) string
+	Remove(id string) error
 }
 
 // Limits bound runs, by verb, and what waits for them. The configuration's keys explain them.
@@ -71,7 +87,7 @@ type CNI struct {
 	limits     atomic.Pointer[Limits]
 	network    atomic.Pointer[DefaultNetwork]
 	masquerade masquerade
-	runner     *runner.Runner
+	runs       Runs
 	journal    *state.Records[Attachment]
 	bootID     string
 	unread     []string // ids of entries that cannot be read or are lost, which GC spares
@@ -113,11 +129,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	if n.bootID, err = process.BootID(); err != nil {
 		return nil, err
 	}
-	parent, err := cgroup.GroupParent(options.CgroupParent)
-	if err != nil {
-		return nil, fmt.Errorf("find a place for the plugins: %w", err)
-	}
-	if n.runner, err = runner.Open(parent, options.Mark); err != nil {
+	if n.runs, err = openRuns(options); err != nil {
 		return nil, err
 	}
 	if err := n.loadPodCIDR(); err != nil {
@@ -134,6 +146,17 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		n.inBackground(follow)
 	}
 	return n, nil
+}
+
+func openRuns(options Options) (Runs, error) {
+	if options.Runs != nil {
+		return options.Runs, nil
+	}
+	parent, err := cgroup.GroupParent(options.CgroupParent)
+	if err != nil {
+		return nil, fmt.Errorf("find a place for the plugins: %w", err)
+	}
+	return runner.Open(parent, options.Mark)
 }
 
 // SetDefault replaces the embedded network for new pods.

@@ -142,7 +142,7 @@ func (n *CNI) isGivenUp(a *attachment) bool {
 
 func (n *CNI) drop(a *attachment) error {
 	a.record.logger(n.options.Logger).Warn("an attachment was given up by hand: what its plugins keep for this id may be left")
-	return errors.Join(os.RemoveAll(CachePath(a.record.Network, a.record.ID)), n.remove(a), n.options.Namespaces.Remove(a.record.ID))
+	return errors.Join(os.RemoveAll(n.cachePath(a.record)), n.remove(a), n.options.Namespaces.Remove(a.record.ID))
 }
 
 // Release hands the attachment of id to the background, which runs DEL until it succeeds, with an empty

@@ -146,7 +146,7 @@ func (n *CNI) stick(l *linger) {
 // DEL finds (bridge first deletes the interface that it knows the masquerade rules from). They lock their
 // attachment, so that no ADD overlaps its DEL and no GC begins, and DEL is repeated afterwards.
 func (n *CNI) findLeftRuns() {
-	left, err := n.runner.Left()
+	left, err := n.runs.Left()
 	if err != nil {
 		n.options.Logger.Error("some plugin runs of an earlier daemon are left as they are", "err", err)
 	}

@@ -214,7 +214,7 @@ func (n *node) calls(t *testing.T, verb string) (calls []string) {
 func (n *node) journalled(t *testing.T, id string, change func(*Attachment)) {
 	configuration, err := n.Configuration()
 	if err == nil {
-		err = n.Options.Namespaces.Create(id)
+		err = n.Options.Namespaces.(*namespace.Dir).Create(id)
 	}
 	must(t, err)
 	a := Attachment{ID: id, Network: configuration.Name, Config: configuration.Bytes, Args: map[string]string{"IgnoreUnknown": "1", "K8S_POD_NAME": id}}

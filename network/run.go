@@ -42,7 +42,7 @@ func (n *CNI) del(ctx context.Context, h *locked, a Attachment, path string) err
 		if err := remove(); !errors.Is(err, errAnswer) {
 			return err
 		}
-		if err := os.Remove(CachePath(a.Network, a.ID)); err != nil {
+		if err := os.Remove(n.cachePath(a)); err != nil {
 			return err
 		}
 		return remove()
@@ -55,7 +55,7 @@ func (n *CNI) call(ctx context.Context, h *locked, a Attachment, verb string, li
 	return n.run(ctx, h, request, func(ctx context.Context, run *runner.Run) error {
 		cni, err := gocni.New(gocni.WithMinNetworkCount(1), gocni.WithInterfacePrefix("eth"))
 		if err == nil {
-			err = throughExec(cni, libcni.NewCNIConfig(n.options.BinDirs, run))
+			err = throughExec(cni, libcni.NewCNIConfigWithCacheDir(n.options.BinDirs, n.options.CacheDir, run))
 		}
 		if err == nil {
 			err = cni.Load(gocni.WithConfListBytes(a.Config))
@@ -85,7 +85,7 @@ func (n *CNI) run(ctx context.Context, h *locked, request runner.Request, do fun
 	failed := func(err error) error {
 		return fmt.Errorf("CNI %s of network %q: %w", request.Verb, request.Network, err)
 	}
-	run, err := n.runner.Begin(request)
+	run, err := n.runs.Begin(request)
 	if err != nil {
 		return failed(err)
 	}

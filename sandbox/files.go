@@ -43,13 +43,13 @@ func (c *creation) makeFiles(ctx context.Context) (err error) {
 		}
 	}
 	dir := c.owner.Dir(c.ID)
-	if err := writeFiles(dir, c.config); err != nil {
+	if err := writeFiles(c.owner.options.Kernel, dir, c.config); err != nil {
 		return err
 	}
 	return c.makeShm(filepath.Join(dir, shmDir))
 }
 
-func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
+func writeFiles(kernel Kernel, dir string, config *runtimeapi.PodSandboxConfig) error {
 	hostname, nameErr := hostnameOf(config)
 	hostname += "\n"
 	hosts, hostsErr := readIfThere("/etc/hosts") // the kubelet mounts its own over it
@@ -62,13 +62,13 @@ func writeFiles(dir string, config *runtimeapi.PodSandboxConfig) error {
 	}
 	const growth = 256 << 10 // of the files, pause's config.json included
 	options := fmt.Sprintf("mode=0711,nr_inodes=16,size=%d", growth+len(hostname)+len(hosts)+len(resolv))
-	if err := unix.Mount("pod", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := kernel.MountTmpfs("pod", dir, options); err != nil {
 		return fmt.Errorf("mount a tmpfs for the pod's files: %w", err)
 	}
 	uid, gid := oci.HostUser(config, specs.User{}) // root of the pod
 	for name, content := range map[string][]byte{hostnameFile: []byte(hostname), hostsFile: hosts, resolvFile: resolv} {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.WriteFile(path, content, 0o644), os.Chown(path, uid, gid)); err != nil {
+		if err := errors.Join(os.WriteFile(path, content, 0o644), kernel.Chown(path, uid, gid)); err != nil {
 			return err
 		}
 	}
@@ -123,7 +123,7 @@ func (c *creation) makeShm(path string) error {
 		options += fmt.Sprintf(",uid=%d,gid=%d", uid, gid)
 	}
 	options = label.FormatMountLabel(options, c.labels.Mount)
-	if err := unix.Mount("shm", path, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+	if err := c.owner.options.Kernel.MountTmpfs("shm", path, options); err != nil {
 		return fmt.Errorf("mount the pod's /dev/shm: %w", err)
 	}
 	return nil
@@ -145,9 +145,9 @@ func (s *Store) unmountFiles(id string) error {
 	s.options.Machine.ReleaseLevel(s.SELinux(id).Process)
 	var errs []error
 	for _, path := range []string{filepath.Join(s.Dir(id), shmDir), s.Dir(id)} {
-		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		err := s.options.Kernel.Unmount(path)
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("unmount %s: %w", path, err))
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

@@ -104,9 +104,9 @@ func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec,
 	return &process.Facts{PID: int(made.GetPid()), StartTime: made.GetStartTime()}, nil
 }
 
-func (s *Store) startPause(ctx context.Context, sb *Sandbox, prepared *process.Facts) (*process.Process, error) {
+func (s *Store) startPause(ctx context.Context, sb *Sandbox, prepared *process.Facts) (Process, error) {
 	// With the pidfd we see its end.
-	running, err := process.Open(*prepared)
+	running, err := s.options.Kernel.OpenProcess(*prepared)
 	if err != nil {
 		return nil, fmt.Errorf("the prepared pause process has ended: %w", err)
 	}

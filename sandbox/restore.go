@@ -176,7 +176,7 @@ func (s *Store) restorePause(sb *Sandbox) {
 	if !sb.Ready() {
 		return
 	}
-	pause, err := process.Open(sb.Facts().Pause)
+	pause, err := s.options.Kernel.OpenProcess(sb.Facts().Pause)
 	switch {
 	case err == nil:
 		sb.pause = pause

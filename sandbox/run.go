@@ -21,7 +21,6 @@ import (
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/trace"
 	"github.com/minicri/minicri/internal/validate"
-	"github.com/minicri/minicri/namespace"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 )
@@ -175,7 +174,7 @@ type creation struct {
 	steps    *step.Sequence
 	prepared *process.Facts // pause at the exec barrier
 	labels   oci.SELinux
-	holder   *namespace.Holder // of a new user namespace, or nil; one goroutine, build's, makes and ends it
+	holder   Holder // of a new user namespace, or nil; one goroutine, build's, makes and ends it
 }
 
 func (c *creation) run() {
@@ -188,7 +187,9 @@ func (c *creation) run() {
 	}
 	if !c.hostNetwork() {
 		steps.Step(stepNetns, c.makeNetns)
-		steps.Step(stepLoopback, func(context.Context) error { return namespace.LoopbackUp(c.owner.options.Netns.Path(c.ID)) })
+		steps.Step(stepLoopback, func(context.Context) error {
+			return c.owner.options.Kernel.LoopbackUp(c.owner.options.Netns.Path(c.ID))
+		})
 	}
 	steps.Join(filed)
 	late := needsInterfaces(c.config.GetLinux().GetSysctls()) || needsInterfaces(c.owner.options.Defaults.Sysctls)
@@ -231,7 +232,7 @@ func (s *Store) undo(ctx context.Context, c *creation) error {
 	if s.SELinux(c.ID).Process == "" { // pause was not prepared: destroy does not know the level
 		s.options.Machine.ReleaseLevel(c.labels.Process)
 	}
-	undoErr := errors.Join(c.holder.End(), s.destroy(ctx, c.Sandbox, leaveToJournal))
+	undoErr := errors.Join(c.endHolder(), s.destroy(ctx, c.Sandbox, leaveToJournal))
 	err := fmt.Errorf("run sandbox %s: %w", c.ID, c.Failure)
 	if undoErr == nil {
 		return err
@@ -250,7 +251,7 @@ func (c *creation) writeRecord(context.Context) error {
 
 func (c *creation) makeNetns(context.Context) error {
 	if c.holder != nil {
-		return errors.Join(c.holder.Pin(c.owner.options.Netns, c.ID, "net"), c.holder.End())
+		return errors.Join(c.owner.options.Netns.Pin(c.ID, c.holder.Namespace("net")), c.endHolder())
 	}
 	return c.owner.options.Netns.Create(c.ID)
 }
@@ -261,7 +262,7 @@ func (c *creation) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	result, err := o.Networks.In(o.Handlers.CNIConf(c.Handler())).Attach(ctx, attachment, o.Netns.Path(c.ID))
+	result, err := o.Networks.AttachIn(ctx, o.Handlers.CNIConf(c.Handler()), attachment, o.Netns.Path(c.ID))
 	c.network = result.Config
 	if err != nil {
 		return err
@@ -288,23 +289,31 @@ func (c *creation) start(ctx context.Context) (err error) {
 	if c.pause, err = c.owner.startPause(ctx, c.Sandbox, c.prepared); err != nil {
 		return err
 	}
-	c.Update(func(f *Facts) { f.BootID, f.Pause, f.ReadyAt = c.owner.bootID, c.pause.Facts, time.Now() })
+	c.Update(func(f *Facts) { f.BootID, f.Pause, f.ReadyAt = c.owner.bootID, *c.prepared, time.Now() })
 	return c.owner.writeFacts(c.Sandbox)
 }
 
 // makeUserns makes the user namespace and, in one clone(2), the network namespace that the step netns pins.
 func (c *creation) makeUserns(context.Context) error {
 	userns := oci.UserNamespace(c.config)
-	holder, err := namespace.StartHolder(c.owner.pauseProgram(), oci.IDMappings(userns.GetUids()), oci.IDMappings(userns.GetGids()))
+	o := c.owner.options
+	holder, err := o.Kernel.StartHolder(c.owner.pauseProgram(), oci.IDMappings(userns.GetUids()), oci.IDMappings(userns.GetGids()))
 	if err != nil {
 		return err
 	}
 	c.holder = holder
-	err = holder.Pin(c.owner.options.Userns, c.ID, "user")
+	err = o.Userns.Pin(c.ID, holder.Namespace("user"))
 	if err == nil && !c.hostNetwork() {
 		return nil
 	}
-	return errors.Join(err, c.holder.End())
+	return errors.Join(err, c.endHolder())
+}
+
+func (c *creation) endHolder() error {
+	if c.holder == nil {
+		return nil
+	}
+	return c.holder.End()
 }
 
 // bandwidthBurst is as much as fits: the rate is the limit, not the burst.

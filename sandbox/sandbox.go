@@ -32,7 +32,7 @@ type Sandbox struct {
 	runErr error
 
 	// The rest is used under the lock only.
-	pause *process.Process // if it runs
+	pause Process // if it runs
 	// announced is set once plugins, even later ones, know of the sandbox, stopAnnounced of its end.
 	announced, stopAnnounced bool
 }

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/node"
@@ -26,19 +25,18 @@ import (
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/internal/validate"
-	"github.com/minicri/minicri/namespace"
-	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/supervisor/client"
 )
 
 // Options say how sandboxes are made.
 type Options struct {
-	Root, State string      // the durable directory, and the volatile one
-	Version     string      // of the program, for records
-	Node        *node.Node  // its mark begins the names of all cgroups and namespace files
-	Supervisors *client.Set // run pauses and containers
+	Root, State string     // the durable directory, and the volatile one
+	Version     string     // of the program, for records
+	Node        *node.Node // its mark begins the names of all cgroups and namespace files
+	Supervisors Supervisors
 	Handlers    *handler.Set
+	Kernel      Kernel
 	// SystemdCgroup chooses the cgroup driver; pods that name no parent get CgroupParent.
 	SystemdCgroup bool
 	CgroupParent  string
@@ -46,9 +44,9 @@ type Options struct {
 	// Defaults are the node's; ShmSize is that of /dev/shm in bytes.
 	Defaults      oci.Defaults
 	ShmSize       int64
-	Hierarchies   cgroup.Hierarchies
-	Networks      *network.CNI
-	Netns, Userns *namespace.Dir
+	Hierarchies   Cgroups
+	Networks      Networks
+	Netns, Userns Namespaces
 	Limits        Limits
 	// Observe, if set, measures each step that has ended.
 	Observe step.Observer

@@ -233,7 +233,7 @@ func handlerSpecs(c *config.Config) map[string]handler.Spec {
 
 func (n *parts) sandboxOptions(c *config.Config) sandbox.Options {
 	return sandbox.Options{
-		Root: c.Root, State: c.State, Version: version, Node: n.node, Handlers: n.handlers,
+		Root: c.Root, State: c.State, Version: version, Node: n.node, Handlers: n.handlers, Kernel: sandbox.NodeKernel{},
 		Supervisors: n.supervisors, SystemdCgroup: n.systemd, CgroupParent: cgroupParent(c, n.systemd),
 		Machine: n.machine, Defaults: n.defaults, ShmSize: c.ShmSize, Hierarchies: n.hierarchies,
 		Networks: n.runtime.Networks, Netns: n.netns, Userns: n.userns, Limits: sandboxLimits(c), Observe: n.metrics.Observe,
@@ -243,7 +243,7 @@ func (n *parts) sandboxOptions(c *config.Config) sandbox.Options {
 
 func (n *parts) containerOptions(c *config.Config) container.Options {
 	return container.Options{
-		Options: n.sandboxOptions(c), Sandboxes: n.runtime.Sandboxes, Images: n.images,
+		Options: n.sandboxOptions(c), Sandboxes: n.runtime.Sandboxes, Supervisors: n.supervisors, Images: n.images,
 		PidsLimit: c.PidsLimit, CDIDirs: c.CDIDirs, HandlerDefaults: n.handlerDefaults,
 		Places: &sweep.Places{
 			Node: n.node, Hierarchies: n.hierarchies, Netns: n.netns, Userns: n.userns, Root: c.Root, State: c.State, Kill: time.Duration(c.Limits.Kill),

@@ -112,7 +112,7 @@ func (c *checker) attachments() {
 				"repair the plugin, and the daemon's next DEL succeeds; or give it up with 'minicri check --fix --force "+id+"': its plugins may keep an address of it")
 			f.id = id
 			f.force = func() error {
-				return errors.Join(os.Remove(filepath.Join(dir, id+".json")), os.RemoveAll(network.CachePath(attachment.Network, id)), c.netns().Remove(id))
+				return errors.Join(os.Remove(filepath.Join(dir, id+".json")), os.RemoveAll(network.CachePath("", attachment.Network, id)), c.netns().Remove(id))
 			}
 		}
 	}

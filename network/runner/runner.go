@@ -50,6 +50,8 @@ const (
 
 // Runner begins runs and finds those of an earlier daemon.
 type Runner struct {
+	// Exec runs a plugin's program until it ends, or ctx does, and returns its stdout; nil starts it in the run's cgroup.
+	Exec   func(ctx context.Context, path string, stdin []byte, environment []string) ([]byte, error)
 	parent cgroup.Group
 	mark   string
 }
@@ -64,7 +66,7 @@ func Open(parent cgroup.Group, mark string) (*Runner, error) {
 
 // Begin makes a run. The caller has to call End.
 func (r *Runner) Begin(request Request) (*Run, error) {
-	run := &Run{Request: request}
+	run := &Run{Request: request, exec: r.Exec}
 	run.alive, run.kill = context.WithCancel(context.Background())
 	// The monotonic clock cannot be set.
 	run.Group = r.parent.Child(fmt.Sprintf("%s%s-%s-%x", r.mark, run.Verb, run.ID, uint64(process.Monotonic()+request.Time())))
@@ -141,6 +143,7 @@ type Run struct {
 	// alive ends with Kill, and the running plugin with it.
 	alive   context.Context
 	kill    context.CancelFunc
+	exec    func(ctx context.Context, path string, stdin []byte, environment []string) ([]byte, error)
 	mu      sync.Mutex
 	reports []*Report
 	// stderr is that of the last plugin, searched the directories of the last FindInPath.
@@ -168,7 +171,7 @@ func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 	run.mu.Lock()
 	run.reports, run.stderr = append(run.reports, report), &tail{}
 	run.mu.Unlock()
-	answer, err := run.execute(path, stdin, append(environment, trace.Environment(ctx)...))
+	answer, err := run.start(path, stdin, append(environment, trace.Environment(ctx)...))
 	run.end(report, answer, err)
 	// The next plugin needs a new cgroup: Linux kills what is cloned into one that was killed before.
 	if report.Killed && run.alive.Err() == nil && errors.Join(run.Group.Remove(), run.Group.Make()) != nil {
@@ -183,6 +186,15 @@ func (run *Run) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 		return nil, errors.New(report.Text())
 	}
 	return answer, nil
+}
+
+func (run *Run) start(path string, stdin []byte, environment []string) ([]byte, error) {
+	if run.exec == nil {
+		return run.execute(path, stdin, environment)
+	}
+	alive, cancel := context.WithTimeout(run.alive, run.Limit)
+	defer cancel()
+	return run.exec(alive, path, stdin, environment)
 }
 
 // execute runs the program and returns its stdout. For children that hold its pipes it waits up to twice leftDelay:
