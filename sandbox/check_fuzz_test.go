@@ -21,6 +21,7 @@ import (
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // FuzzCheck: no request makes the check panic or leaves anything behind, what it refuses is InvalidArgument, and
@@ -53,19 +54,19 @@ func FuzzCheck(f *testing.F) {
 }
 
 func seeds() []*runtimeapi.RunPodSandboxRequest {
-	bad := harness.GoodPod()
+	bad := nodetest.GoodPod()
 	bad.Metadata.Name, bad.Hostname, bad.LogDirectory = "../x", "a b", "log"
 	bad.PortMappings[0].HostPort = -1
 	bad.Linux.Sysctls["kernel/panic"] = "\x00"
-	options(bad).Network, options(bad).UsernsOptions.Uids = 9, harness.IDs(5, 5, 0)
-	node := harness.GoodPod()
+	options(bad).Network, options(bad).UsernsOptions.Uids = 9, nodetest.IDs(5, 5, 0)
+	node := nodetest.GoodPod()
 	node.Linux.Sysctls, options(node).UsernsOptions = nil, nil
 	options(node).Network, options(node).Ipc, options(node).Pid = 2, 2, 2
 	return []*runtimeapi.RunPodSandboxRequest{
 		{},
 		{Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}}},
-		{Config: harness.GoodPod(), RuntimeHandler: "runc"},
-		{Config: harness.GoodPod(), RuntimeHandler: "kata"},
+		{Config: nodetest.GoodPod(), RuntimeHandler: "runc"},
+		{Config: nodetest.GoodPod(), RuntimeHandler: "kata"},
 		{Config: bad},
 		{Config: node},
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/network"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 func TestGRPCError(t *testing.T) {
@@ -66,12 +67,12 @@ func TestAPanicIsAnErrorOfItsCall(t *testing.T) {
 	client := dial(t, &Runtime{}) // everything that needs a sandbox panics
 	for range 2 {
 		_, err := client.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
-		harness.WantCode(t, err, codes.Internal)
+		nodetest.WantCode(t, err, codes.Internal)
 		stream, err := client.StreamPodSandboxes(t.Context(), &runtimeapi.StreamPodSandboxesRequest{})
 		if err == nil {
 			_, err = stream.Recv()
 		}
-		harness.WantCode(t, err, codes.Internal)
+		nodetest.WantCode(t, err, codes.Internal)
 		_, err = client.Version(t.Context(), &runtimeapi.VersionRequest{})
 		harness.Want(t, err == nil, "the next call: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 const (
@@ -102,7 +103,7 @@ func TestContainerRefuses(t *testing.T) {
 			"log_path": {"/var/log/x", "a/../../x", "./"}, "windows": {&runtimeapi.WindowsContainerConfig{}},
 			"mounts[0].container_path": {"", "a", "/a/../..", "//"}, "mounts[0].host_path": {"", "b"}, "mounts[0].mount_options[1]": {"rw"},
 			"mounts[1].host_path": {"/b"}, "mounts[1].readonly": {false}, "mounts[2].propagation": {9},
-			"mounts[2].gidMappings": {[]*runtimeapi.IDMapping{{}}}, "mounts[2].uidMappings": {harness.IDs(0, math.MaxUint32, 2)},
+			"mounts[2].gidMappings": {[]*runtimeapi.IDMapping{{}}}, "mounts[2].uidMappings": {nodetest.IDs(0, math.MaxUint32, 2)},
 			"devices[0].host_path": {""}, "devices[1].container_path": {"y"}, "devices[0].permissions": {"", "rx"}, "CDI_devices[0].name": {"eth0"},
 
 			"linux.resources.cpu_period": {-1, 999, 1_000_001}, "linux.resources.cpu_quota": {-2, 999, 1 << 44},

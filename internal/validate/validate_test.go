@@ -12,6 +12,7 @@ import (
 
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // set gives a field a value, by the path that a refusal names it by: "mounts[0].host_path".
@@ -137,11 +138,11 @@ func goodNode() Node {
 
 func TestPodAccepts(t *testing.T) {
 	for name, config := range map[string]*runtimeapi.PodSandboxConfig{
-		"all at once": harness.GoodPod(),
+		"all at once": nodetest.GoodPod(),
 		"a user namespace in the node's network": {
 			Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"},
 			Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofPod, Uids: harness.IDs(0, 65536, 65536), Gids: harness.IDs(0, 65536, 65536)}},
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: ofNode, UsernsOptions: &runtimeapi.UserNamespace{Mode: ofPod, Uids: nodetest.IDs(0, 65536, 65536), Gids: nodetest.IDs(0, 65536, 65536)}},
 			}},
 		},
 		"nothing but a name": {Metadata: &runtimeapi.PodSandboxMetadata{Name: "a"}},
@@ -180,8 +181,8 @@ func TestPodRefuses(t *testing.T) {
 
 		"linux.security_context.namespace_options.network": {9, 1}, "linux.security_context.namespace_options.pid": {-1, 2, 3},
 		"linux.security_context.namespace_options.ipc": {4, 1}, "linux.security_context.namespace_options.target_id": {"abc"},
-		"linux.security_context.namespace_options.userns_options.uids": {nil, harness.IDs(0, 1000, 10, 9, 5000, 10), harness.IDs(0, math.MaxUint32-5, 10), manyMappings(maxMappings + 1)},
-		"linux.security_context.namespace_options.userns_options.gids": {nil, harness.IDs(0, 1000, 10, 100, 991, 10), harness.IDs(1, 1000, 10)},
+		"linux.security_context.namespace_options.userns_options.uids": {nil, nodetest.IDs(0, 1000, 10, 9, 5000, 10), nodetest.IDs(0, math.MaxUint32-5, 10), manyMappings(maxMappings + 1)},
+		"linux.security_context.namespace_options.userns_options.gids": {nil, nodetest.IDs(0, 1000, 10, 100, 991, 10), nodetest.IDs(1, 1000, 10)},
 		"linux.security_context.run_as_user":                           {-1, math.MaxUint32}, "linux.security_context.run_as_group": {1 << 33},
 		"linux.security_context.supplemental_groups[1]": {-5}, "linux.security_context.supplemental_groups_policy": {2},
 		"linux.security_context.seccomp.profile_type": {3}, "linux.security_context.apparmor.profile_type": {-2},
@@ -189,7 +190,7 @@ func TestPodRefuses(t *testing.T) {
 		"linux.security_context.apparmor": {localhostProfile("web")},
 	} {
 		for _, value := range values {
-			c := harness.GoodPod()
+			c := nodetest.GoodPod()
 			set(c.ProtoReflect(), field, value)
 			wantRefusal(t, Pod(c, "runc", goodNode()), "config."+field)
 		}
@@ -230,24 +231,24 @@ func TestPodRefuses(t *testing.T) {
 			security(c).SeccompProfilePath = "localhost//nowhere/profile.json"
 		}},
 	} {
-		c := harness.GoodPod()
+		c := nodetest.GoodPod()
 		test.change(c)
 		wantRefusal(t, Pod(c, "runc", goodNode()), test.field)
 	}
 	wantRefusal(t, Pod(nil, "", goodNode()), "config")
-	wantRefusal(t, Pod(harness.GoodPod(), "kata", goodNode()), "runtime_handler")
-	old, confined, systemd, profiled := goodNode(), goodNode(), goodNode(), harness.GoodPod()
+	wantRefusal(t, Pod(nodetest.GoodPod(), "kata", goodNode()), "runtime_handler")
+	old, confined, systemd, profiled := goodNode(), goodNode(), goodNode(), nodetest.GoodPod()
 	old.Machine.UserNamespaces = false // overlays cannot be mapped
-	wantRefusal(t, Pod(harness.GoodPod(), "", old), namespaceField+"userns_options")
+	wantRefusal(t, Pod(nodetest.GoodPod(), "", old), namespaceField+"userns_options")
 	confined.Machine.AppArmor, security(profiled).Apparmor = true, localhostProfile("web") // which is not loaded
 	wantRefusal(t, Pod(profiled, "", confined), securityField+"apparmor")
 	systemd.SystemdCgroup = true
-	wantRefusal(t, Pod(harness.GoodPod(), "", systemd), "config.linux.cgroup_parent")
+	wantRefusal(t, Pod(nodetest.GoodPod(), "", systemd), "config.linux.cgroup_parent")
 }
 
 func manyMappings(n uint32) (mappings []*runtimeapi.IDMapping) {
 	for i := range n {
-		mappings = append(mappings, harness.IDs(i, 1000+i, 1)...)
+		mappings = append(mappings, nodetest.IDs(i, 1000+i, 1)...)
 	}
 	return mappings
 }

@@ -22,11 +22,12 @@ import (
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // useBuild kills the daemon and starts one with the node's build of the shim, or, with
 // a mark, another. A node has to end with the build that it began with.
-func useBuild(t *testing.T, n *harness.Node, mark ...byte) (shim string) {
+func useBuild(t *testing.T, n *nodetest.Node, mark ...byte) (shim string) {
 	shim = filepath.Join(n.Binaries(), "minicri-shim")
 	if len(mark) > 0 {
 		content := harness.Read(t, shim)
@@ -45,7 +46,7 @@ type built struct {
 	terminal, stdin string
 }
 
-func startBuilt(t *testing.T, n *harness.Node, i int) built {
+func startBuilt(t *testing.T, n *nodetest.Node, i int) built {
 	b := built{runs: startRuns(t, n, i)}
 	const echo = "while read line; do echo got $line; done"
 	b.stdin = b.run("stdin", echo, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
@@ -189,7 +190,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	wantCode(t, p.stopPod(), codes.FailedPrecondition)
 	wantCode(t, p.removePod(), codes.FailedPrecondition)
 	check(t, unix.Kill(pid, 0))
-	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
+	answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 	checked, _ := n.RunCommand("check") // fails, because of this
 	for what, said := range map[string]string{"Status": fmt.Sprint(answer.Status.Conditions), "info": answer.Info["olderSupervisors"], "check": checked} {
 		for _, word := range []string{"9.9.9", filepath.Base(dir)} {

@@ -17,6 +17,7 @@ import (
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // crashRow is an operation on a container, with the points that it passes (see
@@ -80,7 +81,7 @@ func points(operation string) (all []string) {
 // In the pod another one, the witness, runs all the time.
 type trial struct {
 	*pod
-	harness.Failpoints
+	nodetest.Failpoints
 	point   string
 	also    []string // a second failpoint
 	witness *runtimeapi.ContainerStatus
@@ -100,8 +101,8 @@ func TestCrashes(t *testing.T) {
 	for _, row := range crashRows {
 		count += len(row.points) * len(row.faults)
 		t.Run(row.name, func(t *testing.T) {
-			points := harness.Failpoints(filepath.Join(t.TempDir(), "points"))
-			n := newNode(t, harness.Binaries(binaries), points.Option())
+			points := nodetest.Failpoints(filepath.Join(t.TempDir(), "points"))
+			n := newNode(t, nodetest.Binaries(binaries), points.Option())
 			importData(n)
 			p := runPod(t, n, "web")
 			witness := p.run("witness", quiet)
@@ -130,8 +131,8 @@ func TestCrashes(t *testing.T) {
 func TestEndBeforeItIsListed(t *testing.T) {
 	binaries, err := filepath.Abs("../../bin/failpoints")
 	check(t, err)
-	points := harness.Failpoints(filepath.Join(t.TempDir(), "points"))
-	p := runPod(t, newNode(t, harness.Binaries(binaries), points.Option()), "web")
+	points := nodetest.Failpoints(filepath.Join(t.TempDir(), "points"))
+	p := runPod(t, newNode(t, nodetest.Binaries(binaries), points.Option()), "web")
 	stream := p.listen()
 	points.Arm(t, "container/recheck after hang")
 	made := beside(func() error { _, err := p.tryCreate(shell("one", quiet)); return err })
@@ -153,8 +154,8 @@ func TestEndBeforeItIsListed(t *testing.T) {
 func TestSourceThatHangsLater(t *testing.T) {
 	binaries, err := filepath.Abs("../../bin/failpoints")
 	check(t, err)
-	points := harness.Failpoints(filepath.Join(t.TempDir(), "points"))
-	p := runPod(t, newNode(t, harness.Binaries(binaries), points.Option(), harness.Config("[limits]\ncreate = '10s'")), "web")
+	points := nodetest.Failpoints(filepath.Join(t.TempDir(), "points"))
+	p := runPod(t, newNode(t, nodetest.Binaries(binaries), points.Option(), nodetest.Config("[limits]\ncreate = '10s'")), "web")
 	dead, volume := harness.DeadMount(t), t.TempDir()
 	points.Arm(t, "container/spec before hang")
 	made := beside(func() error { return p.createErr(shell("one", quiet, mounted(volume, "/volume"))) })
@@ -171,7 +172,7 @@ func TestSourceThatHangsLater(t *testing.T) {
 // attack: what a container can stop: by a volume whose server (FUSE) has read a request and does not answer; the daemon is killed
 // held: that container; the next daemon serves after two seconds
 func TestDaemonThatCannotEnd(t *testing.T) {
-	p := runPod(t, newNode(t, harness.Config("[nri]\nenabled = true\nsocket = '"+filepath.Join(t.TempDir(), "nri.sock")+"'")), "web")
+	p := runPod(t, newNode(t, nodetest.Config("[nri]\nenabled = true\nsocket = '"+filepath.Join(t.TempDir(), "nri.sock")+"'")), "web")
 	lives, doomed := p.run("lives", forever), p.PID()
 	stuck, asked := harness.StuckMount(t)
 	created := beside(func() error { return p.createErr(shell("one", quiet, mounted(stuck, "/volume"))) })

@@ -17,6 +17,7 @@ import (
 
 	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // What a container has started ends with it, also where its pid namespace goes on: the pod's, the node's, that of
@@ -111,7 +112,7 @@ func TestLogThatIsOpenedLate(t *testing.T) {
 }
 
 func TestOOMKilledIsWhatItSays(t *testing.T) {
-	p := newPod(t, harness.PodOption(podPID(runtimeapi.NamespaceMode_CONTAINER)))
+	p := newPod(t, nodetest.PodOption(podPID(runtimeapi.NamespaceMode_CONTAINER)))
 	const eats = "sh -c 'tail /dev/zero'"
 	p.wantExit(p.run("wrapper", eats+"; code=$?; sleep 0.3; exit $code", memory(16<<20)), 137, "OOMKilled")
 	// Its child is killed for memory, and it continues.
@@ -160,7 +161,7 @@ func TestEndedPodsCostNothing(t *testing.T) {
 	})
 }
 
-func entries(n *harness.Node, dir string) (count int) {
+func entries(n *nodetest.Node, dir string) (count int) {
 	for _, pid := range n.Supervisors() {
 		found, _ := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir)) // it may have ended
 		count += len(found)
@@ -188,7 +189,7 @@ func TestPodStopsItsContainers(t *testing.T) {
 func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
 	n := newNode(t)
 	for round := range 5 {
-		p := runPod(t, n, "web", harness.Attempt(uint32(round)))
+		p := runPod(t, n, "web", nodetest.Attempt(uint32(round)))
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -240,7 +241,7 @@ func TestP61_ClientThatGoesAway(t *testing.T) {
 //
 // cri: ExecSyncResponse.exit_code
 func TestShutdownCancelsWaits(t *testing.T) {
-	n := newNode(t, harness.Config("[limits]\nshutdown = '50s'\ncreate = '50s'"))
+	n := newNode(t, nodetest.Config("[limits]\nshutdown = '50s'\ncreate = '50s'"))
 	p := runPod(t, n, "web")
 	id := p.run("app", deaf)
 	p.awaitLine(id, "ready")
@@ -265,8 +266,8 @@ func TestShutdownCancelsWaits(t *testing.T) {
 //
 // cri: CreateContainerRequest.config
 func TestEndDuringCreate(t *testing.T) {
-	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '1h'")), "web")
-	hangs := hooked(t, harness.Hook{Kind: "createRuntime", Script: "exec sleep 7774", Seconds: 7774})
+	p := runPod(t, newNode(t, nodetest.Config("[limits]\ncreate = '1h'")), "web")
+	hangs := hooked(t, nodetest.Hook{Kind: "createRuntime", Script: "exec sleep 7774", Seconds: 7774})
 	hookRuns := func() bool { return len(processesWithArgument(t, "7774")) > 0 }
 	ctx, leave := context.WithCancel(harness.Limited(t))
 	go p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: shell("app", forever, hangs), SandboxConfig: p.config})
@@ -317,12 +318,12 @@ func TestSnapshotsWithoutContainer(t *testing.T) {
 	check(t, err)
 	orphan := strings.Repeat("ab", 32)
 	for _, key := range []string{orphan, orphan + "-image-0"} {
-		check(t, store.Prepare(t.Context(), key, harness.BusyboxImage, image.PrepareOptions{}))
+		check(t, store.Prepare(t.Context(), key, nodetest.BusyboxImage, image.PrepareOptions{}))
 	}
 	check(t, store.Close())
 	p.Start()
 	harness.Eventually(t, "the layers are removed", func() bool { return strings.Count(p.Log(), "name="+orphan) == 2 })
-	same(t, "snapshots without a container", harness.Info[[]string](t, p.Node, "orphanSnapshots"), nil)
+	same(t, "snapshots without a container", nodetest.Info[[]string](t, p.Node, "orphanSnapshots"), nil)
 	output, err := p.RunCommand("check")
 	expect(t, err == nil && !strings.Contains(output, "snapshot"), "check: %v\n%s", err, output)
 	same(t, "the file of the container", p.exec(id, "cat /kept"), "kept")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // cri: ExecSync ExecSyncResponse.stderr
@@ -119,7 +120,7 @@ func TestExecBeforeTheStart(t *testing.T) {
 	p := newPod(t)
 	id := p.create(shell("app", forever))
 	same(t, "before the start", p.exec(id, `echo "$HOSTNAME"; echo made >/tmp/before`), "web")
-	harness.Call(t, p.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"true"}, Stdout: true})
+	nodetest.Call(t, p.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"true"}, Stdout: true})
 	same(t, "state after the exec", p.status(id).State, created)
 	check(t, p.start(id))
 	same(t, "after the start", p.exec(id, "cat /tmp/before"), "made")
@@ -181,7 +182,7 @@ func zombies(parents []int) (count int) {
 // attack: what a container can stop: by a volume whose server (FUSE) does not answer, while it is mounted
 // held: that container, until the limit of creations
 func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
-	n := newNode(t, harness.Config("[limits]\ncreate = '30s'"))
+	n := newNode(t, nodetest.Config("[limits]\ncreate = '30s'"))
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")
 	witness, neighbour := other.run("witness", forever), p.run("neighbour", forever)
 	config := shell("hangs", forever, mounted(filepath.Join(harness.DeadMount(t), "volume"), "/volume"))
@@ -214,7 +215,7 @@ func (p *pod) sleepsUninterruptibly(cgroup string) bool {
 // cri: ContainerFilter.id
 func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 	const kill = 2 * time.Second // also the time in which a supervisor has to answer
-	n := newNode(t, harness.Config("[limits]\nkill = '2s'"))
+	n := newNode(t, nodetest.Config("[limits]\nkill = '2s'"))
 	p, together := runPod(t, n, "web"), runPod(t, n, "together", podPID(runtimeapi.NamespaceMode_POD))
 	witness := p.run("witness", forever)
 	const writes = "while true; do echo x >> /disk/file; sleep 0.01; done"

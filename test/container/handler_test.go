@@ -16,6 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // runc is Debian's, which hack/unpack has unpacked for the tests (make peers-test).
@@ -30,7 +31,7 @@ func runc(t *testing.T) string {
 // The containers of a pod are made by the runtime of its handler: runc keeps
 // its own state of them, and libcontainer in the shim has none.
 func TestHandlerOfTypeOCI(t *testing.T) {
-	n := newNode(t, harness.Runtime("runc", runc(t)), harness.Config("default_runtime = 'runc'\n"))
+	n := newNode(t, nodetest.Runtime("runc", runc(t)), nodetest.Config("default_runtime = 'runc'\n"))
 	wantStates(t, n, "oci/runc/states", runBuiltin(t, n, "nameless").run("app", forever), 1)
 	p := runPod(t, n, "web")
 	id := p.run("app", "trap 'exit 5' USR1; echo hello; while :; do sleep 0.05; done")
@@ -51,7 +52,7 @@ func TestHandlerOfTypeOCI(t *testing.T) {
 // A pod that names no handler keeps the one that was the default when it was made: a container that is made after a
 // reload or a restart with another one has the runtime of its siblings, and listings still say that none was named.
 func TestDefaultHandlerOfAPodStays(t *testing.T) {
-	n := newNode(t, harness.Runtime("runc", runc(t)))
+	n := newNode(t, nodetest.Runtime("runc", runc(t)))
 	wantRunc := func(p *pod, name string, want int) { wantStates(t, n, "oci/runc/states", p.run(name, forever), want) }
 	builtin := runBuiltin(t, n, "builtin")
 	wantRunc(builtin, "first", 0)
@@ -65,19 +66,19 @@ func TestDefaultHandlerOfAPodStays(t *testing.T) {
 	n.Crash()
 	wantRunc(byRunc, "restarted", 1)
 	wantRunc(builtin, "restarted", 0)
-	for _, item := range harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).Items {
+	for _, item := range nodetest.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).Items {
 		same(t, "handler of pod "+item.Metadata.Name+", which named none", item.RuntimeHandler, "")
 	}
 }
 
 // wantStates counts the directories named like the container below a directory of any shim.
-func wantStates(t *testing.T, n *harness.Node, below, id string, want int) {
+func wantStates(t *testing.T, n *nodetest.Node, below, id string, want int) {
 	same(t, "states of the container in "+below, len(harness.Glob(t, n.State, "shims", "*", below, id)), want)
 }
 
 // condition is what Status says of a handler of this name.
-func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.RuntimeCondition {
-	all := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions
+func condition(t *testing.T, n *nodetest.Node, handler string) *runtimeapi.RuntimeCondition {
+	all := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions
 	expect(t, all[0].Status, "the node is not ready: %v", all)
 	return all[slices.IndexFunc(all, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == "RuntimeHandlerReady/"+handler })]
 }
@@ -85,12 +86,12 @@ func condition(t *testing.T, n *harness.Node, handler string) *runtimeapi.Runtim
 // A handler whose runtime is not there fails its own pods before anything is
 // made, is named by Status, and keeps no one else from running.
 func TestHandlerWithoutItsRuntime(t *testing.T) {
-	n := newNode(t, harness.Runtime("gone", "/no/such/runtime"))
+	n := newNode(t, nodetest.Runtime("gone", "/no/such/runtime"))
 	_, err := n.Runtime.RunPodSandbox(harness.Limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "gone"})
 	wantCode(t, err, codes.Unavailable, "/no/such/runtime")
 	_, err = n.Runtime.RunPodSandbox(harness.Limited(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web"), RuntimeHandler: "kata"})
 	wantCode(t, err, codes.InvalidArgument)
-	said, handlers := condition(t, n, "gone"), fmt.Sprint(harness.Info[any](t, n, "handlers"))
+	said, handlers := condition(t, n, "gone"), fmt.Sprint(nodetest.Info[any](t, n, "handlers"))
 	expect(t, !said.Status && strings.Contains(said.Message, "gone"), "Status says %v", said)
 	expect(t, strings.HasSuffix(said.Message, "no such file or directory"), "Status says %v", said)
 	expect(t, strings.Contains(handlers, "/no/such/runtime"), "the handlers are %s", handlers)
@@ -102,7 +103,7 @@ func TestHandlerWithoutItsRuntime(t *testing.T) {
 func TestRuntimeThatCannot(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "old")
 	check(t, os.WriteFile(program, []byte(fmt.Sprintf("#!/bin/sh\ntest \"$1\" != features && exec %s \"$@\"\n", runc(t))), 0o755))
-	n := newNRINode(t, "", harness.Runtime("old", program))
+	n := newNRINode(t, "", nodetest.Runtime("old", program))
 	n.connect("10", "adjuster")
 	p := runPod(t, n.Node, "web", annotated("adjuster.nri.test/moves", `{"linux": {"netDevices": {"lo": {"name": "data0"}}}}`))
 	for says, config := range map[string]*runtimeapi.ContainerConfig{
@@ -124,7 +125,7 @@ func TestHandlerIsReadyOnceItHasMadeAContainer(t *testing.T) {
 		check(t, os.Rename(program+".new", program))
 	}
 	write(fmt.Sprintf(`case " $* " in *" create "*) exit 33; esac; exec %s "$@"`, runc(t)))
-	n := newNode(t, harness.Runtime("broken", program))
+	n := newNode(t, nodetest.Runtime("broken", program))
 	harness.Eventually(t, "the handler is not ready", func() bool {
 		c := condition(t, n, "broken")
 		return !c.Status && strings.Contains(c.Message, "exit status 33")
@@ -164,7 +165,7 @@ func TestHostileOCIRuntimes(t *testing.T) {
 			if c.script == hangs {
 				limit = "[limits]\ncreate = '8s'"
 			}
-			n := newNode(t, harness.Runtime("hostile", hostile(t, runc(t), c.verb, c.script)), harness.Config(limit))
+			n := newNode(t, nodetest.Runtime("hostile", hostile(t, runc(t), c.verb, c.script)), nodetest.Config(limit))
 			p, other := runPod(t, n, "web"), runBuiltin(t, n, "other")
 			err := p.inTime(time.Minute, func() error { return p.runErr(shell("app", forever)) })
 			wantError(t, err, c.says)
@@ -177,9 +178,9 @@ func TestHostileOCIRuntimes(t *testing.T) {
 }
 
 // runBuiltin runs a pod that names no handler.
-func runBuiltin(t *testing.T, n *harness.Node, name string) *pod {
+func runBuiltin(t *testing.T, n *nodetest.Node, name string) *pod {
 	config := n.PodConfig(name)
-	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config})
+	answer := nodetest.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config})
 	return &pod{Node: n, t: t, id: answer.PodSandboxId, config: config}
 }
 
@@ -203,8 +204,8 @@ func processesWithArgument(t *testing.T, argument string) (pids []string) {
 	return pids
 }
 
-func hooked(t *testing.T, hooks ...harness.Hook) option {
-	device := harness.CDIDevice(t, hooks...)
+func hooked(t *testing.T, hooks ...nodetest.Hook) option {
+	device := nodetest.CDIDevice(t, hooks...)
 	return func(c *runtimeapi.ContainerConfig) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}} }
 }
 
@@ -219,13 +220,13 @@ func TestHooks(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		out := t.TempDir()
 		check(t, os.Chmod(out, 0o777))
-		var hooks []harness.Hook
+		var hooks []nodetest.Hook
 		for _, kind := range hookKinds {
 			dir := out
 			if kind == "startContainer" {
 				dir = "/out" // in the container
 			}
-			hooks = append(hooks, harness.Hook{Kind: kind, Script: fmt.Sprintf("cat > %s/%s", dir, kind)})
+			hooks = append(hooks, nodetest.Hook{Kind: kind, Script: fmt.Sprintf("cat > %s/%s", dir, kind)})
 		}
 		config := shell("app", forever, hooked(t, hooks...), mounted(out, "/out"))
 		if killed { // and by the older way to ask
@@ -264,13 +265,13 @@ func TestHooks(t *testing.T) {
 // the call, and leaves nothing; the supervisor continues. Poststop hooks run once after each creation that
 // fails, and keep no container by failing or hanging.
 func TestHookThatHangs(t *testing.T) {
-	n := newNode(t, harness.Config("[limits]\ncreate = '10s'"))
+	n := newNode(t, nodetest.Config("[limits]\ncreate = '10s'"))
 	p := runPod(t, n, "web")
 	witness := p.run("witness", "", command("sleep", "1000000"))
 	pids, after := n.Supervisors(), filepath.Join(t.TempDir(), "after")
 	with := func(script, kind string) *runtimeapi.ContainerConfig {
-		poststop := harness.Hook{Kind: "poststop", Script: "echo >> " + after + "; sleep 7776 & exit 1", Seconds: 1}
-		return shell("app", "true", noLog, hooked(t, harness.Hook{Kind: kind, Script: script, Seconds: 1}, poststop))
+		poststop := nodetest.Hook{Kind: "poststop", Script: "echo >> " + after + "; sleep 7776 & exit 1", Seconds: 1}
+		return shell("app", "true", noLog, hooked(t, nodetest.Hook{Kind: kind, Script: script, Seconds: 1}, poststop))
 	}
 	for script, says := range map[string]string{"exec sleep 7776": "hook ran past specified timeout of 1.0s", "sleep 7776 & sleep 7776": ""} {
 		for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
@@ -297,7 +298,7 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			p.wantExit(p.run("first", "true"), 0, "Completed")
 			pids := n.Supervisors()
 			began := filepath.Join(t.TempDir(), "began")
-			config := shell("app", "true", hooked(t, harness.Hook{Kind: kind, Script: "touch " + began + "; sleep 7775 & sleep 7775"}))
+			config := shell("app", "true", hooked(t, nodetest.Hook{Kind: kind, Script: "touch " + began + "; sleep 7775 & sleep 7775"}))
 			made := beside(func() error { return p.createErr(config) })
 			harness.Eventually(t, "the hook runs", func() bool { _, err := os.Stat(began); return err == nil })
 			check(t, p.inTime(20*time.Second, p.stopPod))
@@ -317,7 +318,7 @@ func TestPoststopHooksOfADeadSupervisor(t *testing.T) {
 	p := newPod(t)
 	ran := filepath.Join(t.TempDir(), "ran")
 	script := fmt.Sprintf("echo >> %s; kill -KILL %d", ran, p.Supervisors()[0])
-	id := p.create(shell("app", "true", hooked(t, harness.Hook{Kind: "poststop", Script: script, Seconds: 10})))
+	id := p.create(shell("app", "true", hooked(t, nodetest.Hook{Kind: "poststop", Script: script, Seconds: 10})))
 	check(t, errors.Join(p.start(id), p.remove(id)))
 	same(t, "runs of the hook", string(harness.Read(t, ran)), "\n\n")
 }

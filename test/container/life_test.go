@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // cri: ContainerConfig.annotations ContainerStatus ContainerStatus.annotations ContainerStatus.image ContainerConfig.envs
@@ -29,7 +30,7 @@ func TestLife(t *testing.T) {
 	id := p.create(config)
 	s := p.status(id)
 	expect(t, s.State == created && s.CreatedAt != 0 && s.StartedAt == 0 && s.FinishedAt == 0 && s.Reason == "", "created: %v", s)
-	same(t, "image, label, annotation", []string{s.Image.Image, s.Labels["a"], s.Annotations["c"]}, []string{harness.BusyboxImage, "b", "d"})
+	same(t, "image, label, annotation", []string{s.Image.Image, s.Labels["a"], s.Annotations["c"]}, []string{nodetest.BusyboxImage, "b", "d"})
 	expect(t, strings.HasPrefix(s.ImageId, "sha256:") && s.ImageRef != "", "what it was made from: %v", s)
 	same(t, "log path", s.LogPath, p.config.LogDirectory+"/app.log")
 	check(t, p.execErr(id, "true")) // also before the start
@@ -51,7 +52,7 @@ func TestLife(t *testing.T) {
 	check(t, p.remove(id))
 	check(t, p.remove(id))
 	check(t, p.stop(id, 0))
-	wantCode(t, harness.Err(t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}), codes.NotFound)
+	wantCode(t, nodetest.Err(t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}), codes.NotFound)
 	stopped := p.list(nil) // before its start
 	expect(t, len(stopped) == 1 && stopped[0].State == exited && p.status(stopped[0].Id).FinishedAt != 0, "listed: %v", stopped)
 	check(t, p.remove(stopped[0].Id))
@@ -61,13 +62,13 @@ func TestLife(t *testing.T) {
 // The log says once what has become of a pod and of its containers, each time with their
 // names, and nothing of what was not there.
 func TestLinesOfALife(t *testing.T) {
-	n := newNode(t, harness.LevelOfFile())
+	n := newNode(t, nodetest.LevelOfFile())
 	config := n.PodConfig("web")
-	answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "runc"})
+	answer := nodetest.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "runc"})
 	p := &pod{Node: n, t: t, id: answer.PodSandboxId, config: config}
 	id := p.run("app", "tail /dev/zero", memory(16<<20))
 	p.wantExit(id, 137, "OOMKilled")
-	harness.Call(t, n.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: p.run("user", forever), Cmd: []string{"true"}, Stdout: true})
+	nodetest.Call(t, n.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: p.run("user", forever), Cmd: []string{"true"}, Stdout: true})
 	unknown := shell("unknown", "true")
 	unknown.Image.Image = "test.example/absent:1"
 	wantError(t, p.createErr(unknown))
@@ -75,13 +76,13 @@ func TestLinesOfALife(t *testing.T) {
 		n.RemovePod(p.id)
 	}
 	of := " namespace=test pod=web sandbox=" + p.id + " handler=runc"
-	app := " container=app image=" + harness.BusyboxImage + " id=" + id
+	app := " container=app image=" + nodetest.BusyboxImage + " id=" + id
 	for line, want := range map[string]int{
 		`level=INFO msg="pod made" method=RunPodSandbox namespace=test pod=web handler=runc sandbox=` + p.id: 1, `level=INFO msg="pod removed" method=RemovePodSandbox` + of: 1,
 		`msg="pod removed"`: 1,
 		`level=INFO msg="container started" method=StartContainer` + of + app:                                               1,
 		`level=INFO msg="container ended"` + of:                                                                             2,
-		"container=app id=" + id + " image=" + harness.BusyboxImage + " code=137 reason=OOMKilled oom=true":                 1,
+		"container=app id=" + id + " image=" + nodetest.BusyboxImage + " code=137 reason=OOMKilled oom=true":                1,
 		"level=INFO msg=exec method=Exec" + of + " container=user":                                                          1,
 		`level=ERROR msg="call failed" method=CreateContainer` + of + " container=unknown image=test.example/absent:1 took": 1,
 	} {
@@ -200,7 +201,7 @@ func TestListFilters(t *testing.T) {
 	}
 	wantList := func(filter *runtimeapi.ContainerFilter, want ...string) {
 		same(t, filter.String(), ids(a.list(filter)), want)
-		stream := harness.Call(t, n.Runtime.StreamContainers, &runtimeapi.StreamContainersRequest{Filter: filter})
+		stream := nodetest.Call(t, n.Runtime.StreamContainers, &runtimeapi.StreamContainersRequest{Filter: filter})
 		answer, err := stream.Recv()
 		expect(t, err == nil || err == io.EOF && len(want) == 0, "stream: %v", err)
 		same(t, "streamed: "+filter.String(), ids(answer.GetContainers()), want)
@@ -419,7 +420,7 @@ func TestStartThatTheNodeFails(t *testing.T) {
 	check(t, unix.Kill(p.pausePID(), unix.SIGKILL))
 	request := &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}
 	harness.Eventually(t, "the pod is not ready", func() bool {
-		return harness.Call(t, p.Runtime.PodSandboxStatus, request).Status.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+		return nodetest.Call(t, p.Runtime.PodSandboxStatus, request).Status.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 	})
 	wantCode(t, p.start(late), codes.FailedPrecondition)
 	check(t, p.removePod())

@@ -15,12 +15,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 func logPath(path string) option { return func(c *runtimeapi.ContainerConfig) { c.LogPath = path } }
 
 func (p *pod) reopen(id string) error {
-	return harness.Err(p.t, p.Runtime.ReopenContainerLog, &runtimeapi.ReopenContainerLogRequest{ContainerId: id})
+	return nodetest.Err(p.t, p.Runtime.ReopenContainerLog, &runtimeapi.ReopenContainerLogRequest{ContainerId: id})
 }
 
 func TestLogFormat(t *testing.T) {
@@ -210,7 +211,7 @@ func TestStreamsOfEveryUser(t *testing.T) {
 	const script = "exec 5>&1 6>&2; rm -f /tmp/log; ln -s /dev/stdout /tmp/log; echo out >> /tmp/log; echo err > /dev/stderr; " +
 		"for fd in 5 6; do timeout 5 head -c 1 0<&$fd && echo read from $fd || echo not read from $fd; done"
 	const want = "out\nnot read from 5\nnot read from 6\n"
-	for name, users := range map[string][]harness.PodOption{"node": nil, "own": {harness.UserNamespace}} {
+	for name, users := range map[string][]nodetest.PodOption{"node": nil, "own": {nodetest.UserNamespace}} {
 		p := runPod(t, n, name, users...)
 		for _, uid := range []int64{0, 1000} {
 			id := p.run(fmt.Sprint("app-", uid), script+"; echo done; exec sleep 1000000", asUser(uid))

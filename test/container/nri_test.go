@@ -23,16 +23,17 @@ import (
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 type nriNode struct {
-	*harness.Node
+	*nodetest.Node
 	t   testing.TB
 	dir string // of the socket, the plugins, their configuration and the log of the logger
 }
 
 // newNRINode makes a node whose configuration has these further keys in [nri].
-func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
+func newNRINode(t testing.TB, keys string, opts ...nodetest.Option) *nriNode {
 	dir, err := os.MkdirTemp("", "nri") // t.TempDir is too long for a socket
 	check(t, err)
 	t.Cleanup(func() { check(t, os.RemoveAll(dir)) })
@@ -44,7 +45,7 @@ func newNRINode(t testing.TB, keys string, opts ...harness.Option) *nriNode {
 		keys += "request_timeout = '1m'\n"
 	}
 	config := fmt.Sprintf("[nri]\nenabled = true\nsocket = '%[1]s/nri.sock'\nplugin_dir = '%[1]s/plugins'\nconfig_dir = '%[1]s/conf'\n%[2]s", dir, keys)
-	return &nriNode{Node: newNode(t, append(opts, harness.Config(config))...), t: t, dir: dir}
+	return &nriNode{Node: newNode(t, append(opts, nodetest.Config(config))...), t: t, dir: dir}
 }
 
 // install gives the daemon a plugin to start, which is this program.
@@ -81,7 +82,7 @@ func (n *nriNode) wantEvents(pod, container string, want ...string) {
 }
 
 func (n *nriNode) plugins() (names []string) {
-	return harness.Info[[]string](n.t, n.Node, "nriPlugins")
+	return nodetest.Info[[]string](n.t, n.Node, "nriPlugins")
 }
 
 func (n *nriNode) log() string { return filepath.Join(n.dir, "log") }
@@ -113,7 +114,7 @@ func (n *nriNode) find(event, pod, container string) (found seen) {
 	return all[at]
 }
 
-func annotated(key, value string) harness.PodOption {
+func annotated(key, value string) nodetest.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) {
 		if c.Annotations == nil {
 			c.Annotations = make(map[string]string)
@@ -132,7 +133,7 @@ func TestNRIEvents(t *testing.T) {
 	p := runPod(t, n.Node, "web")
 	id := p.run("app", forever, memory(64<<20))
 	check(t, p.update(id, &runtimeapi.LinuxContainerResources{CpuShares: 512}))
-	harness.Call(t, n.Runtime.UpdatePodSandboxResources, &runtimeapi.UpdatePodSandboxResourcesRequest{
+	nodetest.Call(t, n.Runtime.UpdatePodSandboxResources, &runtimeapi.UpdatePodSandboxResourcesRequest{
 		PodSandboxId: p.id, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2048},
 	})
 	n.Kill()
@@ -172,7 +173,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	check(t, os.Mkdir(filepath.Join(n.dir, "conf", "06-adjuster.conf"), 0o755))
 	n.Restart()
 	n.awaitPlugin("05-logger", true)
-	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
+	answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 	for _, name := range []string{"logger", "5-logger", "README", "06-adjuster"} {
 		says := "NRI plugin " + filepath.Join(n.dir, "plugins", name) + " is not started"
 		wantFound(t, n.Node, says)
@@ -189,7 +190,7 @@ func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
 	}
 	n.reload("enabled = true\n")
 	n.awaitPlugin("06-adjuster", true)
-	same(t, "problems", harness.Info[[]string](t, n.Node, "nriProblems"), nil)
+	same(t, "problems", nodetest.Info[[]string](t, n.Node, "nriProblems"), nil)
 	n.withoutPlugins("05-logger", "06-adjuster") // the oracle knows one plugin's descriptors
 }
 
@@ -198,7 +199,7 @@ func TestNRIAdjustments(t *testing.T) {
 	n := newNRINode(t, "")
 	n.connect("10", "adjuster")
 	source := n.dir + "/../" + filepath.Base(n.dir) + "/made/by minicri" // not there
-	device := harness.CDIDevice(t, harness.Hook{Kind: "createRuntime", Script: "touch " + n.dir + "/cdi"})
+	device := nodetest.CDIDevice(t, nodetest.Hook{Kind: "createRuntime", Script: "touch " + n.dir + "/cdi"})
 	asked := n.cgroupsPath("from-", "nri")
 	adjustment := fmt.Sprintf(`{
 		"annotations": {"from": "nri"}, "args": ["/bin/sh", "-c", "while :; do sleep 0.05; done"],
@@ -364,7 +365,7 @@ func TestNRIPluginDiesOrRefuses(t *testing.T) {
 func TestNRIRequiredPlugin(t *testing.T) {
 	n := newNRINode(t, "required_plugins = ['logger']\ntolerate_missing_annotation = 'tolerate.nri.test'")
 	request := &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")}
-	wantError(t, harness.Err(t, n.Runtime.RunPodSandbox, request), "required NRI plugin logger")
+	wantError(t, nodetest.Err(t, n.Runtime.RunPodSandbox, request), "required NRI plugin logger")
 	wantFound(t, n.Node, "required NRI plugin logger is not connected")
 	runPod(t, n.Node, "tolerant", annotated("tolerate.nri.test", "true")).run("app", forever)
 	logger := n.connect("10", "logger")
@@ -418,7 +419,7 @@ func TestNRIUpdates(t *testing.T) {
 func (n *nriNode) reload(keys string) { reload(n.t, n.Node, "[nri]\n"+keys) }
 
 // isOn reports whether Status shows plugins, be there none.
-func (n *nriNode) isOn() bool { return harness.Info[any](n.t, n.Node, "nriPlugins") != nil }
+func (n *nriNode) isOn() bool { return nodetest.Info[any](n.t, n.Node, "nriPlugins") != nil }
 
 // withoutPlugins switches NRI off and on, and leaves it without those that the daemon starts.
 func (n *nriNode) withoutPlugins(names ...string) {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 func TestMain(m *testing.M) {
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 		bePlugin(name)
 		os.Exit(1)
 	}
-	os.Exit(harness.Main(m))
+	os.Exit(nodetest.Main(m))
 }
 
 const patience = 2 * time.Minute
@@ -41,24 +42,24 @@ const (
 
 // pod is a pod of a test, on a node with the image.
 type pod struct {
-	*harness.Node
+	*nodetest.Node
 	t      testing.TB
 	id     string
 	config *runtimeapi.PodSandboxConfig
 }
 
 // newNode makes a node with the image, for a test that runs beside others.
-func newNode(t testing.TB, opts ...harness.Option) *harness.Node {
-	n := harness.NewNode(t, append(opts, harness.Parallel())...)
+func newNode(t testing.TB, opts ...nodetest.Option) *nodetest.Node {
+	n := nodetest.New(t, append(opts, nodetest.Parallel())...)
 	n.ImportBusybox()
 	return n
 }
 
-func newPod(t testing.TB, opts ...harness.PodOption) *pod {
+func newPod(t testing.TB, opts ...nodetest.PodOption) *pod {
 	return runPod(t, newNode(t), "web", opts...)
 }
 
-func runPod(t testing.TB, n *harness.Node, name string, opts ...harness.PodOption) *pod {
+func runPod(t testing.TB, n *nodetest.Node, name string, opts ...nodetest.PodOption) *pod {
 	config := n.PodConfig(name, opts...)
 	return &pod{Node: n, t: t, id: n.RunPod(config), config: config}
 }
@@ -67,7 +68,7 @@ type option func(*runtimeapi.ContainerConfig)
 
 // shell is the configuration of a container that runs a script.
 func shell(name, script string, opts ...option) *runtimeapi.ContainerConfig {
-	config := harness.Container(name, "/bin/sh", "-c", script)
+	config := nodetest.Container(name, "/bin/sh", "-c", script)
 	for _, opt := range opts {
 		opt(config)
 	}
@@ -112,7 +113,7 @@ func (p *pod) create(config *runtimeapi.ContainerConfig) string {
 }
 
 func (p *pod) start(id string) error {
-	return harness.Err(p.t, p.Runtime.StartContainer, &runtimeapi.StartContainerRequest{ContainerId: id})
+	return nodetest.Err(p.t, p.Runtime.StartContainer, &runtimeapi.StartContainerRequest{ContainerId: id})
 }
 
 func (p *pod) run(name, script string, opts ...option) string {
@@ -131,19 +132,19 @@ func (p *pod) output(name, script string, opts ...option) string {
 }
 
 func (p *pod) stop(id string, seconds int64) error {
-	return harness.Err(p.t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: seconds})
+	return nodetest.Err(p.t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: seconds})
 }
 
 func (p *pod) remove(id string) error {
-	return harness.Err(p.t, p.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
+	return nodetest.Err(p.t, p.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
 }
 
 func (p *pod) list(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
-	return harness.Call(p.t, p.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter}).Containers
+	return nodetest.Call(p.t, p.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter}).Containers
 }
 
 func (p *pod) status(id string) *runtimeapi.ContainerStatus {
-	return harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}).Status
+	return nodetest.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}).Status
 }
 
 // info is what the verbose status shows, as far as tests use it.
@@ -162,7 +163,7 @@ type info struct {
 }
 
 func (p *pod) info(id string) (i info) {
-	answer := harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	answer := nodetest.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	check(p.t, json.Unmarshal([]byte(answer.Info["info"]), &i))
 	i.CgroupsPath = cgroup.Path(i.CgroupsPath)
 	return i
@@ -229,20 +230,20 @@ func (p *pod) awaitExecs(id string) {
 
 // stopPod stops the pod, which stays.
 func (p *pod) stopPod() error {
-	return harness.Err(p.t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+	return nodetest.Err(p.t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 }
 
 func (p *pod) removePod() error {
-	return harness.Err(p.t, p.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
+	return nodetest.Err(p.t, p.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
 }
 
 func (p *pod) address() string {
-	return harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}).Status.Network.GetIp()
+	return nodetest.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id}).Status.Network.GetIp()
 }
 
 // pausePID is the process id of the pod's pause; tests of the unit and of AppArmor ask for it.
 func (p *pod) pausePID() int {
-	answer := harness.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
+	answer := nodetest.Call(p.t, p.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
 	var info struct {
 		PID int `json:"pid"`
 	}
@@ -287,9 +288,9 @@ func namespace(t testing.TB, pid int, kind string) string {
 }
 
 // reload gives the daemon a drop-in of its configuration, which changes it, and waits until it is in force.
-func reload(t testing.TB, n *harness.Node, keys string) { n.Reload(func() { dropIn(t, n, keys) }) }
+func reload(t testing.TB, n *nodetest.Node, keys string) { n.Reload(func() { dropIn(t, n, keys) }) }
 
-func dropIn(t testing.TB, n *harness.Node, keys string) {
+func dropIn(t testing.TB, n *nodetest.Node, keys string) {
 	dir := filepath.Join(n.Dir, "config.toml.d")
 	check(t, os.MkdirAll(dir, 0o755))
 	check(t, os.WriteFile(filepath.Join(dir, "test.toml"), []byte(keys), 0o600))
@@ -302,7 +303,7 @@ func beside(call func() error) <-chan error {
 	return done
 }
 
-var check, wantError, wantCode = harness.Check, harness.WantError, harness.WantCode
+var check, wantError, wantCode = harness.Check, harness.WantError, nodetest.WantCode
 
 func wantRefused(t testing.TB, err error, fields ...string) {
 	wantCode(t, err, codes.InvalidArgument, fields...)
@@ -314,7 +315,7 @@ func expect(t testing.TB, holds bool, text string, values ...any) {
 }
 
 // wantFound fails the test unless minicri check finds something, and says all this of it.
-func wantFound(t testing.TB, n *harness.Node, says ...string) {
+func wantFound(t testing.TB, n *nodetest.Node, says ...string) {
 	output, err := n.RunCommand("check")
 	wantError(t, err)
 	for _, text := range says {

@@ -20,6 +20,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // A container is made with the config of its own pod. The kubelet makes that
@@ -29,13 +30,13 @@ import (
 func TestConfigOfAnotherPod(t *testing.T) {
 	p := newPod(t)
 	config := shell("app", forever)
-	create := func(change harness.PodOption) (string, error) {
+	create := func(change nodetest.PodOption) (string, error) {
 		asked := *p
 		asked.config = proto.CloneOf(p.config)
 		change(asked.config)
 		return asked.tryCreate(config)
 	}
-	for field, change := range map[string]harness.PodOption{
+	for field, change := range map[string]nodetest.PodOption{
 		"uid":       func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Uid = "another" },
 		"name":      func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Name = "another" },
 		"namespace": func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "another" },
@@ -109,11 +110,11 @@ func TestFieldsOfWindows(t *testing.T) {
 	wantRefused(t, err, "windows")
 	same(t, "memory after a refused update", p.status(id).Resources.GetLinux().GetMemoryLimitInBytes(), 64<<20)
 	wantRefused(t, other.createErr(shell("windows", forever)), "sandbox_config.windows")
-	_, err = p.Image.PullImage(harness.Limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.BusyboxImage}, SandboxConfig: other.config})
+	_, err = p.Image.PullImage(harness.Limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: nodetest.BusyboxImage}, SandboxConfig: other.config})
 	wantRefused(t, err, "sandbox_config.windows:")
 	own := func(c *runtimeapi.ContainerConfig) { c.Windows = &runtimeapi.WindowsContainerConfig{} }
 	wantRefused(t, p.createErr(shell("windows", forever, own)), "config.windows")
-	wantRefused(t, harness.Err(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: other.config}), "config.windows:")
+	wantRefused(t, nodetest.Err(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: other.config}), "config.windows:")
 }
 
 // What can be seen to be wrong before anything is made is refused by its name: an image for a runtime handler that
@@ -161,9 +162,9 @@ func TestRefusedBeforeAnythingIsMade(t *testing.T) {
 // absolute and never empty, the network mode is the one that was asked for, and addresses can be parsed; there are
 // some where the pod is Ready in a network of its own, and none else.
 func TestProperty31_FormOfEveryStatus(t *testing.T) {
-	n := newNode(t, harness.DualStack())
+	n := newNode(t, nodetest.DualStack())
 	noLogs := func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = "" }
-	pods := []*pod{runPod(t, n, "own"), runPod(t, n, "host", harness.HostNetwork()), runPod(t, n, "no-logs", noLogs)}
+	pods := []*pod{runPod(t, n, "own"), runPod(t, n, "host", nodetest.HostNetwork()), runPod(t, n, "no-logs", noLogs)}
 	var containers []string
 	for _, p := range pods {
 		containers = append(containers, p.run("lives", forever), p.run("ended", "exit 1"), p.create(shell("waits", "true")), p.create(shell("none", "true", noLog)), p.create(shell("deep", "true", logPath("deep/app.log"))))
@@ -175,7 +176,7 @@ func TestProperty31_FormOfEveryStatus(t *testing.T) {
 			expect(t, filepath.IsAbs(path), "the log of %v is at %q", pods[0].status(id).Metadata, path)
 		}
 		for _, p := range pods {
-			answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
+			answer := nodetest.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.id})
 			s := answer.Status
 			// A kubelet takes an answer with a time for one with all containers.
 			expect(t, answer.Timestamp > 0, "the status of %s has no time", s.Metadata.Name)
@@ -259,7 +260,7 @@ func TestNodeDefaults(t *testing.T) {
 	check(t, os.WriteFile(base, []byte(spec), 0o600))
 	cdi := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(cdi, "knob.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "vendor.example/knob", "devices": [{"name": "0", "containerEdits": {"env": ["CDI=of the vendor"]}}]}`), 0o644))
-	n := newNode(t, harness.Config(fmt.Sprintf(`
+	n := newNode(t, nodetest.Config(fmt.Sprintf(`
 default_capabilities = ["CHOWN", "CAP_KILL"]
 default_seccomp = "runtime/default"
 default_apparmor = "unconfined"
@@ -308,7 +309,7 @@ base_spec = %q
 	same(t, "sysfs of a privileged container", free.output("app", "grep -c '^sysfs /sys sysfs rw' /proc/mounts", privileged), "1")
 	// A pod in the namespaces of the node leaves them as they are.
 	before := harness.Read(t, "/proc/sys/kernel/msgmax")
-	runPod(t, n, "host", harness.HostNetwork(), nodeIPC).run("app", forever)
+	runPod(t, n, "host", nodetest.HostNetwork(), nodeIPC).run("app", forever)
 	same(t, "kernel.msgmax of the node", string(harness.Read(t, "/proc/sys/kernel/msgmax")), string(before))
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 func memory(limit int64) option {
@@ -53,7 +54,7 @@ func (p *pod) limit(id, name string) string {
 }
 
 func (p *pod) update(id string, r *runtimeapi.LinuxContainerResources) error {
-	return harness.Err(p.t, p.Runtime.UpdateContainerResources, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: r})
+	return nodetest.Err(p.t, p.Runtime.UpdateContainerResources, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: r})
 }
 
 // cri: LinuxContainerResources.cpu_period LinuxContainerResources.cpuset_mems
@@ -206,7 +207,7 @@ func TestStatusIsWhatIsInForce(t *testing.T) {
 		same(t, "limits of huge pages, and that of the kernel", fmt.Sprint(now.HugepageLimits, kernel), fmt.Sprint(huge(8<<20), "8388608"))
 	}
 	before := p.status(id)
-	harness.Call(t, p.Runtime.UpdateContainerResources, &runtimeapi.UpdateContainerResourcesRequest{
+	nodetest.Call(t, p.Runtime.UpdateContainerResources, &runtimeapi.UpdateContainerResourcesRequest{
 		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{}, Annotations: map[string]string{"of.a/plugin": "x"},
 	})
 	same(t, "status after an update of annotations", p.status(id).String(), before.String())
@@ -302,7 +303,7 @@ func TestStatsAreTheKernels(t *testing.T) {
 }
 
 func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
-	return harness.Call(p.t, p.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id}).Stats
+	return nodetest.Call(p.t, p.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id}).Stats
 }
 
 // pressure compares with the file of version 2, if it can be read: a kernel may
@@ -380,7 +381,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	slice := filepath.Dir(p.info(id).CgroupsPath)
 	beforePod := p.kernels(slice)
 	before, beforeSecond := counters("eth0"), counters("second*")
-	answer := harness.Call(t, p.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
+	answer := nodetest.Call(t, p.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
 	after, afterSecond := counters("eth0"), counters("second*")
 	s := answer.GetStats().GetLinux()
 	network := s.GetNetwork()
@@ -402,7 +403,7 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	}
 	expect(t, s.GetProcess().GetTimestamp() != 0, "the processes are %v", s.GetProcess())
 	harness.Eventually(t, "pause and httpd are counted, and no child any more that took the connection", func() bool {
-		answer := harness.Call(t, p.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
+		answer := nodetest.Call(t, p.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
 		return answer.GetStats().GetLinux().GetProcess().GetProcessCount().GetValue() == 2
 	})
 }

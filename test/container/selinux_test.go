@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // These tests need SELinux that enforces a policy which knows containers: make test-um-selinux. They ask the
@@ -71,7 +72,7 @@ func TestSELinuxOfImageVolumes(t *testing.T) {
 	n := newNode(t)
 	importData(n) // two layers
 	p := runPod(t, n, "web")
-	single := imageMount("/single", func(m *runtimeapi.Mount) { m.Image.Image = harness.BusyboxImage })
+	single := imageMount("/single", func(m *runtimeapi.Mount) { m.Image.Image = nodetest.BusyboxImage })
 	id := p.run("app", forever, imageMount("/data"), single)
 	same(t, "content", p.exec(id, "cat /data/readme && test -s /single/bin/busybox"), "read me")
 	label := "system_u:object_r:container_file_t:" + domain(t, p.pausePID())["level"]

@@ -14,6 +14,7 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // A supervisor that hangs is found by a call that is not answered, killed and replaced.
@@ -77,7 +78,7 @@ func TestExecsOfAKilledSupervisor(t *testing.T) {
 // when it can, without any call: what ended meanwhile is told.
 func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	const limit = 5 * time.Second
-	p := runPod(t, newNode(t, harness.Config("[limits]\ncreate = '5s'")), "web")
+	p := runPod(t, newNode(t, nodetest.Config("[limits]\ncreate = '5s'")), "web")
 	lives, dies := p.run("lives", forever), p.run("dies", untilGo+"exit 7")
 	pid := p.info(dies).PID
 	lock := filepath.Join(supervisorDirs(t, p.Node)[0], "lock")
@@ -97,7 +98,7 @@ func TestSupervisorThatCannotStartForAWhile(t *testing.T) {
 	check(t, os.Remove(lock+".old"))
 }
 
-func supervisorDirs(t *testing.T, n *harness.Node) []string {
+func supervisorDirs(t *testing.T, n *nodetest.Node) []string {
 	return harness.Glob(t, n.State, "shims", "*")
 }
 
@@ -112,7 +113,7 @@ type runs struct {
 
 const lines = 4000
 
-func startRuns(t *testing.T, n *harness.Node, i int) runs {
+func startRuns(t *testing.T, n *nodetest.Node, i int) runs {
 	r := runs{pod: runPod(t, n, fmt.Sprint("pod-", i))}
 	r.lives = r.run("lives", forever)
 	r.writes = r.run("writes", fmt.Sprintf("i=0; while [ $i -lt %d ]; do printf 'line '; echo $i; i=$((i+1)); done; exec sleep 1000000", lines))

@@ -16,6 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 const unit = "minicri.service"
@@ -97,15 +98,15 @@ func TestUnit(t *testing.T) {
 }
 
 func unitPod(t *testing.T, handler string) *pod {
-	p := &pod{Node: &harness.Node{}, t: t}
+	p := &pod{Node: &nodetest.Node{}, t: t}
 	p.connect()
-	answer := harness.Call(t, p.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
+	answer := nodetest.Call(t, p.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
 	same(t, "driver that the kubelet is told", answer.GetLinux().GetCgroupDriver(), runtimeapi.CgroupDriver_SYSTEMD)
 	p.config = &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Uid: "0815", Namespace: "test"}, LogDirectory: t.TempDir(),
 		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0815.slice"},
 	}
-	pod := harness.Call(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: handler})
+	pod := nodetest.Call(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: handler})
 	p.id = pod.PodSandboxId
 	return p
 }
@@ -233,7 +234,7 @@ func TestUnitWatchdog(t *testing.T) {
 	}
 	p.connect()
 	p.wantKept(id, before)
-	answer := harness.Call(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: other})
+	answer := nodetest.Call(t, p.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: other})
 	p.removeAll()
 	p.id = answer.PodSandboxId
 	p.removeAll()

@@ -16,19 +16,20 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 const dataImage = "test.example/data:1"
 
 // importData brings an image of two layers without any program.
-func importData(n *harness.Node) {
-	n.BuildImage(dataImage, harness.Object{}, func(l *harness.Layer) {
+func importData(n *nodetest.Node) {
+	n.BuildImage(dataImage, nodetest.Object{}, func(l *nodetest.Layer) {
 		l.Dir("models", 0o755, 1000)
 		l.File("models/small", 0o640, 1000, "small\n")
 		l.File("readme", 0o644, 0, "read me\n")
 		l.Link("latest", "/models")
 		l.Link("outside", "../../../../etc")
-	}, func(l *harness.Layer) {
+	}, func(l *nodetest.Layer) {
 		l.Dir("models", 0o755, 1000)
 		l.File("models/large", 0o644, 0, "large\n")
 	})
@@ -65,11 +66,11 @@ func TestImageAsAVolume(t *testing.T) {
 	// The images can go while they are in use, and the daemon too.
 	waits := p.create(shell("waits", "ls /bin/busybox"))
 	remove := func(image string) {
-		harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}})
+		nodetest.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}})
 	}
 	remove(dataImage)
 	wantImageVolumeError(t, p.createErr(shell("late", "true", imageMount("/data"))), dataImage)
-	remove(harness.BusyboxImage)
+	remove(nodetest.BusyboxImage)
 	n.Crash()
 	same(t, "content of images that are gone", p.exec(id, "cat /data/models/large; head -n 1 /etc/passwd"), "large\nroot:x:0:0::/root:/bin/sh")
 	check(t, p.start(waits))
@@ -88,9 +89,9 @@ func wantImageVolumeError(t *testing.T, err error, says string) {
 func TestVolumesOfTheImage(t *testing.T) {
 	n := newNode(t)
 	const image = "test.example/volumes:1"
-	n.BuildImage(image, harness.Object{
-		"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/bin"}, "Volumes": harness.Object{"/data": harness.Object{}, "/link": harness.Object{}, "/absent/here": harness.Object{}, "/mounted": harness.Object{}},
-	}, n.AddBusybox, func(l *harness.Layer) {
+	n.BuildImage(image, nodetest.Object{
+		"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/bin"}, "Volumes": nodetest.Object{"/data": nodetest.Object{}, "/link": nodetest.Object{}, "/absent/here": nodetest.Object{}, "/mounted": nodetest.Object{}},
+	}, n.AddBusybox, func(l *nodetest.Layer) {
 		l.Dir("data", 0o750, 1000)
 		l.Dir("data/sub", 0o700, 1000)
 		l.File("data/sub/file", 0o600, 1000, "of the image\n")
@@ -182,7 +183,7 @@ func TestMaskedByDefault(t *testing.T) {
 	p.exec(id, "! mkdir /sys/fs/cgroup/x 2>/dev/null && ! touch /sys/fs/cgroup/y 2>/dev/null")
 	wantOptions(t, "/sys/fs/cgroup", p.mountOptions(id, "/sys/fs/cgroup"), "ro", "nosuid", "nodev", "noexec")
 	// procMount: Unmasked comes as two empty lists, and needs a user namespace.
-	unmasked := runPod(t, p.Node, "unmasked", harness.UserNamespace)
+	unmasked := runPod(t, p.Node, "unmasked", nodetest.UserNamespace)
 	id = unmasked.run("app", forever, pidMode(runtimeapi.NamespaceMode_CONTAINER, ""))
 	const masks = "grep -c ' /proc/[a-z]' /proc/self/mountinfo || true"
 	same(t, "masks", unmasked.exec(id, masks), "0")
@@ -197,7 +198,7 @@ func TestMaskedByDefault(t *testing.T) {
 func TestSeveralMappings(t *testing.T) {
 	n := newNode(t)
 	importData(n)
-	mappings := harness.IDs(0, 300000, 1000, 1000, 500000, 1000, 60000, 700000, 10)
+	mappings := nodetest.IDs(0, 300000, 1000, 1000, 500000, 1000, 60000, 700000, 10)
 	users := &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings, Gids: mappings}
 	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = users })
 	volume := filepath.Join(p.Dir, "volume")
@@ -230,15 +231,15 @@ func TestSeveralMappings(t *testing.T) {
 func TestVolumesThatTheImageLacks(t *testing.T) {
 	n := newNode(t)
 	const image = "test.example/database:1"
-	n.BuildImage(image, harness.Object{
-		"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/bin"}, "Volumes": harness.Object{"/var/lib/absent": harness.Object{}},
+	n.BuildImage(image, nodetest.Object{
+		"Cmd": []string{"/bin/sh"}, "Env": []string{"PATH=/bin"}, "Volumes": nodetest.Object{"/var/lib/absent": nodetest.Object{}},
 	}, n.AddBusybox)
 	as := func(uid int64) option {
 		return all(asUser(uid), attempt(uint32(uid)), func(c *runtimeapi.ContainerConfig) {
 			c.Image.Image, c.Linux.SecurityContext.RunAsGroup = image, &runtimeapi.Int64Value{Value: uid + 1}
 		})
 	}
-	for name, p := range map[string]*pod{"plain": runPod(t, n, "plain"), "userns": runPod(t, n, "userns", harness.UserNamespace)} {
+	for name, p := range map[string]*pod{"plain": runPod(t, n, "plain"), "userns": runPod(t, n, "userns", nodetest.UserNamespace)} {
 		for _, uid := range []int64{0, 1000} {
 			owner := p.exec(p.run("app", forever, as(uid)), "echo x > /var/lib/absent/file && stat -c %u:%g /var/lib/absent")
 			same(t, name, owner, fmt.Sprint(uid, ":", uid+1))
@@ -251,9 +252,9 @@ func TestVolumesThatTheImageLacks(t *testing.T) {
 // cri: RuntimeFeatures.user_namespaces_host_network
 func TestUserNamespaceInTheNetworkOfTheNode(t *testing.T) {
 	n := newNode(t)
-	features := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Features
+	features := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Features
 	expect(t, features.UserNamespacesHostNetwork, "the feature is not reported")
-	p := runPod(t, n, "web", harness.HostNetwork(), harness.UserNamespace)
+	p := runPod(t, n, "web", nodetest.HostNetwork(), nodetest.UserNamespace)
 	id := p.run("app", forever)
 	pid := p.info(id).PID
 	wantNamespaces(t, pid, p.PID(), true, "net", "uts")

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // onSmallDisk starts the node's daemon anew with the directory on a file
@@ -63,7 +64,7 @@ func fill(t *testing.T, directory string) (free func()) {
 // can go, and do not come back with a restart. With space requests work again.
 func TestProperty48_FullDisk(t *testing.T) {
 	for _, directory := range []string{"root", "state"} {
-		for _, option := range []harness.PodOption{harness.HostNetwork(), harness.HostPort(8080, 80), harness.UserNamespace} {
+		for _, option := range []nodetest.PodOption{nodetest.HostNetwork(), nodetest.HostPort(8080, 80), nodetest.UserNamespace} {
 			t.Run(directory, func(t *testing.T) {
 				n := newNode(t)
 				disk := filepath.Join(n.Dir, directory)
@@ -150,7 +151,7 @@ func TestProperty48_NoDescriptors(t *testing.T) {
 	n := newNode(t)
 	n.runWitness(t)
 	before := n.Look()
-	config := n.PodConfig("case", harness.HostPort(8080, 80))
+	config := n.PodConfig("case", nodetest.HostPort(8080, 80))
 	failed := 0
 	for spare := range 40 {
 		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))

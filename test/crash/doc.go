@@ -3,5 +3,6 @@
 // other files). All is real; the daemon is built with the tag "failpoints".
 //
 // Every case of the matrix runs on a node where another pod is Ready all the time, in a network with three addresses:
-// one that is not given back is missed soon. The numbers of properties, as P12, are those of docs/contributors/properties.md.
+// one that is not given back is missed soon. The numbers of properties, as P12, are those of
+// docs/contributors/properties.md.
 package crash

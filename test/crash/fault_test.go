@@ -15,12 +15,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 type fault struct {
 	name   string
 	strike func(*testing.T, *trial)
-	config harness.Option // of the node, if all faults of its row have it
+	config nodetest.Option // of the node, if all faults of its row have it
 }
 
 var (
@@ -34,7 +35,7 @@ var (
 	cancelled           = fault{name: "cancelled", strike: strikeCancel}
 	deadlinePassed      = fault{name: "deadline passed", strike: strikeDeadline}
 	limitPassed         = fault{"limit passed", strikeLimit, shortLimits}
-	cutOff              = fault{"SIGTERM and its limit", strikeCutOff, harness.Config(`shutdown = "200ms"`)}
+	cutOff              = fault{"SIGTERM and its limit", strikeCutOff, nodetest.Config(`shutdown = "200ms"`)}
 	rebooted            = []fault{{name: "reboot", strike: strikeReboot}, {name: "reboot, second start", strike: strikeRebootTwice}}
 
 	// shimKilledInTime kills the shim while it makes the container, which takes it some 10 to 30 ms.
@@ -48,7 +49,7 @@ var (
 // any undisturbed operation takes, also on a busy machine.
 const shortLimit = 5 * time.Second
 
-var shortLimits = harness.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_add = %[1]q\ncni_del = %[1]q\nkill = %[1]q", shortLimit))
+var shortLimits = nodetest.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_add = %[1]q\ncni_del = %[1]q\nkill = %[1]q", shortLimit))
 
 // begin arms the point, calls the operation beside the test, and waits until
 // the point is reached. The result of the call comes from the channel.
@@ -69,7 +70,7 @@ func strikeError(t *testing.T, c *trial) {
 	if c.operation.name == recovery.name {
 		harness.Check(t, err)
 		// What cannot be rolled back is listed then.
-		harness.Eventually(t, "recovery ends", func() bool { return len(harness.Info[[]any](t, c.node.Node, "building")) == 0 })
+		harness.Eventually(t, "recovery ends", func() bool { return len(nodetest.Info[[]any](t, c.node.Node, "building")) == 0 })
 		c.Disarm(t)
 		return
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/leak"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // row is a part of the matrix: an operation on a kind of pod, each of its points with each of the faults.
@@ -94,7 +95,7 @@ func rows() []row {
 // Run passes for it, in order, and those of them at which its shim waits.
 type pod struct {
 	name    string
-	options []harness.PodOption
+	options []nodetest.PodOption
 	is      []string
 	run     []string
 	shim    []string
@@ -133,22 +134,22 @@ func isOf(name step.Name, is []string) bool {
 
 var (
 	ownNetwork = pod{
-		name: "own network", options: []harness.PodOption{harness.HostPort(8080, 80)}, is: []string{inNetwork},
+		name: "own network", options: []nodetest.PodOption{nodetest.HostPort(8080, 80)}, is: []string{inNetwork},
 		run:  points("run", inNetwork),
 		shim: []string{"pod/prepare after", "first ADD", "last ADD", "pod/addresses after", "pod/start before"},
 	}
 	userns = pod{
-		name: "user namespace", options: []harness.PodOption{harness.UserNamespace},
+		name: "user namespace", options: []nodetest.PodOption{nodetest.UserNamespace},
 		is: []string{inNetwork, inUsers}, run: points("run", inNetwork, inUsers),
 		shim: []string{"pod/prepare after", "pod/start before"},
 	}
 	hostNetwork = pod{
-		name: "host network", options: []harness.PodOption{harness.HostNetwork()}, run: points("run"),
+		name: "host network", options: []nodetest.PodOption{nodetest.HostNetwork()}, run: points("run"),
 		shim: []string{"pod/prepare after", "pod/start before"},
 	}
 	// lateInterfaces is prepared after ADD, see needsInterfaces in package sandbox.
 	lateInterfaces = pod{
-		name: "interface sysctl", options: []harness.PodOption{interfaceSysctl}, is: []string{inNetwork},
+		name: "interface sysctl", options: []nodetest.PodOption{interfaceSysctl}, is: []string{inNetwork},
 		run: from(points("run", inNetwork), "pod/cni add before"), shim: []string{"pod/prepare after", "pod/start before"},
 	}
 )
@@ -226,7 +227,7 @@ func TestMatrix(t *testing.T) {
 }
 
 func (r row) test(t *testing.T) {
-	var options []harness.Option
+	var options []nodetest.Option
 	if r.faults[0].config != nil {
 		options = append(options, r.faults[0].config)
 	}
@@ -408,17 +409,17 @@ func callStart(_ context.Context, c *trial) error { return c.TryStart() }
 // held: the container is not made: the target is held by a pidfd, not by its number
 // field: containerd and CRI-O join whatever has the number then
 func TestTargetWhosePidIsReused(t *testing.T) {
-	n := newNode(t, harness.Alone()) // others would take the pid
+	n := newNode(t, nodetest.Alone()) // others would take the pid
 	n.ImportBusybox()
 	pod := n.PodConfig("target")
 	sandbox := n.RunPod(pod)
-	target := n.RunContainer(sandbox, pod, harness.Container("target", "sleep", "1000000"))
-	answer := harness.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: target, Verbose: true})
+	target := n.RunContainer(sandbox, pod, nodetest.Container("target", "sleep", "1000000"))
+	answer := nodetest.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: target, Verbose: true})
 	var info struct{ PID int }
 	harness.Check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
 
 	n.Arm(t, "container/create before hang")
-	debugger := harness.Container("debugger", "sleep", "1000000")
+	debugger := nodetest.Container("debugger", "sleep", "1000000")
 	debugger.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: target}
 	failed := make(chan error, 1)
 	go func() {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // After a reboot all sandboxes are NotReady and their addresses come back by themselves; Stop and Remove work. The
@@ -61,7 +62,7 @@ func TestProperty18_Reboot(t *testing.T) {
 }
 
 func (n *node) runEachKind(t *testing.T) (pods []*runtimeapi.PodSandboxStatus) {
-	for name, option := range map[string]harness.PodOption{"own": harness.HostPort(8080, 80), "userns": harness.UserNamespace, "host": harness.HostNetwork()} {
+	for name, option := range map[string]nodetest.PodOption{"own": nodetest.HostPort(8080, 80), "userns": nodetest.UserNamespace, "host": nodetest.HostNetwork()} {
 		pods = append(pods, n.status(t, n.RunPod(n.PodConfig(name, option))))
 	}
 	return pods
@@ -122,7 +123,7 @@ PATH=$CNI_PATH:$PATH exec bridge
 	same(t, "addresses that are out", len(n.addressesOut(t)), 2)
 	n.Reboot()
 	n.Start()
-	harness.Eventually(t, "DEL has failed for both", func() bool { return len(harness.Info[[]any](t, n.Node, "pendingAttachments")) == 2 })
+	harness.Eventually(t, "DEL has failed for both", func() bool { return len(nodetest.Info[[]any](t, n.Node, "pendingAttachments")) == 2 })
 	harness.Want(t, n.stop(harness.Limited(t), goes) != nil, "Stop succeeded, and DEL has failed")
 	n.Crash()
 	harness.Eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(harness.Limited(t), goes) == nil })

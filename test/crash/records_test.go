@@ -19,6 +19,7 @@ import (
 
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/leak"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 type damaged struct {
@@ -87,7 +88,7 @@ func TestProperty9_RecordThatCannotBeRead(t *testing.T) {
 // wantQuarantined: the verbose status shows the records of these ids and no others.
 func (n *node) wantQuarantined(t *testing.T, ids ...string) {
 	var shown []string
-	for _, file := range harness.Info[[]string](t, n.Node, "quarantinedRecords") {
+	for _, file := range nodetest.Info[[]string](t, n.Node, "quarantinedRecords") {
 		shown = append(shown, strings.TrimSuffix(filepath.Base(file), ".json"))
 	}
 	slices.Sort(shown)
@@ -250,15 +251,15 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "crash: it needs binaries with failpoints, see 'make failpoints':", err)
 		os.Exit(1)
 	}
-	os.Exit(harness.Main(m))
+	os.Exit(nodetest.Main(m))
 }
 
 const patience = 2 * time.Minute
 
 // node is a node with failpoints and with plugins of the test in its chain.
 type node struct {
-	*harness.Node
-	harness.Failpoints
+	*nodetest.Node
+	nodetest.Failpoints
 	calls   string                       // what trip wrote down
 	witness *runtimeapi.PodSandboxStatus // of the pod that has to stay Ready, or nil
 }
@@ -269,11 +270,11 @@ retry_first = "20ms"
 retry_most = "100ms"
 `
 
-func newNode(t *testing.T, opts ...harness.Option) *node {
+func newNode(t *testing.T, opts ...nodetest.Option) *node {
 	dir := t.TempDir()
-	n := &node{Failpoints: harness.Failpoints(filepath.Join(dir, "points")), calls: filepath.Join(dir, "calls")}
-	n.Node = harness.NewNode(t, append([]harness.Option{
-		harness.Parallel(), harness.NoNetwork(), harness.Config(limits), n.Failpoints.Option(),
+	n := &node{Failpoints: nodetest.Failpoints(filepath.Join(dir, "points")), calls: filepath.Join(dir, "calls")}
+	n.Node = nodetest.New(t, append([]nodetest.Option{
+		nodetest.Parallel(), nodetest.NoNetwork(), nodetest.Config(limits), n.Failpoints.Option(),
 	}, opts...)...)
 	harness.Check(t, os.Symlink(filepath.Join(os.Getenv("MINICRI_BIN"), "trip"), filepath.Join(n.Plugins, "trip")))
 	n.writeChain()
@@ -285,15 +286,15 @@ const addresses = 3
 // writeChain configures a chain with a trip before, between and behind bridge and portmap.
 func (n *node) writeChain() {
 	bridge := n.BridgePlugin()
-	bridge["ipam"].(harness.Object)["ranges"] = [][]harness.Object{{{
+	bridge["ipam"].(nodetest.Object)["ranges"] = [][]nodetest.Object{{{
 		"subnet": "10.88.0.0/16", "rangeStart": "10.88.0.2", "rangeEnd": fmt.Sprintf("10.88.0.%d", 1+addresses),
 	}}}
-	portmap := harness.Object{"type": "portmap", "capabilities": harness.Object{"portMappings": true}, "snat": true}
+	portmap := nodetest.Object{"type": "portmap", "capabilities": nodetest.Object{"portMappings": true}, "snat": true}
 	n.WriteConflist("10-chain.conflist", n.trip("first"), bridge, n.trip("middle"), portmap, n.trip("last"))
 }
 
-func (n *node) trip(as string) harness.Object {
-	return harness.Object{"type": "trip", "as": as, "record": n.calls}
+func (n *node) trip(as string) nodetest.Object {
+	return nodetest.Object{"type": "trip", "as": as, "record": n.calls}
 }
 
 func (n *node) waitEnd(t testing.TB) {
@@ -316,15 +317,15 @@ func (n *node) remove(ctx context.Context, id string) error {
 }
 
 func (n *node) list(t testing.TB) []*runtimeapi.PodSandbox {
-	return harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).GetItems()
+	return nodetest.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).GetItems()
 }
 
 func (n *node) status(t testing.TB, id string) *runtimeapi.PodSandboxStatus {
-	return harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).GetStatus()
+	return nodetest.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).GetStatus()
 }
 
 func (n *node) pausePID(t testing.TB, id string) int {
-	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	answer := nodetest.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	var info struct{ PID int }
 	harness.Check(t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &info))
 	return info.PID

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // many are more pods than a kubelet runs. One in five has a network of its own, with an attachment to look after.
@@ -22,13 +23,13 @@ const many, ownNetworks = 1000, 5
 // milliseconds, on a machine that does nothing else.
 const restartBound, listBound = 5 * time.Second, 5 * time.Second
 
-func runMany(n *harness.Node, count int) {
+func runMany(n *nodetest.Node, count int) {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	for i := range count {
 		slots <- struct{}{}
 		all.Go(func() {
-			config := n.PodConfig(fmt.Sprintf("pod-%d", i), harness.HostNetwork())
+			config := n.PodConfig(fmt.Sprintf("pod-%d", i), nodetest.HostNetwork())
 			if i%ownNetworks == 0 {
 				config = n.PodConfig(config.Metadata.Name)
 			}
@@ -46,7 +47,7 @@ func TestProperty49_RestartWith1000Pods(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-crash runs it")
 	}
-	n := harness.NewNode(t)
+	n := nodetest.New(t)
 	runMany(n, many)
 	n.Kill()
 	began := time.Now()
@@ -75,9 +76,9 @@ func TestProperty50_ListsBesideShimsThatHang(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-crash runs it")
 	}
-	n := harness.NewNode(t)
+	n := nodetest.New(t)
 	runMany(n, many)
-	hung := harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).Items[0].Id
+	hung := nodetest.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).Items[0].Id
 	for _, pid := range n.Supervisors() {
 		harness.Freeze(t, pid)
 	}

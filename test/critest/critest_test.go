@@ -28,9 +28,10 @@ import (
 
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/hostile/registry"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // patience is how long the whole suite may take.
 const patience = 40 * time.Minute
@@ -38,7 +39,7 @@ const patience = 40 * time.Minute
 // No spec fails, and each one that skips itself is in skipped.txt with its reason; what is in there does skip itself.
 func TestCritest(t *testing.T) {
 	certs := t.TempDir()
-	n := harness.NewNode(t, harness.PortMap(), harness.Flags("--certs-dir", certs))
+	n := nodetest.New(t, nodetest.PortMap(), nodetest.Flags("--certs-dir", certs))
 	n.ImportBusybox() // what an image store has once and keeps is no leak of the specs
 	r := registry.New()
 	addImages(t, r)
@@ -64,7 +65,7 @@ func TestCritest(t *testing.T) {
 }
 
 // serve serves the registry in the node's network namespace, and makes the node ask it for the images of all hosts.
-func serve(t *testing.T, n *harness.Node, r *registry.Registry, certs string) {
+func serve(t *testing.T, n *nodetest.Node, r *registry.Registry, certs string) {
 	listener := n.Listen("127.0.0.1:0")
 	server := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }()
@@ -92,7 +93,7 @@ func (s spec) name() string {
 }
 
 // run runs the suite and returns its report. CRITEST_FOCUS is a pattern of the specs to run.
-func run(t *testing.T, n *harness.Node) (specs []spec) {
+func run(t *testing.T, n *nodetest.Node) (specs []spec) {
 	images := filepath.Join(n.Dir, "images.yaml")
 	text := "defaultTestContainerImage: " + local + "busybox:1\nwebServerTestImage: " + local + "nginx:1\n"
 	harness.Check(t, os.WriteFile(images, []byte(text), 0o644))
@@ -126,8 +127,8 @@ func run(t *testing.T, n *harness.Node) (specs []spec) {
 }
 
 // removeImages removes what the specs pulled.
-func removeImages(t *testing.T, n *harness.Node) {
-	list := harness.Call(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{})
+func removeImages(t *testing.T, n *nodetest.Node) {
+	list := nodetest.Call(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{})
 	for _, image := range list.GetImages() {
 		_, err := n.Image.RemoveImage(t.Context(), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image.GetId()}})
 		harness.Want(t, err == nil, "%v", err)
@@ -225,24 +226,24 @@ func addImages(t *testing.T, r *registry.Registry) {
 // addIndex adds what a spec pulls by its digest, the same on every machine: an index for all
 // architectures, and no program in it.
 func addIndex(t *testing.T, r *registry.Registry, name string, layer []byte) digest.Digest {
-	object := func(d ocispec.Descriptor) harness.Object {
-		return harness.Object{"mediaType": d.MediaType, "digest": d.Digest, "size": d.Size}
+	object := func(d ocispec.Descriptor) nodetest.Object {
+		return nodetest.Object{"mediaType": d.MediaType, "digest": d.Digest, "size": d.Size}
 	}
-	var manifests []harness.Object
+	var manifests []nodetest.Object
 	for _, architecture := range []string{"amd64", "arm64"} {
-		config, err := json.Marshal(harness.Object{
-			"architecture": architecture, "os": "linux", "config": harness.Object{"Cmd": []string{"none"}},
-			"rootfs": harness.Object{"type": "layers", "diff_ids": []digest.Digest{digest.FromBytes(layer)}},
+		config, err := json.Marshal(nodetest.Object{
+			"architecture": architecture, "os": "linux", "config": nodetest.Object{"Cmd": []string{"none"}},
+			"rootfs": nodetest.Object{"type": "layers", "diff_ids": []digest.Digest{digest.FromBytes(layer)}},
 		})
 		harness.Check(t, err)
-		manifest := object(r.Manifest(name, ocispec.MediaTypeImageManifest, harness.Object{
+		manifest := object(r.Manifest(name, ocispec.MediaTypeImageManifest, nodetest.Object{
 			"schemaVersion": 2, "mediaType": ocispec.MediaTypeImageManifest, "config": object(r.Blob(ocispec.MediaTypeImageConfig, config)),
-			"layers": []harness.Object{object(r.Blob(ocispec.MediaTypeImageLayer, layer))},
+			"layers": []nodetest.Object{object(r.Blob(ocispec.MediaTypeImageLayer, layer))},
 		}))
-		manifest["platform"] = harness.Object{"architecture": architecture, "os": "linux"}
+		manifest["platform"] = nodetest.Object{"architecture": architecture, "os": "linux"}
 		manifests = append(manifests, manifest)
 	}
-	index := harness.Object{"schemaVersion": 2, "mediaType": ocispec.MediaTypeImageIndex, "manifests": manifests}
+	index := nodetest.Object{"schemaVersion": 2, "mediaType": ocispec.MediaTypeImageIndex, "manifests": manifests}
 	return r.Manifest(name, ocispec.MediaTypeImageIndex, index).Digest
 }
 

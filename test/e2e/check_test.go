@@ -21,10 +21,11 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	nodecheck "github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // problems runs `minicri check` and returns what it calls a problem.
-func problems(t *testing.T, n *harness.Node, flags ...string) (found []nodecheck.Finding, clean bool) {
+func problems(t *testing.T, n *nodetest.Node, flags ...string) (found []nodecheck.Finding, clean bool) {
 	t.Helper()
 	output, err := n.RunCommand("check", append(flags, "--json")...)
 	_, exited := err.(*exec.ExitError)
@@ -41,7 +42,7 @@ func problems(t *testing.T, n *harness.Node, flags ...string) (found []nodecheck
 }
 
 // wantClean fails the test unless a check finds no problem.
-func wantClean(t *testing.T, n *harness.Node, flags ...string) {
+func wantClean(t *testing.T, n *nodetest.Node, flags ...string) {
 	found, clean := problems(t, n, flags...)
 	harness.Want(t, clean, "check %v: %v", flags, found)
 }
@@ -55,7 +56,7 @@ func cgroupDir(path string) string {
 }
 
 // sleeping makes a cgroup of that name, as the driver makes those of containers, with a process in it.
-func sleeping(ctx context.Context, t *testing.T, n *harness.Node, name string) (path string, process *exec.Cmd) {
+func sleeping(ctx context.Context, t *testing.T, n *nodetest.Node, name string) (path string, process *exec.Cmd) {
 	if harness.CgroupDriver() == "systemd" {
 		path = filepath.Join(n.CgroupParent, name+".scope")
 		process = exec.CommandContext(ctx, "systemd-run", "--quiet", "--scope", "--slice", filepath.Base(n.CgroupParent), "--unit", name, "sleep", "600")
@@ -118,9 +119,9 @@ func TestCheckFindsAndRemovesOrphans(t *testing.T) {
 func TestCheckRemovesWhatHasNoRecord(t *testing.T) {
 	n := newNode(t)
 	n.ImportBusybox()
-	config := n.PodConfig("web", harness.HostNetwork())
+	config := n.PodConfig("web", nodetest.HostNetwork())
 	pod := n.RunPod(config)
-	id, err := n.CreateContainer(pod, config, harness.Container("app", "true"))
+	id, err := n.CreateContainer(pod, config, nodetest.Container("app", "true"))
 	check(t, err)
 	n.Stop()
 	for _, record := range []string{filepath.Join("containers", id), filepath.Join("sandboxes", pod)} {
@@ -233,7 +234,7 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 	wantFound(t, found, "sandbox", pod+" has no network: its link")
 	wantFound(t, found, "daemon", empty+" was removed")
 	check(t, unix.Kill(n.PID(), unix.SIGUSR1))
-	harness.Eventually(t, "the pod that is off its bridge is found", func() bool { return len(harness.Info[[]any](t, n, "driftedAttachments")) == 1 })
+	harness.Eventually(t, "the pod that is off its bridge is found", func() bool { return len(nodetest.Info[[]any](t, n, "driftedAttachments")) == 1 })
 	found, _ = problems(t, n)
 	wantFound(t, found, "attachment", pod+" is not as ADD left it")
 	rename := func(from, to string) error {
@@ -250,7 +251,7 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 	found, _ = problems(t, n, "--cni-bin-dir", t.TempDir())
 	wantFound(t, found, "network", "host-local", "bridge")
 	bridge := n.BridgePlugin()
-	bridge["ipam"] = harness.Object{"type": "not-installed"}
+	bridge["ipam"] = nodetest.Object{"type": "not-installed"}
 	n.WriteConflist("20-ipam.conflist", bridge)
 	found, _ = problems(t, n)
 	wantFound(t, found, "network", "not-installed")
@@ -258,7 +259,7 @@ func TestCheckIsRedWherePodsFail(t *testing.T) {
 	check(t, os.WriteFile(broken, []byte("{\n \"name\": \"x\",\n oops\n}"), 0o644))
 	found, _ = problems(t, n)
 	wantFound(t, found, "network", broken+": line 3")
-	n.WriteConflist("10-first.conflist", harness.Object{"type": "missing"})
+	n.WriteConflist("10-first.conflist", nodetest.Object{"type": "missing"})
 	harness.Eventually(t, "the daemon sees the file", func() bool { is, said := networkReady(t, n); return !is && strings.Contains(said, "missing") })
 	found, clean := problems(t, n)
 	harness.Want(t, !clean, "a network that is not ready is no problem")
@@ -278,7 +279,7 @@ func TestCheckBeforeTheFirstStart(t *testing.T) {
 	}
 	wantFound(t, look("[streaming]\ntls_cert = '/nowhere/cert.pem'\ntls_key = '/nowhere/key.pem'\n"), "configuration", "/nowhere/cert.pem")
 	cert, key := filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
-	harness.Certificate(t, cert, key, -time.Minute)
+	nodetest.Certificate(t, cert, key, -time.Minute)
 	check(t, os.WriteFile(config, fmt.Appendf(nil, "metrics_tls_cert = %q\nmetrics_tls_key = %q\n", cert, key), 0o600))
 	output, err := n.RunCommand("check", "--config", config)
 	harness.Want(t, err == nil && strings.Contains(output, cert+" has expired"), "check: %v, %s", err, output)
@@ -311,7 +312,7 @@ func TestCheckBeforeTheFirstStart(t *testing.T) {
 // A mistake in a drop-in keeps nobody from looking at the node, and is named with file and line; the daemon
 // runs on, warns of what it does not know, and refuses the rest.
 func TestDiagnosticsWithABrokenConfiguration(t *testing.T) {
-	n := newNode(t, harness.Config("sockt = 'a key of another build'\n"))
+	n := newNode(t, nodetest.Config("sockt = 'a key of another build'\n"))
 	n.RunPod(n.PodConfig("web"))
 	harness.Want(t, strings.Contains(n.Log(), "level=WARN") && strings.Contains(n.Log(), "sockt"), "no warning of the unknown key:\n%s", n.Log())
 	dir := filepath.Join(n.Dir, "config.toml.d")

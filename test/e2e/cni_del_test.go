@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 type pendingAttachment struct {
@@ -24,8 +25,8 @@ type pendingAttachment struct {
 	Tries                   int
 }
 
-func pending(t *testing.T, n *harness.Node) []pendingAttachment {
-	return harness.Info[[]pendingAttachment](t, n, "pendingAttachments")
+func pending(t *testing.T, n *nodetest.Node) []pendingAttachment {
+	return nodetest.Info[[]pendingAttachment](t, n, "pendingAttachments")
 }
 
 func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
@@ -141,12 +142,12 @@ func TestProperty22_GarbageCollection(t *testing.T) {
 
 // A kubelet that tries a pod forty times whose network can never work fills the node with nothing.
 func TestWhatCanNeverWorkLeavesNothing(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast+"give_up_tries = 3\n"))
+	n := newNode(t, nodetest.NoNetwork(), nodetest.Config(fast+"give_up_tries = 3\n"))
 	bridge := n.BridgePlugin()
-	bridge["ipam"].(harness.Object)["ranges"] = [][]harness.Object{{{"subnet": "10.88.0.0/24", "rangeStart": "10.99.0.1"}}}
+	bridge["ipam"].(nodetest.Object)["ranges"] = [][]nodetest.Object{{{"subnet": "10.88.0.0/24", "rangeStart": "10.99.0.1"}}}
 	n.WriteConflist("10-test.conflist", bridge)
 	for attempt := range 40 {
-		wantRefused(t, n, n.PodConfig("web", harness.Attempt(uint32(attempt))))
+		wantRefused(t, n, n.PodConfig("web", nodetest.Attempt(uint32(attempt))))
 		namespaces := harness.Glob(t, n.Netns, "*")
 		harness.Want(t, len(namespaces) <= 1, "after try %d: %q", attempt, namespaces)
 		if attempt == 20 {
@@ -230,14 +231,14 @@ func TestNodeThatCannotMakeAPause(t *testing.T) {
 		is, message := condition(t, n, runtimeapi.RuntimeReady)
 		return !is && strings.Contains(message, "a pause did not start") && strings.Contains(message, "netns_dir")
 	})
-	c := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions[0]
+	c := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions[0]
 	harness.Want(t, c.Type == runtimeapi.RuntimeReady && c.Reason != "", "the condition has no reason: %v", c)
 	check(t, unix.Unmount(n.Netns, unix.MNT_DETACH))
 	harness.Eventually(t, "the node is ready", func() bool { is, _ := condition(t, n, runtimeapi.RuntimeReady); return is })
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
 }
 
-func becomesReady(t *testing.T, n *harness.Node, want bool) {
+func becomesReady(t *testing.T, n *nodetest.Node, want bool) {
 	harness.Eventually(t, "NetworkReady follows", func() bool {
 		got, _ := networkReady(t, n)
 		return got == want
@@ -284,14 +285,14 @@ func TestProperty20_SymlinkSwitched(t *testing.T) {
 	becomesReady(t, n, true)
 }
 
-func becomesNetwork(t *testing.T, n *harness.Node, name string) {
+func becomesNetwork(t *testing.T, n *nodetest.Node, name string) {
 	harness.Eventually(t, "the network is "+name, func() bool { return strings.Contains(currentNetwork(t, n), `"`+name+`"`) })
 }
 
 // Files come by rename, half written at first, and go with their directory, also over a start; bad ones hide
 // no good one.
 func TestProperty20_FilesThatComeAndGo(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
+	n := newNode(t, nodetest.NoNetwork())
 	becomesReady(t, n, false)
 	path := n.WriteNetwork()
 	becomesReady(t, n, true)
@@ -318,7 +319,7 @@ func TestProperty20_FilesThatComeAndGo(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "01-empty.conf"), nil, 0o644))
 	check(t, os.WriteFile(filepath.Join(n.CNIConf, "02-no-plugins.conflist"), []byte(`{"cniVersion": "1.0.0", "name": "x", "plugins": []}`), 0o644))
 	harness.Eventually(t, "the bad files are seen", func() bool {
-		problems := harness.Info[[]string](t, n, "networkProblems")
+		problems := nodetest.Info[[]string](t, n, "networkProblems")
 		return len(problems) == 3 && strings.Contains(problems[0], bad)
 	})
 	n.RunPod(n.PodConfig("web"))

@@ -19,10 +19,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // capabilities are all that a plugin can declare, and more than are given.
-var capabilities = harness.Object{
+var capabilities = nodetest.Object{
 	"portMappings": true, "bandwidth": true, "dns": true, "cgroupPath": true, "io.kubernetes.cri.pod-annotations": true,
 	"ipRanges": true, "mac": true, "aliases": true, "deviceID": true,
 }
@@ -48,10 +49,10 @@ func runtimeConfig(t *testing.T, call pluginCall) map[string]any {
 //
 // cri: PodSandboxConfig.annotations PortMapping.host_port PortMapping.protocol
 func TestPluginsSeeWhatContainerdPasses(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
+	n := newNode(t, nodetest.NoNetwork())
 	r := newRecorder(t, n)
-	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", harness.Object{"capabilities": capabilities}))
-	config := n.PodConfig("web", harness.HostPort(8080, 80))
+	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nodetest.Object{"capabilities": capabilities}))
+	config := n.PodConfig("web", nodetest.HostPort(8080, 80))
 	config.PortMappings = append(config.PortMappings,
 		&runtimeapi.PortMapping{Protocol: runtimeapi.Protocol_UDP, HostPort: 53, ContainerPort: 5353, HostIp: "127.0.0.1"},
 		&runtimeapi.PortMapping{ContainerPort: 82})
@@ -122,27 +123,27 @@ func TestProperty11_ChainThatFailsInTheMiddleAndWithDEL(t *testing.T) {
 }
 
 func TestAddressIsNeeded(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
+	n := newNode(t, nodetest.NoNetwork())
 	r := newRecorder(t, n)
 	bridge := r.bridge("one")
-	bridge["ipam"], bridge["isGateway"] = harness.Object{}, false
+	bridge["ipam"], bridge["isGateway"] = nodetest.Object{}, false
 	n.WriteConflist("10-test.conflist", bridge)
 	wantRefused(t, n, n.PodConfig("web"), "address")
 	harness.Same(t, "calls", sequence(r.calls("")), "ADD one, DEL one")
 }
 
 func TestProperty19_DELHasTheConfigurationOfADD(t *testing.T) {
-	for name, change := range map[string]func(n *harness.Node, file string) error{
-		"other network": func(_ *harness.Node, file string) error {
+	for name, change := range map[string]func(n *nodetest.Node, file string) error{
+		"other network": func(_ *nodetest.Node, file string) error {
 			return os.WriteFile(file, []byte(`{"cniVersion": "1.1.0", "name": "other", "plugins": [{"type": "loopback"}]}`), 0o644)
 		},
-		"plugin gone": func(n *harness.Node, _ string) error {
+		"plugin gone": func(n *nodetest.Node, _ string) error {
 			n.WriteConflist("10-test.conflist", n.BridgePlugin())
 			return nil
 		},
-		"broken":         func(_ *harness.Node, file string) error { return os.WriteFile(file, []byte("{"), 0o644) },
-		"file gone":      func(_ *harness.Node, file string) error { return os.Remove(file) },
-		"directory gone": func(n *harness.Node, _ string) error { return os.RemoveAll(n.CNIConf) },
+		"broken":         func(_ *nodetest.Node, file string) error { return os.WriteFile(file, []byte("{"), 0o644) },
+		"file gone":      func(_ *nodetest.Node, file string) error { return os.Remove(file) },
+		"directory gone": func(n *nodetest.Node, _ string) error { return os.RemoveAll(n.CNIConf) },
 	} {
 		for _, restart := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) { detachAfter(t, change, restart) })
@@ -150,11 +151,11 @@ func TestProperty19_DELHasTheConfigurationOfADD(t *testing.T) {
 	}
 }
 
-func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart bool) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(fast))
+func detachAfter(t *testing.T, change func(*nodetest.Node, string) error, restart bool) {
+	n := newNode(t, nodetest.NoNetwork(), nodetest.Config(fast))
 	r := newRecorder(t, n)
-	file := n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", harness.Object{"capabilities": capabilities}))
-	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
+	file := n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nodetest.Object{"capabilities": capabilities}))
+	id := n.RunPod(n.PodConfig("web", nodetest.HostPort(8080, 80)))
 	before := currentNetwork(t, n)
 	check(t, change(n, file))
 	harness.Eventually(t, "the daemon sees the change", func() bool {
@@ -179,10 +180,10 @@ func detachAfter(t *testing.T, change func(*harness.Node, string) error, restart
 }
 
 // currentNetwork is the configuration in effect, "" if there is none.
-func currentNetwork(t *testing.T, n *harness.Node) string { return statusInfo(t, n)["cniconfig"] }
+func currentNetwork(t *testing.T, n *nodetest.Node) string { return statusInfo(t, n)["cniconfig"] }
 
-func statusInfo(t *testing.T, n *harness.Node) map[string]string {
-	return harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).Info
+func statusInfo(t *testing.T, n *nodetest.Node) map[string]string {
+	return nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).Info
 }
 
 // answerTime is the longest that an answer from memory may take.
@@ -209,7 +210,7 @@ func wantSoon(t *testing.T, what string, plugin int, call func()) {
 }
 
 // begin calls RunPodSandbox, and gives its error later.
-func begin(ctx context.Context, n *harness.Node, config *runtimeapi.PodSandboxConfig) <-chan error {
+func begin(ctx context.Context, n *nodetest.Node, config *runtimeapi.PodSandboxConfig) <-chan error {
 	failed := make(chan error, 1)
 	go func() {
 		_, err := n.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
@@ -233,11 +234,11 @@ func TestProperty14_HangingADD(t *testing.T) {
 	wantSoon(t, "ListPodSandbox", pids[0], func() { list(t, n, nil) })
 	wantSoon(t, "PodSandboxStatus", pids[0], func() { verbose(t, n, other) })
 	n.RemovePod(n.RunPod(n.PodConfig("third")))
-	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", harness.Object{"new": true}))
+	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nodetest.Object{"new": true}))
 	harness.Eventually(t, "the new configuration is in effect", func() bool {
-		return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "new")
+		return strings.Contains(fmt.Sprint(nodetest.Info[any](t, n, "cniconfig")), "new")
 	})
-	building := harness.Info[[]struct {
+	building := nodetest.Info[[]struct {
 		Name  string
 		Stage struct{ Step string }
 	}](t, n, "building")
@@ -288,17 +289,17 @@ func TestProperty16_DuplicatesAreJoined(t *testing.T) {
 	}
 	harness.Same(t, "asked again", n.RunPod(n.PodConfig("web")), answers[0])
 	// Who asks for a name that exists with other namespaces gets no pod of another kind.
-	_, err := run(t, n, n.PodConfig("web", harness.HostNetwork()))
-	harness.WantCode(t, err, codes.AlreadyExists, "config.hostname differs")
+	_, err := run(t, n, n.PodConfig("web", nodetest.HostNetwork()))
+	nodetest.WantCode(t, err, codes.AlreadyExists, "config.hostname differs")
 	_, err = run(t, n, n.PodConfig("web", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{} }))
-	harness.WantCode(t, err, codes.AlreadyExists, "config.linux.security_context.seccomp differs")
+	nodetest.WantCode(t, err, codes.AlreadyExists, "config.linux.security_context.seccomp differs")
 	wantPods(t, n, answers[0])
 	harness.Want(t, len(r.calls("ADD")) == 1, "ADD ran %d times", len(r.calls("ADD")))
 }
 
 // cri: PodSandboxNetworkStatus.ip PodSandboxStatus.network
 func TestProperty26_ManyPodsAtOnce(t *testing.T) {
-	n := newNode(t, harness.DualStack())
+	n := newNode(t, nodetest.DualStack())
 	const count = 50
 	pods := make([]string, count)
 	each(count, func(i int) {

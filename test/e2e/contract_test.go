@@ -13,12 +13,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // counted is a pod with one running container, whose numbers and attributes are asked for in every way that
 // the CRI has.
 type counted struct {
-	*harness.Node
+	*nodetest.Node
 	pod, container string
 }
 
@@ -29,7 +30,7 @@ func newCounted(t *testing.T) *counted {
 	config.Labels, config.Annotations = map[string]string{"app": "counted"}, map[string]string{"pod": "note"}
 	c := &counted{Node: n, pod: n.RunPod(config)}
 	n.RunPod(n.PodConfig("other"))
-	app := harness.Container("app", "sh", "-c", "echo 1 > /file; echo written; sleep 1000000")
+	app := nodetest.Container("app", "sh", "-c", "echo 1 > /file; echo written; sleep 1000000")
 	app.Metadata.Attempt, app.Image.UserSpecifiedImage = 3, "registry.test/as/written:1"
 	app.Labels, app.Annotations = map[string]string{"tier": "front"}, map[string]string{"container": "note"}
 	c.container = n.RunContainer(c.pod, config, app)
@@ -67,7 +68,7 @@ func TestStatsFilters(t *testing.T) {
 		"all of them":     {&filter{Id: c.container, PodSandboxId: c.pod}, 1},
 		"not all of them": {&filter{Id: c.container, PodSandboxId: c.container}, 0},
 	} {
-		listed := harness.Call(t, c.Runtime.ListContainerStats, &runtimeapi.ListContainerStatsRequest{Filter: test.filter})
+		listed := nodetest.Call(t, c.Runtime.ListContainerStats, &runtimeapi.ListContainerStatsRequest{Filter: test.filter})
 		stream, err := c.Runtime.StreamContainerStats(harness.Limited(t), &runtimeapi.StreamContainerStatsRequest{Filter: test.filter})
 		streamed := receive(t, stream, err, (*runtimeapi.StreamContainerStatsResponse).GetContainerStats)
 		harness.Want(t, len(listed.Stats) == test.want && len(streamed) == test.want,
@@ -76,7 +77,7 @@ func TestStatsFilters(t *testing.T) {
 			c.wantAttributes(t, one.Attributes)
 		}
 	}
-	container := harness.Call(t, c.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: c.container})
+	container := nodetest.Call(t, c.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: c.container})
 	c.wantAttributes(t, container.Stats.Attributes)
 	layer, memory := container.Stats.WritableLayer, container.Stats.Memory
 	if layer.GetUsedBytes().GetValue() == 0 || layer.GetInodesUsed().GetValue() == 0 || layer.GetFsId().GetMountpoint() == "" || layer.GetTimestamp() == 0 ||
@@ -86,21 +87,21 @@ func TestStatsFilters(t *testing.T) {
 
 	for id, want := range map[string]int{"": 1, c.container: 0} {
 		filter := &runtimeapi.PodSandboxStatsFilter{Id: id, LabelSelector: map[string]string{"app": "counted"}}
-		listed := harness.Call(t, c.Runtime.ListPodSandboxStats, &runtimeapi.ListPodSandboxStatsRequest{Filter: filter})
+		listed := nodetest.Call(t, c.Runtime.ListPodSandboxStats, &runtimeapi.ListPodSandboxStatsRequest{Filter: filter})
 		stream, err := c.Runtime.StreamPodSandboxStats(harness.Limited(t), &runtimeapi.StreamPodSandboxStatsRequest{Filter: filter})
 		streamed := receive(t, stream, err, (*runtimeapi.StreamPodSandboxStatsResponse).GetPodSandboxStats)
 		harness.Want(t, len(listed.Stats) == want && len(streamed) == want,
 			"id %q: %d listed, %d streamed, want %d", id, len(listed.Stats), len(streamed), want)
 	}
-	pod := harness.Call(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.pod})
+	pod := nodetest.Call(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.pod})
 	a, linux := pod.Stats.GetAttributes(), pod.Stats.GetLinux()
 	harness.Want(t, a.GetId() == c.pod && a.GetMetadata().GetName() == "counted" && a.GetLabels()["app"] == "counted" && a.GetAnnotations()["pod"] == "note", "the attributes are %v", a)
 	if linux.GetProcess().GetTimestamp() == 0 || linux.GetProcess().GetProcessCount().GetValue() < 2 || len(linux.GetContainers()) != 1 ||
 		linux.GetNetwork().GetDefaultInterface().GetName() != "eth0" || linux.GetCpu().GetTimestamp() <= 0 || pod.Stats.GetWindows() != nil {
 		t.Errorf("the stats are %v", pod.Stats)
 	}
-	harness.WantCode(t, harness.Err(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.container}), codes.NotFound)
-	harness.WantCode(t, harness.Err(t, c.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: c.pod}), codes.NotFound)
+	nodetest.WantCode(t, nodetest.Err(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.container}), codes.NotFound)
+	nodetest.WantCode(t, nodetest.Err(t, c.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: c.pod}), codes.NotFound)
 }
 
 func (c *counted) wantAttributes(t *testing.T, a *runtimeapi.ContainerAttributes) {
@@ -118,7 +119,7 @@ func (c *counted) wantAttributes(t *testing.T, a *runtimeapi.ContainerAttributes
 // cri: Metric.label_values Metric.name Metric.value MetricDescriptor.name
 func TestMetricsOfPods(t *testing.T) {
 	c := newCounted(t)
-	described := harness.Call(t, c.Runtime.ListMetricDescriptors, &runtimeapi.ListMetricDescriptorsRequest{})
+	described := nodetest.Call(t, c.Runtime.ListMetricDescriptors, &runtimeapi.ListMetricDescriptorsRequest{})
 	labels := make(map[string][]string)
 	for _, d := range described.Descriptors {
 		labels[d.Name] = d.LabelKeys
@@ -127,7 +128,7 @@ func TestMetricsOfPods(t *testing.T) {
 	for _, name := range []string{"container_hugetlb_usage_bytes", "container_hugetlb_max_usage_bytes", "container_spec_memory_reservation_limit_bytes", "container_ulimits_soft"} {
 		harness.Want(t, labels[name] != nil, "%s, which critest wants, is not described", name)
 	}
-	listed := harness.Call(t, c.Runtime.ListPodSandboxMetrics, &runtimeapi.ListPodSandboxMetricsRequest{})
+	listed := nodetest.Call(t, c.Runtime.ListPodSandboxMetrics, &runtimeapi.ListPodSandboxMetricsRequest{})
 	stream, err := c.Runtime.StreamPodSandboxMetrics(harness.Limited(t), &runtimeapi.StreamPodSandboxMetricsRequest{})
 	streamed := receive(t, stream, err, (*runtimeapi.StreamPodSandboxMetricsResponse).GetPodSandboxMetrics)
 	for how, pods := range map[string][]*runtimeapi.PodSandboxMetrics{"list": listed.PodMetrics, "stream": streamed} {
@@ -163,7 +164,7 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	})), n.RunPod(n.PodConfig("ended"))
 	check(t, stop(t, n, ended))
 	shown := func(id, overhead, resources, memory string) {
-		response := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+		response := nodetest.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 		var got struct {
 			Overhead, Resources struct{ CPUShares, MemoryLimitInBytes string }
 		}
@@ -173,7 +174,7 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 	}
 	update := func(id string, resources, overhead *runtimeapi.LinuxContainerResources, code codes.Code) {
 		_, err := n.Runtime.UpdatePodSandboxResources(harness.Limited(t), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: resources, Overhead: overhead})
-		harness.WantCode(t, err, code)
+		nodetest.WantCode(t, err, code)
 	}
 	shown(id, "7", "66", "")
 	for one, overhead := range map[string]string{id: "7", ended: ""} {

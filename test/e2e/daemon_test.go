@@ -23,6 +23,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
@@ -68,7 +69,7 @@ func TestProperty23_RestartChangesNothing(t *testing.T) {
 	before := map[string]*runtimeapi.PodSandboxStatus{}
 	pids := map[string]int{}
 	for _, config := range []*runtimeapi.PodSandboxConfig{
-		n.PodConfig("a"), n.PodConfig("b", harness.Attempt(2)), n.PodConfig("host", harness.HostNetwork()), n.PodConfig("stopped"),
+		n.PodConfig("a"), n.PodConfig("b", nodetest.Attempt(2)), n.PodConfig("host", nodetest.HostNetwork()), n.PodConfig("stopped"),
 	} {
 		id := n.RunPod(config)
 		pids[id] = pausePID(t, n, id)
@@ -92,14 +93,14 @@ func TestProperty23_RestartChangesNothing(t *testing.T) {
 	harness.Want(t, len(list(t, n, nil)) == len(before), "listed: %v", list(t, n, nil))
 	// The names are reserved again, also that of a pod that is stopped, until it is removed.
 	for id, status := range before {
-		config := n.PodConfig(status.Metadata.Name, harness.Attempt(status.Metadata.Attempt))
+		config := n.PodConfig(status.Metadata.Name, nodetest.Attempt(status.Metadata.Attempt))
 		switch {
 		case status.Metadata.Name == "host":
 		case status.State == runtimeapi.PodSandboxState_SANDBOX_READY:
 			harness.Same(t, "the sandbox of a pod that has one", n.RunPod(config), id)
 		default:
 			_, err := run(t, n, config)
-			harness.WantCode(t, err, codes.AlreadyExists)
+			nodetest.WantCode(t, err, codes.AlreadyExists)
 			check(t, remove(t, n, id))
 			harness.Want(t, n.RunPod(config) != id, "a removed sandbox came back")
 		}
@@ -113,7 +114,7 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 	lives := n.RunPod(n.PodConfig("lives"))
 	var attempt uint32
 	dies := func(restarted bool) (took time.Duration) {
-		id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
+		id := n.RunPod(n.PodConfig("web", nodetest.Attempt(attempt)))
 		attempt++
 		if restarted {
 			n.Crash()
@@ -130,8 +131,8 @@ func TestPauseThatDiesIsSeenAtOnce(t *testing.T) {
 		}
 		harness.Want(t, took <= time.Second, "the pod is Ready for %v more, daemon restarted: %v", took, restarted)
 	}
-	wantRefused(t, n, n.PodConfig("web", harness.Attempt(attempt-1))) // it died
-	id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
+	wantRefused(t, n, n.PodConfig("web", nodetest.Attempt(attempt-1))) // it died
+	id := n.RunPod(n.PodConfig("web", nodetest.Attempt(attempt)))
 	pid := pausePID(t, n, id)
 	n.Kill()
 	check(t, unix.Kill(pid, unix.SIGKILL))
@@ -192,7 +193,7 @@ func TestWhatIsNoFileCostsNoPod(t *testing.T) {
 // A daemon that was started from a shell with umask 077 makes what containers of any user can read, and pods
 // with user namespaces.
 func TestUmaskOfTheShellChangesNothing(t *testing.T) {
-	n := harness.NewNode(t) // alone: the umask is that of all tests
+	n := nodetest.New(t) // alone: the umask is that of all tests
 	files := func(id string) (modes string) {
 		for _, name := range []string{"", "hostname", "hosts", "resolv.conf", "shm"} {
 			info, err := os.Stat(filepath.Join(n.State, "sandboxes", id, name))
@@ -251,8 +252,8 @@ func daemonOf(socket string) int {
 // of pods under cAdvisor's names.
 func TestMetricsAddress(t *testing.T) {
 	cert, key, pool := filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem"), x509.NewCertPool()
-	pool.AppendCertsFromPEM(harness.Certificate(t, cert, key, time.Hour))
-	n := newNode(t, harness.Config(fmt.Sprintf("log_format = 'text'\nmetrics_address = '127.0.0.1:9440'\nmetrics_tls_cert = '%s'\nmetrics_tls_key = '%s'\n", cert, key)))
+	pool.AppendCertsFromPEM(nodetest.Certificate(t, cert, key, time.Hour))
+	n := newNode(t, nodetest.Config(fmt.Sprintf("log_format = 'text'\nmetrics_address = '127.0.0.1:9440'\nmetrics_tls_cert = '%s'\nmetrics_tls_key = '%s'\n", cert, key)))
 	n.RunPod(n.PodConfig("shown"))
 	client := http.Client{Timeout: patience, Transport: &http.Transport{
 		DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: pool},
@@ -295,7 +296,7 @@ func TestMetricsAddress(t *testing.T) {
 // cri: LinuxRuntimeConfiguration.cgroup_driver RuntimeConfig RuntimeConfigResponse.linux
 func TestStatusOfANode(t *testing.T) {
 	n := newNode(t)
-	answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
+	answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
 	found := map[string]bool{}
 	for _, condition := range answer.Status.Conditions {
 		found[condition.Type] = condition.Status
@@ -310,7 +311,7 @@ func TestStatusOfANode(t *testing.T) {
 		f := handler.GetFeatures()
 		harness.Want(t, f.GetRecursiveReadOnlyMounts() && f.GetUserNamespaces(), "handler %q has the features %v", handler.GetName(), f)
 	}
-	network, config := harness.Info[struct{ Name, File string }](t, n, "cniconfig"), harness.Info[map[string]any](t, n, "config")
+	network, config := nodetest.Info[struct{ Name, File string }](t, n, "cniconfig"), nodetest.Info[map[string]any](t, n, "config")
 	harness.Want(t, network.Name == n.Network && network.File != "" && config["root"] == n.Root,
 		"the network is %+v, the configuration %v", network, config)
 	info := statusInfo(t, n)
@@ -321,7 +322,7 @@ func TestStatusOfANode(t *testing.T) {
 	}
 	_, hides := info["runtimeHandlers"]
 	harness.Want(t, !hides, "info hides crictl's own list of runtimeHandlers")
-	driver := harness.Call(t, n.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
+	driver := nodetest.Call(t, n.Runtime.RuntimeConfig, &runtimeapi.RuntimeConfigRequest{})
 	harness.Want(t, strings.ToLower(driver.Linux.GetCgroupDriver().String()) == harness.CgroupDriver(), "got %v", driver)
 }
 
@@ -344,7 +345,7 @@ func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
 		ContainerConfigs: []*runtimeapi.ContainerConfig{{Metadata: &runtimeapi.ContainerMetadata{Name: "app"}}},
 	})
 	for _, err := range []error{container, sandbox, restore} {
-		harness.WantCode(t, err, codes.Unimplemented)
+		nodetest.WantCode(t, err, codes.Unimplemented)
 	}
 	wantPods(t, n, pod)
 	written, err := os.ReadDir(dir)

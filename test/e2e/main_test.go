@@ -21,9 +21,10 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // fast are limits with which a test need not wait long.
 const fast = `[limits]
@@ -34,16 +35,16 @@ retry_most = "200ms"
 `
 
 // newNode makes a node for a test that runs beside others.
-func newNode(t *testing.T, opts ...harness.Option) *harness.Node {
-	return harness.NewNode(t, append(opts, harness.Parallel())...)
+func newNode(t *testing.T, opts ...nodetest.Option) *nodetest.Node {
+	return nodetest.New(t, append(opts, nodetest.Parallel())...)
 }
 
 // newRecorded makes one whose network is of recording plugins: "one", which does what bridge does, and
 // others, which hand its result on.
-func newRecorded(t *testing.T, config string, others ...string) (*harness.Node, *recorder) {
-	n := newNode(t, harness.NoNetwork(), harness.Config(config))
+func newRecorded(t *testing.T, config string, others ...string) (*nodetest.Node, *recorder) {
+	n := newNode(t, nodetest.NoNetwork(), nodetest.Config(config))
 	r := newRecorder(t, n)
-	plugins := []harness.Object{r.bridge("one")}
+	plugins := []nodetest.Object{r.bridge("one")}
 	for _, as := range others {
 		plugins = append(plugins, r.plugin(as, nil))
 	}
@@ -54,7 +55,7 @@ func newRecorded(t *testing.T, config string, others ...string) (*harness.Node, 
 var check = harness.Check
 
 // wantRefused fails the test unless the pod is refused with an error that says all this.
-func wantRefused(t *testing.T, n *harness.Node, config *runtimeapi.PodSandboxConfig, says ...string) {
+func wantRefused(t *testing.T, n *nodetest.Node, config *runtimeapi.PodSandboxConfig, says ...string) {
 	_, err := run(t, n, config)
 	harness.WantError(t, err, says...)
 }
@@ -62,32 +63,32 @@ func wantRefused(t *testing.T, n *harness.Node, config *runtimeapi.PodSandboxCon
 // patience is the longest that a test waits for what has no limit of its own.
 const patience = 3 * time.Minute
 
-func run(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig) (string, error) {
+func run(t testing.TB, n *nodetest.Node, config *runtimeapi.PodSandboxConfig) (string, error) {
 	return runBy(t, n, config, "")
 }
 
-func runBy(t testing.TB, n *harness.Node, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
+func runBy(t testing.TB, n *nodetest.Node, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	answer, err := n.Runtime.RunPodSandbox(harness.Limited(t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
 	return answer.GetPodSandboxId(), err
 }
 
-func stop(t testing.TB, n *harness.Node, id string) error {
-	return harness.Err(t, n.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+func stop(t testing.TB, n *nodetest.Node, id string) error {
+	return nodetest.Err(t, n.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 }
 
-func remove(t testing.TB, n *harness.Node, id string) error {
-	return harness.Err(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
+func remove(t testing.TB, n *nodetest.Node, id string) error {
+	return nodetest.Err(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 }
 
-func list(t testing.TB, n *harness.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
-	return harness.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{Filter: filter}).Items
+func list(t testing.TB, n *nodetest.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
+	return nodetest.Call(t, n.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{Filter: filter}).Items
 }
 
-func podStatus(t testing.TB, n *harness.Node, id string) *runtimeapi.PodSandboxStatus {
-	return harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).Status
+func podStatus(t testing.TB, n *nodetest.Node, id string) *runtimeapi.PodSandboxStatus {
+	return nodetest.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}).Status
 }
 
-func ready(t testing.TB, n *harness.Node, id string) bool {
+func ready(t testing.TB, n *nodetest.Node, id string) bool {
 	return podStatus(t, n, id).State == runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
@@ -101,21 +102,21 @@ type podInfo struct {
 	Timeline                  []struct{ Step string }
 }
 
-func verbose(t testing.TB, n *harness.Node, id string) podInfo {
-	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+func verbose(t testing.TB, n *nodetest.Node, id string) podInfo {
+	answer := nodetest.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	var info podInfo
 	check(t, json.Unmarshal([]byte(answer.Info["info"]), &info))
 	info.CgroupsPath = cgroup.Path(info.CgroupsPath)
 	return info
 }
 
-func networkReady(t testing.TB, n *harness.Node) (ready bool, message string) {
+func networkReady(t testing.TB, n *nodetest.Node) (ready bool, message string) {
 	return condition(t, n, runtimeapi.NetworkReady)
 }
 
-func condition(t testing.TB, n *harness.Node, kind string) (holds bool, message string) {
+func condition(t testing.TB, n *nodetest.Node, kind string) (holds bool, message string) {
 	t.Helper()
-	for _, condition := range harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions {
+	for _, condition := range nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).Status.Conditions {
 		if condition.Type == kind {
 			return condition.Status, condition.Message
 		}
@@ -133,11 +134,11 @@ type pluginCall struct {
 // recorder is the recording plugin of one node.
 type recorder struct {
 	t   *testing.T
-	n   *harness.Node
+	n   *nodetest.Node
 	dir string // of its records and orders
 }
 
-func newRecorder(t *testing.T, n *harness.Node) *recorder {
+func newRecorder(t *testing.T, n *nodetest.Node) *recorder {
 	dir := filepath.Join(n.Dir, "record")
 	check(t, os.Mkdir(dir, 0o755))
 	return &recorder{t, n, dir}
@@ -182,24 +183,24 @@ exit 1
 
 // plugin installs the plugin under a name and returns its configuration, with the keys added: it hands on the
 // result that it got, as tuning does that has nothing to do.
-func (r *recorder) plugin(as string, keys harness.Object) harness.Object {
+func (r *recorder) plugin(as string, keys nodetest.Object) nodetest.Object {
 	return r.install(as, "tuning", keys)
 }
 
 // bridge records and does what the bridge plugin does, but for masquerading: with an empty CNI_NETNS that
 // frees the address and leaves the rules.
-func (r *recorder) bridge(as string) harness.Object {
+func (r *recorder) bridge(as string) nodetest.Object {
 	config := r.n.BridgePlugin()
 	config["ipMasq"] = false
 	return r.install(as, "bridge", config)
 }
 
-func (r *recorder) install(as, does string, keys harness.Object) harness.Object {
+func (r *recorder) install(as, does string, keys nodetest.Object) nodetest.Object {
 	path := filepath.Join(r.n.Plugins, as)
 	if _, err := os.Stat(path); err != nil {
 		check(r.t, os.WriteFile(path, fmt.Appendf(nil, recording, does, r.dir), 0o755))
 	}
-	config := harness.Object{}
+	config := nodetest.Object{}
 	maps.Copy(config, keys)
 	config["type"] = as
 	return config
@@ -259,7 +260,7 @@ func (r *recorder) hung() (pids []int) {
 }
 
 // addresses are those that host-local has handed out.
-func addresses(t *testing.T, n *harness.Node) []string {
+func addresses(t *testing.T, n *nodetest.Node) []string {
 	entries, err := os.ReadDir(n.Addresses)
 	check(t, harness.IgnoreMissing(err))
 	var found []string
@@ -271,11 +272,11 @@ func addresses(t *testing.T, n *harness.Node) []string {
 	return found
 }
 
-func wantAddresses(t *testing.T, n *harness.Node, count int) {
+func wantAddresses(t *testing.T, n *nodetest.Node, count int) {
 	held := addresses(t, n)
 	harness.Want(t, len(held) == count, "want %d addresses in use, host-local has %v", count, held)
 }
 
-func wantPods(t *testing.T, n *harness.Node, ids ...string) {
+func wantPods(t *testing.T, n *nodetest.Node, ids ...string) {
 	harness.Same(t, "the pods", podIDs(list(t, n, nil)), ids)
 }

@@ -18,15 +18,16 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // serve answers each connection to a port of the pod with a text.
-func serve(n *harness.Node, id, address, text string) {
+func serve(n *nodetest.Node, id, address, text string) {
 	n.ServeInPod(id, "tcp", address, func(conn *net.TCPConn) { fmt.Fprint(conn, text) })
 }
 
 // fetch reads what a server sends to the node.
-func fetch(n *harness.Node, address string) (text string, err error) { return read(n.Dial(address)) }
+func fetch(n *nodetest.Node, address string) (text string, err error) { return read(n.Dial(address)) }
 
 func read(conn net.Conn, err error) (text string, _ error) {
 	if err != nil {
@@ -43,9 +44,9 @@ func read(conn net.Conn, err error) (text string, _ error) {
 // cri: PortMapping.container_port PodSandboxConfig.port_mappings PortMapping.host_ip
 func TestPodsAreReached(t *testing.T) {
 	const gateway = "10.88.0.1" // the bridge's, since the first pod
-	n := newNode(t, harness.PortMap())
+	n := newNode(t, nodetest.PortMap())
 	client := pausePID(t, n, n.RunPod(n.PodConfig("client")))
-	config := n.PodConfig("web", harness.HostPort(8080, 80), harness.HostPort(8081, 81), harness.HostPort(8082, 80))
+	config := n.PodConfig("web", nodetest.HostPort(8080, 80), nodetest.HostPort(8081, 81), nodetest.HostPort(8082, 80))
 	config.PortMappings[2].HostIp = gateway
 	// Without a host port it only informs.
 	config.PortMappings = append(config.PortMappings, &runtimeapi.PortMapping{ContainerPort: 82})
@@ -72,9 +73,9 @@ func TestPodsAreReached(t *testing.T) {
 //
 // cri: PodIP.ip PodSandboxNetworkStatus.additional_ips
 func TestDualStack(t *testing.T) {
-	n := newNode(t, harness.NoNetwork(), harness.DualStack())
+	n := newNode(t, nodetest.NoNetwork(), nodetest.DualStack())
 	bridge := n.BridgePlugin()
-	slices.Reverse(bridge["ipam"].(harness.Object)["ranges"].([][]harness.Object))
+	slices.Reverse(bridge["ipam"].(nodetest.Object)["ranges"].([][]nodetest.Object))
 	n.WriteConflist("10-test.conflist", bridge)
 	id := n.RunPod(n.PodConfig("web"))
 	network := podStatus(t, n, id).Network
@@ -118,11 +119,11 @@ func wantAddressIn(t *testing.T, network *runtimeapi.PodSandboxNetworkStatus, su
 
 // cri: NamespaceOption.network
 func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
-	n := newNode(t, harness.NoNetwork())
+	n := newNode(t, nodetest.NoNetwork())
 	isReady, message := networkReady(t, n)
 	harness.Want(t, !isReady && message != "", "the network is ready without a configuration: %q", message)
 	wantRefused(t, n, n.PodConfig("needs-cni"))
-	id := n.RunPod(n.PodConfig("host", harness.HostNetwork()))
+	id := n.RunPod(n.PodConfig("host", nodetest.HostNetwork()))
 	status, info := podStatus(t, n, id), verbose(t, n, id)
 	harness.Want(t, status.Network.GetIp() == "" && len(status.Network.GetAdditionalIps()) == 0 && status.Linux.Namespaces.Options.Network == modeNode && info.NetNamespace == "",
 		"got %v, network namespace %q", status, info.NetNamespace)
@@ -132,8 +133,8 @@ func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
 // newDefaultNode makes a node with the embedded network. Its addresses, and its bridge unless the network's
 // default one is asked for, are those in which the harness looks for leaks, and the node's directory is known
 // only to the daemon's second start.
-func newDefaultNode(t *testing.T, subnet, keys string) *harness.Node {
-	n := newNode(t, harness.NoNetwork())
+func newDefaultNode(t *testing.T, subnet, keys string) *nodetest.Node {
+	n := newNode(t, nodetest.NoNetwork())
 	n.Stop()
 	dir := filepath.Join(n.Dir, "config.toml.d")
 	check(t, os.Mkdir(dir, 0o755))
@@ -145,18 +146,18 @@ func newDefaultNode(t *testing.T, subnet, keys string) *harness.Node {
 
 const ownBridge = "bridge = %q\n"
 
-func updatePodCIDR(t *testing.T, n *harness.Node, cidr string, code codes.Code) {
+func updatePodCIDR(t *testing.T, n *nodetest.Node, cidr string, code codes.Code) {
 	_, err := n.Runtime.UpdateRuntimeConfig(harness.Limited(t), &runtimeapi.UpdateRuntimeConfigRequest{
 		RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}},
 	})
-	harness.WantCode(t, err, code)
+	nodetest.WantCode(t, err, code)
 }
 
 // The embedded network has the subnets of the configuration, or waits for the pod CIDR.
 func TestDefaultNetwork(t *testing.T) {
 	n := newDefaultNode(t, "10.77.0.0/24,fd00:77::/64", ownBridge)
 	becomesReady(t, n, true)
-	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
+	id := n.RunPod(n.PodConfig("web", nodetest.HostPort(8080, 80)))
 	wantAddressIn(t, podStatus(t, n, id).Network, "10.77.0.0/24", "fd00:77::/64")
 	serve(n, id, ":80", "default")
 	got, err := fetch(n, "10.77.0.1:8080")
@@ -233,7 +234,7 @@ func TestCheckFindsWhatTheDefaultNetworkLeaves(t *testing.T) {
 func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	dir := t.TempDir()
 	conf, addresses := filepath.Join(dir, "own.d"), filepath.Join(dir, "addresses")
-	n := newNode(t, harness.Config(fmt.Sprintf("[runtimes.own]\ntype = 'builtin'\ncni_conf_dir = %q", conf)))
+	n := newNode(t, nodetest.Config(fmt.Sprintf("[runtimes.own]\ntype = 'builtin'\ncni_conf_dir = %q", conf)))
 	wantProblem := func() {
 		holds, said := condition(t, n, "RuntimeHandlerReady/own")
 		harness.Want(t, !holds && strings.Contains(said, `"own"`) && strings.Contains(said, conf), "Status says %q of the handler", said)
@@ -241,7 +242,7 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 		harness.Want(t, isReady, "the node's network is not ready: %s", said)
 	}
 	_, err := runBy(t, n, n.PodConfig("early"), "own")
-	harness.WantCode(t, err, codes.Unavailable, conf)
+	nodetest.WantCode(t, err, codes.Unavailable, conf)
 	wantProblem()
 	// The condition that the daemon says, and what the check sees itself.
 	found, clean := problems(t, n)

@@ -18,10 +18,11 @@ import (
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // pausePID is the id of a pod's pause process.
-func pausePID(t testing.TB, n *harness.Node, id string) int {
+func pausePID(t testing.TB, n *nodetest.Node, id string) int {
 	pid := verbose(t, n, id).PID
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	harness.Need(t, err == nil && filepath.Base(exe) == "pause", "process %d of pod %s is not pause but %q: %v", pid, id, exe, err)
@@ -48,7 +49,7 @@ func alive(pid int) bool {
 
 // inside calls do on a thread in a namespace of a process, by its name in /proc/PID/ns.
 func inside(t testing.TB, pid int, kind string, do func() error) {
-	check(t, harness.Inside(fmt.Sprintf("/proc/%d/ns/%s", pid, kind), do))
+	check(t, nodetest.Inside(fmt.Sprintf("/proc/%d/ns/%s", pid, kind), do))
 }
 
 // netSysctl reads a parameter in the network namespace of a process: /proc/sys/net shows that of the reading thread.
@@ -152,7 +153,7 @@ func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
 	}
 }
 
-func sysctls(pairs ...string) harness.PodOption {
+func sysctls(pairs ...string) nodetest.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) {
 		c.Linux.Sysctls = map[string]string{}
 		for i := 0; i < len(pairs); i += 2 {
@@ -188,9 +189,9 @@ func TestSysctls(t *testing.T) {
 }
 
 // userNamespace maps ids by triples of container, host and length.
-func userNamespace(ids ...uint32) harness.PodOption {
+func userNamespace(ids ...uint32) nodetest.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) {
-		mappings := harness.IDs(ids...)
+		mappings := nodetest.IDs(ids...)
 		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mappings, Gids: mappings}
 	}
 }
@@ -249,7 +250,7 @@ func wantOwner(t *testing.T, info podInfo) {
 	}
 }
 
-func security(change func(*runtimeapi.LinuxSandboxSecurityContext)) harness.PodOption {
+func security(change func(*runtimeapi.LinuxSandboxSecurityContext)) nodetest.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) { change(c.Linux.SecurityContext) }
 }
 
@@ -304,17 +305,17 @@ func TestSecurityProfiles(t *testing.T) {
 	n := newNode(t)
 	local := filepath.Join(n.Dir, "profile.json")
 	check(t, os.WriteFile(local, []byte(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO"}]}`), 0o600))
-	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) harness.PodOption {
+	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) nodetest.PodOption {
 		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
 			s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
 		})
 	}
-	old := func(path string) harness.PodOption {
+	old := func(path string) nodetest.PodOption {
 		//lint:ignore SA1019 the deprecated form is what is tested
 		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.SeccompProfilePath = path })
 	}
 	for name, c := range map[string]struct {
-		option harness.PodOption
+		option nodetest.PodOption
 		want   string
 	}{
 		"runtime-default":     {profile(runtimeapi.SecurityProfile_RuntimeDefault, ""), "2"},
@@ -330,16 +331,16 @@ func TestSecurityProfiles(t *testing.T) {
 	check(t, unix.Mkfifo(fifo, 0o600))
 	for _, ref := range []string{"", "relative.json", filepath.Join(n.Dir, "absent.json"), n.Dir, fifo} {
 		_, err := run(t, n, n.PodConfig("refused", profile(runtimeapi.SecurityProfile_Localhost, ref)))
-		harness.WantCode(t, err, codes.InvalidArgument)
+		nodetest.WantCode(t, err, codes.InvalidArgument)
 	}
-	apparmor := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) harness.PodOption {
+	apparmor := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) nodetest.PodOption {
 		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
 			s.Apparmor = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
 		})
 	}
 	n.RunPod(n.PodConfig("apparmor", apparmor(runtimeapi.SecurityProfile_RuntimeDefault, "")))
 	_, err := run(t, n, n.PodConfig("absent", apparmor(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
-	harness.WantCode(t, err, codes.InvalidArgument)
+	nodetest.WantCode(t, err, codes.InvalidArgument)
 }
 
 // A process of the pod that has the same user, and sees pause in a pid namespace that they share, gets at

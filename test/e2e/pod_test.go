@@ -21,6 +21,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // cri: PodSandbox.id PodSandbox.created_at PodSandbox.labels PodSandbox.metadata PodSandboxStatus.labels PodSandboxConfig.labels PodSandboxStatus.annotations
@@ -29,17 +30,17 @@ import (
 // cri: PodSandbox.annotations PodSandbox.runtime_handler
 func TestLifeOfAPod(t *testing.T) {
 	n := newNode(t)
-	config := n.PodConfig("web", harness.Attempt(3))
+	config := n.PodConfig("web", nodetest.Attempt(3))
 	config.Annotations = map[string]string{"example.org/a b": "x=\"1\"\n\tü", "empty": ""}
 	config.Labels["app"] = "web"
 	_, err := runBy(t, n, config, "kata")
-	harness.WantCode(t, err, codes.InvalidArgument)
+	nodetest.WantCode(t, err, codes.InvalidArgument)
 	id, err := runBy(t, n, config, "runc")
 	check(t, err)
 	start := id[:10] // any unique start of an id will do
 
 	before := time.Now().UnixNano()
-	answer := harness.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: start})
+	answer := nodetest.Call(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: start})
 	at, status := answer.Timestamp, answer.Status
 	harness.Want(t, at >= before && at <= time.Now().UnixNano() && len(answer.ContainersStatuses) == 0, "asked at %d, got %v", before, answer)
 	harness.Want(t, status.Id == id && status.State == runtimeapi.PodSandboxState_SANDBOX_READY && status.CreatedAt > 0 && status.RuntimeHandler == "runc" && status.Metadata.Attempt == 3, "got %v", status)
@@ -65,7 +66,7 @@ func TestLifeOfAPod(t *testing.T) {
 	harness.Want(t, status.State == runtimeapi.PodSandboxState_SANDBOX_NOTREADY && status.Network.GetIp() == "" && verbose(t, n, id).NetNamespaceClosed, "after Stop: %v", status)
 	wantAddresses(t, n, 0)
 	check(t, remove(t, n, start))
-	harness.WantCode(t, harness.Err(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}), codes.NotFound)
+	nodetest.WantCode(t, nodetest.Err(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}), codes.NotFound)
 	wantPods(t, n)
 }
 
@@ -117,7 +118,7 @@ func receive[M, E any](t *testing.T, stream interface{ Recv() (M, error) }, err 
 	}
 }
 
-func streamPods(t *testing.T, n *harness.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
+func streamPods(t *testing.T, n *nodetest.Node, filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
 	stream, err := n.Runtime.StreamPodSandboxes(harness.Limited(t), &runtimeapi.StreamPodSandboxesRequest{Filter: filter})
 	return receive(t, stream, err, (*runtimeapi.StreamPodSandboxesResponse).GetPodSandboxes)
 }
@@ -125,7 +126,7 @@ func streamPods(t *testing.T, n *harness.Node, filter *runtimeapi.PodSandboxFilt
 func TestProperty28_StopAndRemoveTwiceAndAtOnce(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("twice"))
-	for _, call := range []func(testing.TB, *harness.Node, string) error{stop, stop, remove, remove} {
+	for _, call := range []func(testing.TB, *nodetest.Node, string) error{stop, stop, remove, remove} {
 		check(t, call(t, n, id))
 	}
 	id = n.RunPod(n.PodConfig("at-once"))
@@ -152,7 +153,7 @@ func each(count int, do func(i int)) {
 func TestProperty29_UnknownIDs(t *testing.T) {
 	n := newNode(t)
 	for id, code := range map[string]codes.Code{"0123456789abcdef": codes.NotFound, "no-such-pod": codes.NotFound, "../../etc": codes.NotFound, "": codes.InvalidArgument} {
-		harness.WantCode(t, harness.Err(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}), code)
+		nodetest.WantCode(t, nodetest.Err(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}), code)
 		if id != "" {
 			check(t, stop(t, n, id))
 			check(t, remove(t, n, id))
@@ -165,7 +166,7 @@ func TestProperty30_CreatedAtGrows(t *testing.T) {
 	n := newNode(t)
 	var last int64
 	for attempt := range uint32(4) {
-		id := n.RunPod(n.PodConfig("web", harness.Attempt(attempt)))
+		id := n.RunPod(n.PodConfig("web", nodetest.Attempt(attempt)))
 		created := podStatus(t, n, id).CreatedAt
 		harness.Want(t, created > last, "attempt %d was created at %d, the one before at %d", attempt, created, last)
 		last = created
@@ -187,7 +188,7 @@ func TestFilesOfAPod(t *testing.T) {
 	own, err := os.Hostname()
 	check(t, err)
 	for name, c := range map[string]struct {
-		change           harness.PodOption
+		change           nodetest.PodOption
 		hostname, resolv string
 	}{
 		"full": {func(c *runtimeapi.PodSandboxConfig) {
@@ -195,7 +196,7 @@ func TestFilesOfAPod(t *testing.T) {
 			c.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10", "fd00::53"}, Searches: []string{"a.svc", "b.example"}, Options: []string{"ndots:5", "edns0"}}
 		}, "web-0.example", "search a.svc b.example\nnameserver 10.96.0.10\nnameserver fd00::53\noptions ndots:5 edns0\n"},
 		"empty": {func(c *runtimeapi.PodSandboxConfig) { c.DnsConfig = &runtimeapi.DNSConfig{} }, "empty", ""},
-		"host":  {harness.HostNetwork(), own, string(harness.Read(t, "/etc/resolv.conf"))},
+		"host":  {nodetest.HostNetwork(), own, string(harness.Read(t, "/etc/resolv.conf"))},
 	} {
 		config := n.PodConfig(name, c.change)
 		config.LogDirectory = filepath.Join(n.Logs, name, "below")
@@ -225,7 +226,7 @@ func TestFilesOfAPod(t *testing.T) {
 // up neither another pod nor the end of the daemon.
 func TestLogDirectoryOnADeadMount(t *testing.T) {
 	const short, long = "run = \"2s\"\ncni_add = \"1s\"\n", "run = \"2m\"\ncni_add = \"1m\"\n"
-	n := newNode(t, harness.Config("[limits]\nreload = \"20ms\"\nshutdown = \"2s\"\n"+long))
+	n := newNode(t, nodetest.Config("[limits]\nreload = \"20ms\"\nshutdown = \"2s\"\n"+long))
 	reload(t, n, long, short) // only now: the daemon's own first pause has these limits too
 	config := n.PodConfig("web")
 	config.LogDirectory = filepath.Join(harness.DeadMount(t), "logs")
@@ -239,7 +240,7 @@ func TestLogDirectoryOnADeadMount(t *testing.T) {
 	n.RemovePod(n.RunPod(n.PodConfig("other")))
 	n.RemovePod(n.RunPod(n.PodConfig("web")))
 	done := begin(harness.Limited(t), n, config)
-	harness.Eventually(t, "it is under way", func() bool { return len(harness.Info[[]any](t, n, "building")) == 1 })
+	harness.Eventually(t, "it is under way", func() bool { return len(nodetest.Info[[]any](t, n, "building")) == 1 })
 	began := time.Now()
 	n.Stop()
 	took := time.Since(began)
@@ -266,9 +267,9 @@ func TestNoPodBreaksTheList(t *testing.T) {
 		heavies = manyHeavies
 	}
 	for i := range heavies {
-		n.RunPod(n.PodConfig(fmt.Sprint("heavy-", i), harness.HostNetwork(), func(c *runtimeapi.PodSandboxConfig) { c.Labels, c.Annotations = heavy() }))
+		n.RunPod(n.PodConfig(fmt.Sprint("heavy-", i), nodetest.HostNetwork(), func(c *runtimeapi.PodSandboxConfig) { c.Labels, c.Annotations = heavy() }))
 	}
-	n.RunPod(n.PodConfig("light", harness.HostNetwork()))
+	n.RunPod(n.PodConfig("light", nodetest.HostNetwork()))
 	n.Restart() // what is there is listed after a restart too
 	kept, whole, pods := 0, 0, list(t, n, nil)
 	for _, pod := range pods {
@@ -292,7 +293,7 @@ func TestNoContainerBreaksTheList(t *testing.T) {
 	sandbox := n.PodConfig("web")
 	pod := n.RunPod(sandbox)
 	for i := range heavies {
-		config := harness.Container(fmt.Sprint("heavy-", i), "true")
+		config := nodetest.Container(fmt.Sprint("heavy-", i), "true")
 		config.Labels, config.Annotations = heavy()
 		_, err := n.CreateContainer(pod, sandbox, config)
 		check(t, err)
@@ -301,7 +302,7 @@ func TestNoContainerBreaksTheList(t *testing.T) {
 	harness.Want(t, err == nil && len(containers.GetContainers()) == heavies && containers.Containers[0].Annotations["short"] == "kept",
 		"%d containers are listed, %v", len(containers.GetContainers()), err)
 	podStatus(t, n, pod)
-	endless := harness.Container("endless", "true")
+	endless := nodetest.Container("endless", "true")
 	endless.Image.UserSpecifiedImage = strings.Repeat("i", 8<<20)
 	_, err = n.CreateContainer(pod, sandbox, endless)
 	code := status.Code(err)
@@ -326,10 +327,10 @@ func TestMalformedRequests(t *testing.T) {
 		bad := n.PodConfig("bad")
 		change(bad)
 		_, err := run(t, n, bad)
-		harness.WantCode(t, err, codes.InvalidArgument, field)
+		nodetest.WantCode(t, err, codes.InvalidArgument, field)
 	}
-	harness.WantCode(t, harness.Err(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{}), codes.InvalidArgument)
-	harness.WantCode(t, harness.Err(t, n.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{}), codes.InvalidArgument)
+	nodetest.WantCode(t, nodetest.Err(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{}), codes.InvalidArgument)
+	nodetest.WantCode(t, nodetest.Err(t, n.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{}), codes.InvalidArgument)
 	wantPods(t, n)
 	// The daemon is as good as before.
 	n.RunPod(n.PodConfig("good"))

@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // systemd is the other end of sd_notify(3), as systemd has it.
@@ -57,7 +58,7 @@ func (s *systemd) count(text string) (times int) {
 }
 
 // rewrite changes the configuration file of a node, by rename.
-func rewrite(t *testing.T, n *harness.Node, old, new string) {
+func rewrite(t *testing.T, n *nodetest.Node, old, new string) {
 	file := filepath.Join(n.Dir, "config.toml")
 	data := string(harness.Read(t, file))
 	harness.Want(t, strings.Contains(data, old), "the configuration has no %q", old)
@@ -66,7 +67,7 @@ func rewrite(t *testing.T, n *harness.Node, old, new string) {
 }
 
 // reload changes the configuration of a node, and waits until it is in force.
-func reload(t *testing.T, n *harness.Node, old, new string) {
+func reload(t *testing.T, n *nodetest.Node, old, new string) {
 	n.Reload(func() { rewrite(t, n, old, new) })
 }
 
@@ -74,11 +75,11 @@ func reload(t *testing.T, n *harness.Node, old, new string) {
 // reloaded is named, and a file that cannot be read changes nothing.
 func TestReload(t *testing.T) {
 	s, socket := newSystemd(t)
-	n := newNode(t, harness.Env("NOTIFY_SOCKET="+socket), harness.LevelOfFile(), harness.Config("log_level = 'info'\nshm_size = 65536\n[limits]\nreload = \"20ms\"\ncni_add = \"90s\"\n"))
+	n := newNode(t, nodetest.Env("NOTIFY_SOCKET="+socket), nodetest.LevelOfFile(), nodetest.Config("log_level = 'info'\nshm_size = 65536\n[limits]\nreload = \"20ms\"\ncni_add = \"90s\"\n"))
 	first, pid := n.RunPod(n.PodConfig("first")), n.PID()
 	inForce := func(limit string) {
 		harness.Eventually(t, "the limit is "+limit, func() bool {
-			return strings.Contains(fmt.Sprint(harness.Info[map[string]any](t, n, "config")["limits"]), "cni_add:"+limit)
+			return strings.Contains(fmt.Sprint(nodetest.Info[map[string]any](t, n, "config")["limits"]), "cni_add:"+limit)
 		})
 	}
 	debug := func() int {
@@ -115,7 +116,7 @@ func TestReload(t *testing.T) {
 // Each kind of key that is reloaded has its effect: images, the default network, NRI.
 func TestReloadOfEachTable(t *testing.T) {
 	dir := t.TempDir()
-	n := newNode(t, harness.NoNetwork(), harness.Config(fmt.Sprintf(`[limits]
+	n := newNode(t, nodetest.NoNetwork(), nodetest.Config(fmt.Sprintf(`[limits]
 reload = "20ms"
 [images]
 certs_dirs = ['%[1]s/before']
@@ -128,8 +129,8 @@ config_dir = '%[1]s/conf'
 required_plugins = []
 `, dir)))
 	n.ImportBusybox()
-	reload(t, n, "pinned = []", "pinned = ['"+harness.BusyboxImage+"']")
-	images := harness.Call(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{})
+	reload(t, n, "pinned = []", "pinned = ['"+nodetest.BusyboxImage+"']")
+	images := nodetest.Call(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{})
 	harness.Want(t, len(images.Images) == 1 && images.Images[0].Pinned, "images: %v", images.Images)
 
 	// A pull asks where the directories of registries lead by now.
@@ -159,31 +160,31 @@ required_plugins = []
 // A runtime handler that is added runs containers; one that is removed is refused, and the pods that it has
 // are stopped and removed as before.
 func TestReloadOfRuntimes(t *testing.T) {
-	n := newNode(t, harness.Config(fast))
+	n := newNode(t, nodetest.Config(fast))
 	n.ImportBusybox()
 	runc, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
 	check(t, err)
 	pod := func(name string) (string, error) { return runBy(t, n, n.PodConfig(name), "late") }
 	handlers := func() (names string) {
-		for _, h := range harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).RuntimeHandlers {
+		for _, h := range nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).RuntimeHandlers {
 			names += h.Name + " "
 		}
 		return names
 	}
 	_, err = pod("early")
-	harness.WantCode(t, err, codes.InvalidArgument)
+	nodetest.WantCode(t, err, codes.InvalidArgument)
 
 	table := fmt.Sprintf("[runtimes.late]\ntype = 'oci'\npath = '%s'\n", runc)
 	rewrite(t, n, "[limits]", table+"[limits]")
 	harness.Eventually(t, "the handler is there", func() bool { return strings.Contains(handlers(), "late") })
 	id, err := pod("web")
 	check(t, err)
-	n.RunContainer(id, n.PodConfig("web"), harness.Container("app", "/bin/sleep", "1000000"))
+	n.RunContainer(id, n.PodConfig("web"), nodetest.Container("app", "/bin/sleep", "1000000"))
 
 	rewrite(t, n, table, "")
 	harness.Eventually(t, "the handler is gone", func() bool { return !strings.Contains(handlers(), "late") })
 	_, err = pod("refused")
-	harness.WantCode(t, err, codes.InvalidArgument)
+	nodetest.WantCode(t, err, codes.InvalidArgument)
 	harness.Want(t, ready(t, n, id), "the pod of the handler is not ready any more")
 	n.RemovePod(id)
 }
@@ -210,7 +211,7 @@ func TestReloadOfPeriods(t *testing.T) {
 	isReady, reason := networkReady(t, n)
 	harness.Want(t, isReady, "the network is not ready: %s", reason)
 	n.WriteConflist("10-test.conflist", r.bridge("one"), r.plugin("two", nil))
-	harness.Eventually(t, "the directory is looked at", func() bool { return strings.Contains(fmt.Sprint(harness.Info[any](t, n, "cniconfig")), "two") })
+	harness.Eventually(t, "the directory is looked at", func() bool { return strings.Contains(fmt.Sprint(nodetest.Info[any](t, n, "cniconfig")), "two") })
 	reload(t, n, short, long) // the next run of a plugin is no leak
 }
 

@@ -1,23 +1,14 @@
+// Package harness has what every test may use: checks that name the lines that led to them, files, mounts and
+// processes. It imports the standard library, golang.org/x/sys and internal/process, so that the test of a leaf
+// package links nothing else. Package nodetest makes nodes with a daemon.
 package harness
 
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/binary"
-	"encoding/json"
-	"encoding/pem"
-	"errors"
 	"fmt"
 	"maps"
-	"math/big"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -27,20 +18,11 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/minicri/minicri/test/leak"
 )
 
-// from is by which lines of tests one came to a check, where they are several: functions of tests that check need
-// no t.Helper.
-func from() string {
+// Callers returns the lines of tests on the stack where they are several, for the message of a check: a function
+// of a test that checks needs no t.Helper.
+func Callers() string {
 	var lines []string
 	pcs, others := make([]uintptr, 64), false
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
@@ -63,7 +45,7 @@ func from() string {
 func Check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
-		t.Fatalf("%v%s", err, from())
+		t.Fatalf("%v%s", err, Callers())
 	}
 }
 
@@ -71,16 +53,22 @@ func Check(t testing.TB, err error) {
 func Same[T any](t testing.TB, what string, got, want T) {
 	t.Helper()
 	if !same(got, want) {
-		t.Errorf("%s: want %q, got %q: %#v%s", what, fmt.Sprint(want), fmt.Sprint(got), got, from())
+		t.Errorf("%s: want %q, got %q: %#v%s", what, fmt.Sprint(want), fmt.Sprint(got), got, Callers())
 	}
+}
+
+// protoMessage is a message of protobuf, named by its methods: importing protobuf would link it into every test.
+type protoMessage interface {
+	ProtoMessage()
+	String() string
 }
 
 // same compares messages by what they say. No list and an empty one are the same; the lists [] and [""],
 // which print alike, are not.
 func same(got, want any) bool {
-	if message, is := got.(proto.Message); is {
-		other, _ := want.(proto.Message)
-		return proto.Equal(message, other)
+	if message, is := got.(protoMessage); is {
+		other, _ := want.(protoMessage)
+		return other != nil && message.String() == other.String()
 	}
 	if g, w := reflect.ValueOf(got), reflect.ValueOf(want); g.Kind() == reflect.Slice && g.Len()+w.Len() == 0 {
 		return true
@@ -92,7 +80,7 @@ func same(got, want any) bool {
 func Want(t testing.TB, holds bool, format string, args ...any) {
 	t.Helper()
 	if !holds {
-		t.Errorf("%s%s", fmt.Sprintf(format, args...), from())
+		t.Errorf("%s%s", fmt.Sprintf(format, args...), Callers())
 	}
 }
 
@@ -100,7 +88,7 @@ func Want(t testing.TB, holds bool, format string, args ...any) {
 func Need(t testing.TB, holds bool, format string, args ...any) {
 	t.Helper()
 	if !holds {
-		t.Fatalf("%s%s", fmt.Sprintf(format, args...), from())
+		t.Fatalf("%s%s", fmt.Sprintf(format, args...), Callers())
 	}
 }
 
@@ -127,15 +115,6 @@ func WantError(t testing.TB, err error, says ...string) {
 		"want an error that says %q, got: %.2000v", says, err)
 }
 
-// WantCode fails the test, which goes on, unless the error has the gRPC code, and says all this.
-func WantCode(t testing.TB, err error, code codes.Code, says ...string) {
-	t.Helper()
-	Want(t, status.Code(err) == code, "want code %v, got: %.2000v", code, err)
-	if code != codes.OK {
-		WantError(t, err, says...)
-	}
-}
-
 // Limited is a context for calls of a test. It ends with the test, or when Eventually would give up. It is no
 // child of the test's own context, so that cleanups may use it.
 func Limited(t testing.TB) context.Context {
@@ -155,20 +134,6 @@ func deadline(t testing.TB) time.Time {
 	return time.Now().Add(24 * time.Hour)
 }
 
-// Call calls an RPC that has to succeed.
-func Call[Request, Answer any](t testing.TB, rpc func(context.Context, Request, ...grpc.CallOption) (Answer, error), request Request) Answer {
-	t.Helper()
-	answer, err := rpc(Limited(t), request)
-	Check(t, err)
-	return answer
-}
-
-// Err is the error of an RPC.
-func Err[Request, Answer any](t testing.TB, rpc func(context.Context, Request, ...grpc.CallOption) (Answer, error), request Request) error {
-	_, err := rpc(Limited(t), request)
-	return err
-}
-
 // pollInterval is how often Eventually asks.
 const pollInterval = 5 * time.Millisecond
 
@@ -177,23 +142,9 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for end := deadline(t); !holds(); time.Sleep(pollInterval) {
 		if time.Now().After(end) {
-			t.Fatalf("it did not become true that %s%s", what, from())
+			t.Fatalf("it did not become true that %s%s", what, Callers())
 		}
 	}
-}
-
-// Info decodes one key of the verbose Status; a list is in an object there.
-func Info[T any](t testing.TB, n *Node, key string) (value T) {
-	t.Helper()
-	said := []byte(Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).Info[key])
-	var list struct{ Items json.RawMessage }
-	if json.Unmarshal(said, &list) == nil && list.Items != nil {
-		said = list.Items
-	}
-	if len(said) > 0 {
-		Check(t, json.Unmarshal(said, &value))
-	}
-	return value
 }
 
 // AllSteps fails the test if a source file names a step that the lists, by operation, lack.
@@ -207,129 +158,6 @@ func AllSteps[S ~string](t testing.TB, file string, lists map[string][]S) {
 		})
 		Want(t, listed, "the step %s of %s is in no list", one[1], file)
 	}
-}
-
-// DeadMount is a mount whose server never answers: a FUSE filesystem (fuse(4)) whose requests no one reads,
-// until the test ends.
-func DeadMount(t testing.TB) (dir string) {
-	t.Helper()
-	dir = t.TempDir()
-	server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
-	Check(t, err)
-	Check(t, unix.Mount("dead", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())))
-	t.Cleanup(func() {
-		Check(t, server.Close()) // processes that wait get an error
-		Check(t, unix.Unmount(dir, unix.MNT_DETACH))
-	})
-	return dir
-}
-
-// StuckMount is a DeadMount whose server has read the requests: who waits for an answer sleeps uninterruptibly.
-// asked is closed when somebody does.
-func StuckMount(t testing.TB) (dir string, asked <-chan struct{}) {
-	t.Helper()
-	dir = t.TempDir()
-	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	Check(t, err)
-	Check(t, unix.Mount("stuck", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)))
-	var done sync.WaitGroup
-	t.Cleanup(func() {
-		_ = unix.Unmount(dir, unix.MNT_FORCE) // processes that wait get an error, as the server does; it is busy
-		done.Wait()
-		Check(t, errors.Join(unix.Close(server), unix.Unmount(dir, unix.MNT_DETACH)))
-	})
-	request := make([]byte, 1<<17)
-	_, err = unix.Read(server, request)
-	Check(t, err)
-	// struct fuse_out_header and fuse_init_out of version 7.31 (include/uapi/linux/fuse.h) answer FUSE_INIT.
-	answer := make([]byte, 80)
-	binary.NativeEndian.PutUint32(answer, uint32(len(answer)))
-	copy(answer[8:16], request[8:16]) // the request's id
-	binary.NativeEndian.PutUint32(answer[16:], 7)
-	binary.NativeEndian.PutUint32(answer[20:], 31)
-	_, err = unix.Write(server, answer)
-	Check(t, err)
-	first := make(chan struct{})
-	done.Go(func() {
-		ask := sync.OnceFunc(func() { close(first) })
-		for err == nil || errors.Is(err, unix.EINTR) {
-			if _, err = unix.Read(server, request); err == nil {
-				ask()
-			}
-		}
-	})
-	return dir, first
-}
-
-// Disk mounts a file system of its own on a directory. While it is frozen who writes there sleeps, uninterruptibly.
-func Disk(t testing.TB, dir string) (freeze func() (thaw func())) {
-	t.Helper()
-	run := func(name string, args ...string) {
-		t.Helper()
-		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-			t.Fatalf("%s %q: %v: %s", name, args, err, out)
-		}
-	}
-	file := filepath.Join(t.TempDir(), "disk")
-	run("truncate", "-s", "64M", file)
-	run("mkfs.ext4", "-q", file)
-	run("mount", "-o", "loop", file, dir)
-	t.Cleanup(func() { run("umount", "--lazy", dir) }) // a child of a parallel test has, until it executes, what is open here
-	return func() (thaw func()) {
-		run("fsfreeze", "--freeze", dir)
-		thaw = sync.OnceFunc(func() { run("fsfreeze", "--unfreeze", dir) })
-		t.Cleanup(thaw)
-		return thaw
-	}
-}
-
-// Main runs the tests of a package and then looks, once for all, for what [Parallel] tests cannot tell apart:
-// namespaces and processes. It returns the exit code for os.Exit.
-func Main(m *testing.M) int {
-	if err := SweepCgroups(); err != nil {
-		fmt.Fprintln(os.Stderr, "harness: cgroups of nodes whose test was killed:", err)
-	}
-	scope := leak.Scope{Namespaces: []string{"net", "user"}, Executables: executables}
-	before, err := leak.Take(context.Background(), scope)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "harness:", err)
-		return 1
-	}
-	code := m.Run()
-	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
-	defer cancel()
-	leaks, err := leak.Settle(ctx, before, scope)
-	for _, l := range leaks {
-		fmt.Fprintln(os.Stderr, "harness: left behind by all tests together:", l)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "harness:", err)
-	}
-	if len(leaks) > 0 || err != nil {
-		return 1
-	}
-	return code
-}
-
-// Certificate makes one for 127.0.0.1 that is its own authority and lasts so long, and its key.
-func Certificate(t testing.TB, cert, key string, lasts time.Duration) (authority []byte) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	Check(t, err)
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<60))
-	Check(t, err)
-	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "node " + serial.String()}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(lasts), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	Check(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	Check(t, err)
-	authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	secret = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})
-	Check(t, errors.Join(os.WriteFile(cert, authority, 0o600), os.WriteFile(key, secret, 0o600)))
-	return authority
 }
 
 // Buffer may be read while it is written.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/hostile/registry"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // attack: containers: an exec with an argument, or with arguments together, that execve does not take
@@ -33,7 +34,7 @@ func TestExecBeyondWhatExecveTakes(t *testing.T) {
 	id := newTenant(t, n, "large").run("c")
 	for _, command := range [][]string{{"true", strings.Repeat("x", 32*4096)}, append([]string{"true"}, make([]string, 1<<20)...)} {
 		_, err := n.Runtime.ExecSync(harness.Limited(t), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command})
-		harness.WantCode(t, err, codes.InvalidArgument, "execve(2) takes")
+		nodetest.WantCode(t, err, codes.InvalidArgument, "execve(2) takes")
 		harness.Want(t, len(fmt.Sprint(err)) <= 1024, "the error has %d bytes", len(fmt.Sprint(err)))
 	}
 	code, output := run(t, n, id, append([]string{"true"}, slices.Repeat([]string{strings.Repeat("<", 32*4096-1)}, 15)...)...)
@@ -67,13 +68,13 @@ func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
 func TestNullOfAnExecIsNotTheNodes(t *testing.T) {
 	path, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
 	check(t, err)
-	n := harness.NewNode(t, harness.Runtime("runc", path))
+	n := nodetest.New(t, nodetest.Runtime("runc", path))
 	n.ImportBusybox()
 	before := modeOfNull(t)
 	t.Cleanup(func() { check(t, os.Chmod(os.DevNull, before)) })
 	for _, handler := range []string{"", "runc"} {
 		pod := n.PodConfig("null" + handler)
-		answer := harness.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: handler})
+		answer := nodetest.Call(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: handler})
 		p := &tenant{n, t, pod, answer.GetPodSandboxId()}
 		id := p.run("c", func(c *runtimeapi.ContainerConfig) {
 			c.Command = []string{"/bin/sh", "-c", "chmod 0600 /proc/self/fd/0; touch /tmp/done; exec sleep 1000000"}
@@ -91,7 +92,7 @@ func modeOfNull(t *testing.T) os.FileMode {
 }
 
 // written is how many bytes of file a command of the container could write, of the many that it tries.
-func written(t testing.TB, n *harness.Node, container, file string) int64 {
+func written(t testing.TB, n *nodetest.Node, container, file string) int64 {
 	const most = 128 // MiB, more than anything here may hold
 	_, output := run(t, n, container, "/bin/sh", "-c", fmt.Sprintf("dd if=/dev/zero of=%s bs=65536 count=%d 2>/dev/null; wc -c <%s", file, most<<4, file))
 	size, err := strconv.ParseInt(strings.TrimSpace(output), 10, 64)
@@ -162,11 +163,11 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 	id := p.run("c")
 	makeDeep(t, filepath.Join(n.State, "containers", id, "rootfs"), depth, size)
 	harness.Eventually(t, "the container's usage has it", func() bool {
-		answer := harness.Call(t, n.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
+		answer := nodetest.Call(t, n.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
 		return answer.GetStats().GetWritableLayer().GetUsedBytes().GetValue() >= size
 	})
 	before := layers(t, n)
-	harness.Call(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
+	nodetest.Call(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
 	harness.Eventually(t, "the layer is removed", func() bool { return layers(t, n) < before })
 }
 
@@ -190,7 +191,7 @@ func makeDeep(t testing.TB, top string, depth, size int) {
 }
 
 // layers counts the layers that are on the disk.
-func layers(t testing.TB, n *harness.Node) int {
+func layers(t testing.TB, n *nodetest.Node) int {
 	all, err := os.ReadDir(filepath.Join(n.Root, "image", "overlayfs", "snapshots"))
 	check(t, err)
 	return len(all)
@@ -206,18 +207,18 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	content.Manifest("plain:1", m.MediaType, m)
 	unknown := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "no-such-handler"}
 	for _, err := range []error{
-		harness.Err(t, n.Image.PullImage, &runtimeapi.PullImageRequest{Image: unknown}),
-		harness.Err(t, n.Image.ImageStatus, &runtimeapi.ImageStatusRequest{Image: unknown}),
-		harness.Err(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: unknown}),
-		harness.Err(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}}),
+		nodetest.Err(t, n.Image.PullImage, &runtimeapi.PullImageRequest{Image: unknown}),
+		nodetest.Err(t, n.Image.ImageStatus, &runtimeapi.ImageStatusRequest{Image: unknown}),
+		nodetest.Err(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: unknown}),
+		nodetest.Err(t, n.Image.ListImages, &runtimeapi.ListImagesRequest{Filter: &runtimeapi.ImageFilter{Image: unknown}}),
 	} {
-		harness.WantCode(t, err, codes.InvalidArgument, "no-such-handler")
+		nodetest.WantCode(t, err, codes.InvalidArgument, "no-such-handler")
 	}
 	known := &runtimeapi.ImageSpec{Image: host + "/plain:1", RuntimeHandler: "runc", Annotations: map[string]string{"of.the/pod": "x"}}
-	harness.Call(t, n.Image.PullImage, &runtimeapi.PullImageRequest{Image: known})
-	spec := harness.Call(t, n.Image.ImageStatus, &runtimeapi.ImageStatusRequest{Image: known}).GetImage().GetSpec()
+	nodetest.Call(t, n.Image.PullImage, &runtimeapi.PullImageRequest{Image: known})
+	spec := nodetest.Call(t, n.Image.ImageStatus, &runtimeapi.ImageStatusRequest{Image: known}).GetImage().GetSpec()
 	harness.Want(t, spec.GetRuntimeHandler() == "" && len(spec.GetAnnotations()) == 0, "Image.spec: %v", spec)
-	harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: known})
+	nodetest.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: known})
 }
 
 // attack: images: a setuid program and a device node, in a layer and in a volume of the image, looked for by a local user of the node who knows every path
@@ -236,7 +237,7 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 	_, err := pull(t, n, host+"/suid:1", nil)
 	check(t, err)
 	var found []string
-	for name, options := range map[string][]harness.PodOption{"suid": nil, "suid-userns": {harness.UserNamespace}} {
+	for name, options := range map[string][]nodetest.PodOption{"suid": nil, "suid-userns": {nodetest.UserNamespace}} {
 		id := newTenant(t, n, name, options...).run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
 		code, output := run(t, n, id, "/bin/stat", "-c", "%u:%a", "/bin/suid", "/data")
 		harness.Want(t, code == 0 && output == "0:4755\n0:777\n", "%s: the container's own view: %d, %s", name, code, output)
@@ -251,7 +252,7 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 			"a device node was copied into a volume: %s", path)
 	}
 	harness.Same(t, "a local user reaches", asNobody(t, found), "")
-	harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/suid:1"}})
+	nodetest.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/suid:1"}})
 }
 
 // dangerous finds setuid programs and device nodes. Whiteouts (device 0:0) are none.
@@ -345,6 +346,6 @@ func TestCredentialsOfAPull(t *testing.T) {
 		if all := strings.Join(seen, ", "); (all == "") != (test.shown == "") || !strings.HasPrefix(all, test.shown) {
 			t.Errorf("%s: the registry was shown %q, want %q", name, all, test.shown)
 		}
-		harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/" + test.image + ":1"}})
+		nodetest.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: host + "/" + test.image + ":1"}})
 	}
 }

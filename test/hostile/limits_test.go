@@ -9,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // Root in a container, all capabilities dropped, takes what the kernel counts for root of the node and of containers
@@ -24,7 +25,7 @@ func TestLimitsOfAUser(t *testing.T) {
 		"keys": {"10000", ""}, "terminals": {"10000", "1024"}, "namespaces": {"40000", "40000"}, "cgroups": {"2000", "1024"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			n := newAttackedNode(t, harness.Config("cgroup_writable = true"))
+			n := newAttackedNode(t, nodetest.Config("cgroup_writable = true"))
 			p := newTenant(t, n, "attacker")
 			besides(t, n, func() {
 				id := p.run("app", ofAttacker("take", what, count.asked), powerless(runtimeapi.SecurityProfile_Unconfined))

@@ -26,18 +26,19 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/hostile/registry"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
-func newNode(t testing.TB, options ...harness.Option) *harness.Node {
-	n := harness.NewNode(t, options...)
+func newNode(t testing.TB, options ...nodetest.Option) *nodetest.Node {
+	n := nodetest.New(t, options...)
 	n.ImportBusybox()
 	return n
 }
 
 // newRegistryNode makes a node with a hostile registry, which it reaches at host.
-func newRegistryNode(t testing.TB) (n *harness.Node, content *registry.Registry, host string) {
+func newRegistryNode(t testing.TB) (n *nodetest.Node, content *registry.Registry, host string) {
 	n, content = newNode(t), registry.New()
 	listener := n.Listen("127.0.0.1:0")
 	server := &http.Server{Handler: content, ReadHeaderTimeout: patience}
@@ -47,13 +48,13 @@ func newRegistryNode(t testing.TB) (n *harness.Node, content *registry.Registry,
 }
 
 // pull asks the daemon as the kubelet does.
-func pull(t testing.TB, n *harness.Node, reference string, auth *runtimeapi.AuthConfig) (id string, err error) {
+func pull(t testing.TB, n *nodetest.Node, reference string, auth *runtimeapi.AuthConfig) (id string, err error) {
 	answer, err := n.Image.PullImage(harness.Limited(t), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: reference}, Auth: auth})
 	return answer.GetImageRef(), err
 }
 
-func run(t testing.TB, n *harness.Node, container string, command ...string) (code int32, output string) {
-	answer := harness.Call(t, n.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: container, Cmd: command, Timeout: 60})
+func run(t testing.TB, n *nodetest.Node, container string, command ...string) (code int32, output string) {
+	answer := nodetest.Call(t, n.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: container, Cmd: command, Timeout: 60})
 	return answer.GetExitCode(), string(answer.GetStdout()) + string(answer.GetStderr())
 }
 
@@ -61,13 +62,13 @@ func run(t testing.TB, n *harness.Node, container string, command ...string) (co
 const attackerImage = "test.example/attacker:1"
 
 // newAttackedNode makes a node with both images.
-func newAttackedNode(t testing.TB, options ...harness.Option) *harness.Node {
+func newAttackedNode(t testing.TB, options ...nodetest.Option) *nodetest.Node {
 	program := filepath.Join(t.TempDir(), "attacker")
 	out, err := exec.Command("gcc", "-static", "-O2", "-o", program, "testdata/attacker.c").CombinedOutput()
 	harness.Need(t, err == nil, "gcc: %v: %s", err, out)
 	content := harness.Read(t, program)
 	n := newNode(t, options...)
-	n.BuildImage(attackerImage, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox, func(l *harness.Layer) {
+	n.BuildImage(attackerImage, nodetest.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox, func(l *nodetest.Layer) {
 		l.File("attacker", 0o755, 0, string(content))
 	})
 	return n
@@ -75,13 +76,13 @@ func newAttackedNode(t testing.TB, options ...harness.Option) *harness.Node {
 
 // tenant is a pod of a node, and who has it.
 type tenant struct {
-	*harness.Node
+	*nodetest.Node
 	t   testing.TB
 	pod *runtimeapi.PodSandboxConfig
 	id  string
 }
 
-func newTenant(t testing.TB, n *harness.Node, name string, options ...harness.PodOption) *tenant {
+func newTenant(t testing.TB, n *nodetest.Node, name string, options ...nodetest.PodOption) *tenant {
 	pod := n.PodConfig(name, options...)
 	return &tenant{n, t, pod, n.RunPod(pod)}
 }
@@ -116,7 +117,7 @@ func pidNamespace(mode runtimeapi.NamespaceMode, target string) change {
 }
 
 func (p *tenant) create(name string, changes ...change) (id string, err error) {
-	config := harness.Container(name, "sleep", "1000000")
+	config := nodetest.Container(name, "sleep", "1000000")
 	for _, apply := range changes {
 		apply(config)
 	}
@@ -124,15 +125,15 @@ func (p *tenant) create(name string, changes ...change) (id string, err error) {
 }
 
 func (p *tenant) start(id string) error {
-	return harness.Err(p.t, p.Runtime.StartContainer, &runtimeapi.StartContainerRequest{ContainerId: id})
+	return nodetest.Err(p.t, p.Runtime.StartContainer, &runtimeapi.StartContainerRequest{ContainerId: id})
 }
 
 func (p *tenant) stop(id string) error {
-	return harness.Err(p.t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: id})
+	return nodetest.Err(p.t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: id})
 }
 
 func (p *tenant) remove(id string) error {
-	return harness.Err(p.t, p.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
+	return nodetest.Err(p.t, p.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
 }
 
 func (p *tenant) run(name string, changes ...change) (id string) {
@@ -153,7 +154,7 @@ type facts struct {
 }
 
 func (p *tenant) facts(id string) (f facts) {
-	answer := harness.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	answer := nodetest.Call(p.t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	check(p.t, json.Unmarshal([]byte(answer.GetInfo()["info"]), &f))
 	f.CgroupsPath = cgroup.Path(f.CgroupsPath)
 	return f
@@ -244,7 +245,7 @@ type neighbour struct {
 	number        int
 }
 
-func newNeighbour(t testing.TB, n *harness.Node) *neighbour {
+func newNeighbour(t testing.TB, n *nodetest.Node) *neighbour {
 	p := &neighbour{tenant: newTenant(t, n, "neighbour")}
 	p.witness = p.run("witness")
 	p.run("writes", command("/bin/sh", "-c", "while sleep 0.05; do echo line; done"))
@@ -317,7 +318,7 @@ func (p *neighbour) usual(while time.Duration) map[string]time.Duration {
 
 // besides makes an attack while things happen in another pod, and fails the test if that delays them, costs a
 // supervisor its life or leaves anything with it. target is what is attacked, and stays.
-func besides(t *testing.T, n *harness.Node, attack func()) {
+func besides(t *testing.T, n *nodetest.Node, attack func()) {
 	t.Helper()
 	p := newNeighbour(t, n)
 	usual := p.usual(reference)
@@ -361,7 +362,7 @@ func besides(t *testing.T, n *harness.Node, attack func()) {
 }
 
 // wantNothingLeft waits until supervisors have what they had before.
-func wantNothingLeft(t testing.TB, n *harness.Node, pids []int, before holdings) {
+func wantNothingLeft(t testing.TB, n *nodetest.Node, pids []int, before holdings) {
 	t.Helper()
 	after := held(t, pids)
 	for began := time.Now(); (after.descriptors > before.descriptors || after.children > before.children) && time.Since(began) < patience/2; {

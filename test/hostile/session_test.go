@@ -19,6 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // patience is the longest that a test waits for what has no limit of its own.
@@ -33,12 +34,12 @@ type target struct {
 }
 
 func newTarget(t testing.TB) *target {
-	p := newTenant(t, newNode(t, harness.Parallel()), "target")
+	p := newTenant(t, newNode(t, nodetest.Parallel()), "target")
 	return &target{p, p.run("app")}
 }
 
 func (p *target) execURL(command ...string) string {
-	return harness.Call(p.t, p.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: p.container, Cmd: command, Stdin: true, Stdout: true, Stderr: true}).Url
+	return nodetest.Call(p.t, p.Runtime.Exec, &runtimeapi.ExecRequest{ContainerId: p.container, Cmd: command, Stdin: true, Stdout: true, Stderr: true}).Url
 }
 
 // begin runs a command in a session, and opens its streams: of the error, stdin, stdout and stderr.
@@ -51,7 +52,7 @@ func (p *target) begin(command ...string) (c spdyClient, streams []*spdystream.S
 }
 
 func (p *target) forward() spdyClient {
-	return p.upgrade(harness.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id}).Url, "portforward.k8s.io")
+	return p.upgrade(nodetest.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id}).Url, "portforward.k8s.io")
 }
 
 // spdyClient is a client that may write what it likes.
@@ -234,7 +235,7 @@ func TestStrangers(t *testing.T) {
 	check(t, err)
 	answer := func() time.Duration {
 		began := time.Now()
-		harness.Call(t, p.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
+		nodetest.Call(t, p.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 		return time.Since(began)
 	}
 	held := make([]net.Conn, 0, attempts)

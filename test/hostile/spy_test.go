@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // What spies look for, by the letters of attacker.c.
@@ -25,8 +26,8 @@ const (
 const secret = "/no/secret-of-the-node"
 
 // newSpiedNode makes a node with a file of root's that is a mount, too, and says what a spy needs to know.
-func newSpiedNode(t *testing.T) (n *harness.Node, args func(kinds string) []string) {
-	n = newAttackedNode(t, harness.Env("PATH="+os.Getenv("PATH")+":"+secret))
+func newSpiedNode(t *testing.T) (n *nodetest.Node, args func(kinds string) []string) {
+	n = newAttackedNode(t, nodetest.Env("PATH="+os.Getenv("PATH")+":"+secret))
 	own := filepath.Join(n.Dir, "of-the-node")
 	check(t, os.WriteFile(own, []byte("secret\n"), 0o600))
 	check(t, unix.Mount(own, own, "", unix.MS_BIND, ""))
@@ -198,7 +199,7 @@ func kindsOf(open map[string]string) (kinds []string) {
 }
 
 // fifosOf are the outputs of the node's containers.
-func fifosOf(t *testing.T, n *harness.Node) []string {
+func fifosOf(t *testing.T, n *nodetest.Node) []string {
 	return harness.Glob(t, n.Dir, "state", "shims", "*", "io", "*.std???")
 }
 
@@ -227,6 +228,6 @@ func (p *tenant) wantNothingShared(pid int, request []string) {
 
 // hookThatHangs is a container with a hook of the node that does not end in time.
 func hookThatHangs(t testing.TB) change {
-	device := harness.CDIDevice(t, harness.Hook{Kind: "createRuntime", Script: "exec sleep 7772", Seconds: 5})
+	device := nodetest.CDIDevice(t, nodetest.Hook{Kind: "createRuntime", Script: "exec sleep 7772", Seconds: 5})
 	return func(c *runtimeapi.ContainerConfig) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: device}} }
 }

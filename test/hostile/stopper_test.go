@@ -21,6 +21,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 const (
@@ -119,7 +120,7 @@ func (p *tenant) end(id string) {
 // attack: what a container can stop: by SIGSTOP: root in a container of a pod with one pid namespace, all capabilities dropped, stops whatever is started in that pod
 // held: the start of that container, until the limit of starts; the pod is removed, others take no longer
 func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
-	n := newAttackedNode(t, harness.Config("[limits]\ncreate = '5s'"))
+	n := newAttackedNode(t, nodetest.Config("[limits]\ncreate = '5s'"))
 	shared := pidNamespace(runtimeapi.NamespaceMode_POD, "")
 	besides(t, n, func() {
 		p := newTenant(t, n, "attacker", func(c *runtimeapi.PodSandboxConfig) {
@@ -150,7 +151,7 @@ func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
 // attack: what a container can stop: by SIGSTOP: root of a user namespace stops execs, and meanwhile the supervisor dies
 // held: the next one serves, and nothing of those execs is left, though the container runs on
 func TestStoppedExecsOfADeadSupervisor(t *testing.T) {
-	p := newTenant(t, newAttackedNode(t), "attacker", harness.UserNamespace) // whose execs a starter makes
+	p := newTenant(t, newAttackedNode(t), "attacker", nodetest.UserNamespace) // whose execs a starter makes
 	id := p.newStopper("stopper", unix.SIGSTOP)
 	before, namespace := p.Look(), pidNamespaceOf(p.facts(id).PID)
 	for range 3 {
@@ -257,7 +258,7 @@ func TestExecsOfAFrozenContainer(t *testing.T) {
 // attack: what a container can stop: by the cgroup of its pod, frozen: a container is created in it, and the pod removed
 // held: the creation, until its limit, and the removal, until the thaw where nothing frozen can be killed (cgroup v1); nothing is left
 func TestCreationInAFrozenPod(t *testing.T) {
-	n := newAttackedNode(t, harness.Config("[limits]\ncreate = '5s'"))
+	n := newAttackedNode(t, nodetest.Config("[limits]\ncreate = '5s'"))
 	parent := n.MakeCgroup("frozen")
 	besides(t, n, func() {
 		p := newTenant(t, n, "frozen", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = parent })
@@ -352,7 +353,7 @@ func TestExecsOfAContainerThatIsKilledForItsMemory(t *testing.T) {
 			}
 			execs.Wait()
 			harness.Eventually(t, "it is killed for its memory", func() bool {
-				return harness.Call(t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}).GetStatus().GetReason() == "OOMKilled"
+				return nodetest.Call(t, p.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id}).GetStatus().GetReason() == "OOMKilled"
 			})
 			p.end(id)
 		}
@@ -393,7 +394,7 @@ func TestUnreadStreamsHoldUpNothingElse(t *testing.T) {
 		streams := target{p, id}
 		for i := range 10 {
 			request := &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"cat", "/dev/zero"}, Stdin: true, Stdout: true, Tty: i%2 == 0, Stderr: i%2 == 1}
-			raw := streams.upgradeRaw(harness.Call(t, p.Runtime.Exec, request).GetUrl(), "v4.channel.k8s.io")
+			raw := streams.upgradeRaw(nodetest.Call(t, p.Runtime.Exec, request).GetUrl(), "v4.channel.k8s.io")
 			defer raw.Close()                                 // a client holds its own session up
 			conn, err := spdystream.NewConnection(raw, false) // which is never served: nothing is read
 			check(t, err)
@@ -422,9 +423,9 @@ func TestUnreadStreamsHoldUpNothingElse(t *testing.T) {
 // attack: what a container can stop: by its name: a program that is called as one of the runtime's own, or calls itself so in /proc/self/comm, runs and exits with 7
 // held: nothing: it is started, its exit code is 7, and so is an exec's
 func TestProgramsThatAreCalledAsOurs(t *testing.T) {
-	n := harness.NewNode(t)
+	n := nodetest.New(t)
 	names := []string{"minicri-launch", "minicri-shim", "runc:[2:INIT]"}
-	n.BuildImage(attackerImage, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox, func(l *harness.Layer) {
+	n.BuildImage(attackerImage, nodetest.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox, func(l *nodetest.Layer) {
 		for _, name := range names {
 			l.File(name, 0o755, 0, "#!/bin/sh\nsleep 1; exit 7\n")
 		}
@@ -438,7 +439,7 @@ func TestProgramsThatAreCalledAsOurs(t *testing.T) {
 			p.inTime(name+": its start", func() error { return p.start(id) })
 			var end *runtimeapi.ContainerStatus
 			harness.Eventually(t, name+" ends", func() bool {
-				answer := harness.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+				answer := nodetest.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 				end = answer.GetStatus()
 				return end.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED
 			})

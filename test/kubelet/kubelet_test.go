@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 const (
@@ -35,7 +36,7 @@ const (
 
 // kubelet is a real kubelet without an API server, on a node of its own.
 type kubelet struct {
-	*harness.Node
+	*nodetest.Node
 	t       testing.TB
 	binary  string
 	dir     string        // holds all that it writes
@@ -48,8 +49,8 @@ type kubelet struct {
 
 // newKubelet makes a node with the image, and all that a kubelet needs to start.
 func newKubelet(t testing.TB) *kubelet {
-	n := harness.NewNode(t, harness.Config("[streaming]\naddress = '127.0.0.1:10010'"))
-	n.BuildImage(imageName, harness.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox)
+	n := nodetest.New(t, nodetest.Config("[streaming]\naddress = '127.0.0.1:10010'"))
+	n.BuildImage(imageName, nodetest.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox)
 	binary, err := filepath.Abs("../../bin/kubelet/kubelet")
 	harness.Check(t, err)
 	_, err = os.Stat(binary)
@@ -83,7 +84,7 @@ func addNodeAddress() error {
 func (k *kubelet) path(name string) string { return filepath.Join(k.dir, name) }
 
 // start starts the kubelet with these feature gates, and waits until it answers.
-func (k *kubelet) start(gates harness.Object) {
+func (k *kubelet) start(gates nodetest.Object) {
 	k.configure(gates)
 	log, err := os.OpenFile(k.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	harness.Check(k.t, err)
@@ -152,17 +153,17 @@ func (k *kubelet) kill() {
 // configure writes the kubelet's configuration. What is not about paths keeps a shared machine alone: no evictions,
 // no collection of images, no changes of its own oom_score_adj, which some machines refuse. The periods are shorter
 // than a node would have them.
-func (k *kubelet) configure(gates harness.Object) {
-	config := harness.Object{
+func (k *kubelet) configure(gates nodetest.Object) {
+	config := nodetest.Object{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"containerRuntimeEndpoint": "unix://" + k.Socket,
 		"cgroupRoot":               strings.TrimSuffix(k.CgroupParent, ".slice"), "failCgroupV1": false, // the driver systemd adds it
 		"staticPodPath": k.path("manifests"), "fileCheckFrequency": "1s", "syncFrequency": syncPeriod.String(),
 		"podLogsDir": k.path("logs"), "volumePluginDir": k.path("plugins"), "resolvConf": k.path("resolv.conf"),
 		"address": "127.0.0.1", "healthzPort": 0,
-		"authentication": harness.Object{"anonymous": harness.Object{"enabled": true}, "webhook": harness.Object{"enabled": false}},
-		"authorization":  harness.Object{"mode": "AlwaysAllow"},
-		"evictionHard": harness.Object{
+		"authentication": nodetest.Object{"anonymous": nodetest.Object{"enabled": true}, "webhook": nodetest.Object{"enabled": false}},
+		"authorization":  nodetest.Object{"mode": "AlwaysAllow"},
+		"evictionHard": nodetest.Object{
 			"memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
 			"imagefs.available": "0%", "imagefs.inodesFree": "0%", "pid.available": "0%",
 		},
@@ -249,7 +250,7 @@ var sysctls = map[string]string{
 // newMountNamespace makes the kubelet's mount namespace, in which the machine's files are as they are, and what the
 // kubelet writes to fixed paths goes to dir. Of the kubelet's mounts only those below shared leave the namespace:
 // there are the volumes, which the runtime has to see.
-func newMountNamespace(t testing.TB, n *harness.Node, dir, shared string) *os.File {
+func newMountNamespace(t testing.TB, n *nodetest.Node, dir, shared string) *os.File {
 	harness.Check(t, unix.Mount(shared, shared, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { harness.Check(t, unix.Unmount(shared, unix.MNT_DETACH)) })
 	harness.Check(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))

@@ -20,6 +20,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // abbreviations are what manifests have of all containers and probes. FOREVER is the end of a script whose container
@@ -128,27 +129,27 @@ const (
 
 // listed are the containers that the runtime has.
 func (k *kubelet) listed(filter *runtimeapi.ContainerFilter) []*runtimeapi.Container {
-	return harness.Call(k.t, k.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter}).Containers
+	return nodetest.Call(k.t, k.Runtime.ListContainers, &runtimeapi.ListContainersRequest{Filter: filter}).Containers
 }
 
 // inRuntime is what the runtime knows of a pod's container.
 func (k *kubelet) inRuntime(pod, name string) *runtimeapi.ContainerStatus {
 	list := k.listed(&runtimeapi.ContainerFilter{LabelSelector: map[string]string{podLabel: pod + "-" + nodeName, containerLabel: name}})
 	harness.Need(k.t, len(list) == 1, "the runtime has %d containers %s of pod %s", len(list), name, pod)
-	return harness.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id}).Status
+	return nodetest.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: list[0].Id}).Status
 }
 
 // running tells for each pod and container that runs what it would lose if it was started again: id and process.
 func (k *kubelet) running() map[string]string {
 	found := make(map[string]string)
 	ready := &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}}
-	for _, pod := range harness.Call(k.t, k.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{Filter: ready}).Items {
-		answer := harness.Call(k.t, k.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod.Id, Verbose: true})
+	for _, pod := range nodetest.Call(k.t, k.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{Filter: ready}).Items {
+		answer := nodetest.Call(k.t, k.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod.Id, Verbose: true})
 		found[pod.Metadata.Name] = pod.Id + " " + k.pid(answer.Info)
 	}
 	state := &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}
 	for _, c := range k.listed(&runtimeapi.ContainerFilter{State: state}) {
-		answer := harness.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id, Verbose: true})
+		answer := nodetest.Call(k.t, k.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id, Verbose: true})
 		found[c.Labels[podLabel]+"/"+c.Metadata.Name] = c.Id + " " + k.pid(answer.Info)
 	}
 	return found
@@ -161,7 +162,7 @@ func (k *kubelet) pid(verbose map[string]string) string {
 	return fmt.Sprint(info.PID)
 }
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // Two lives of one kubelet, in the order of the steps: a start takes seconds, a kubelet collects what is dead once a
 // minute, and things take their time side by side. The first has the default gates. The second has those by which a
@@ -183,7 +184,7 @@ func TestStaticPods(t *testing.T) {
 
 	before := k.running()
 	k.stop()
-	k.start(harness.Object{"PodAndContainerStatsFromCRI": true, "CRIListStreaming": true, "EventedPLEG": true})
+	k.start(nodetest.Object{"PodAndContainerStatsFromCRI": true, "CRIListStreaming": true, "EventedPLEG": true})
 	k.settle()
 	k.untouched("by the kubelet's restart", before)
 	k.checkKilledDaemon()
@@ -259,7 +260,7 @@ func (k *kubelet) checkEverythingGoes() {
 		k.delete(name)
 	}
 	k.eventually("the runtime has no pod and no container", func() bool {
-		pods := harness.Call(k.t, k.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
+		pods := nodetest.Call(k.t, k.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{})
 		return len(pods.Items)+len(k.listed(nil)) == 0
 	})
 	k.eventually("the kubelet has no pod's files, logs and cgroups", func() bool {

@@ -21,9 +21,10 @@ import (
 
 	"github.com/minicri/minicri/internal/metrics"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 const (
 	target = "127.0.0.1:19440"
@@ -50,7 +51,7 @@ func queries(t *testing.T) map[string]string {
 }
 
 // get asks an HTTP server in the node's network namespace.
-func get(n *harness.Node, address string) (body []byte, err error) {
+func get(n *nodetest.Node, address string) (body []byte, err error) {
 	dial := func(_ context.Context, _, address string) (net.Conn, error) { return n.Dial(address) }
 	client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	answer, err := client.Get(address)
@@ -62,12 +63,12 @@ func get(n *harness.Node, address string) (body []byte, err error) {
 }
 
 // live makes something of everything that is counted.
-func live(t *testing.T, n *harness.Node) {
+func live(t *testing.T, n *nodetest.Node) {
 	n.ImportBusybox()
 	pod := n.PodConfig("web")
 	id := n.RunPod(pod)
 	for name, script := range map[string]string{"fine": "exit 0", "oom": "exec tail /dev/zero"} {
-		c := harness.Container(name, "/bin/sh", "-c", script)
+		c := nodetest.Container(name, "/bin/sh", "-c", script)
 		c.Linux.Resources.MemoryLimitInBytes = 16 << 20
 		n.RunContainer(id, pod, c)
 	}
@@ -81,7 +82,7 @@ func TestAlertingRules(t *testing.T) {
 }
 
 func TestEveryQueryOfTheDashboard(t *testing.T) {
-	n := harness.NewNode(t, harness.Config("metrics_address = '"+target+"'\n"))
+	n := nodetest.New(t, nodetest.Config("metrics_address = '"+target+"'\n"))
 	live(t, n)
 	shown := families(t, n)
 	startPrometheus(t, n)
@@ -100,7 +101,7 @@ func TestEveryQueryOfTheDashboard(t *testing.T) {
 }
 
 // families are the names that the daemon shows; each of its own is on the page, and each of the page is shown.
-func families(t *testing.T, n *harness.Node) map[string]bool {
+func families(t *testing.T, n *nodetest.Node) map[string]bool {
 	t.Helper()
 	shown := make(map[string]bool)
 	harness.Eventually(t, "both containers have ended", func() bool {
@@ -126,7 +127,7 @@ func families(t *testing.T, n *harness.Node) map[string]bool {
 	return shown
 }
 
-func startPrometheus(t *testing.T, n *harness.Node) {
+func startPrometheus(t *testing.T, n *nodetest.Node) {
 	dir := t.TempDir()
 	const config = "global: {scrape_interval: 1s}\nscrape_configs: [{job_name: minicri, static_configs: [{targets: ['" + target + "']}]}]\n"
 	harness.Check(t, os.WriteFile(dir+"/prometheus.yml", []byte(config), 0o600))
@@ -148,7 +149,7 @@ func startPrometheus(t *testing.T, n *harness.Node) {
 }
 
 // ask counts the series that a query gives.
-func ask(n *harness.Node, query string) (results int, err error) {
+func ask(n *nodetest.Node, query string) (results int, err error) {
 	data, err := get(n, "http://"+server+"/api/v1/query?query="+url.QueryEscape(query))
 	if err != nil {
 		return 0, err

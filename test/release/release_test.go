@@ -24,6 +24,7 @@ import (
 
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 const files = "../../bin/release/files"
@@ -197,7 +198,7 @@ func connect(t *testing.T) runtimeapi.RuntimeServiceClient {
 }
 
 func pausePID(t *testing.T, client runtimeapi.RuntimeServiceClient, id string) int {
-	answer := harness.Call(t, client.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	answer := nodetest.Call(t, client.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	harness.Same(t, "state of the pod", answer.Status.GetState(), runtimeapi.PodSandboxState_SANDBOX_READY)
 	var info struct {
 		PID int `json:"pid"`
@@ -413,7 +414,7 @@ func TestOlderBuildOnLaterState(t *testing.T) {
 const podParent = "/minicri-release-test"
 
 func runPod(t *testing.T, name string) string {
-	return harness.Call(t, connect(t).RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
+	return nodetest.Call(t, connect(t).RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Uid: name, Namespace: "test"}, LogDirectory: t.TempDir(),
 		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: podParent},
 	}}).PodSandboxId
@@ -422,8 +423,8 @@ func runPod(t *testing.T, name string) string {
 // removePod also removes its parent cgroup, which is a kubelet's.
 func removePod(t *testing.T, id string) {
 	client := connect(t)
-	harness.Call(t, client.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
-	harness.Call(t, client.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
+	nodetest.Call(t, client.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	nodetest.Call(t, client.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 	hierarchies, err := cgroup.FindHierarchies()
 	check(t, err)
 	check(t, hierarchies.Remove(podParent, time.Minute))

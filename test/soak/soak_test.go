@@ -22,9 +22,10 @@ import (
 
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/leak"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // workers are so many that the machine is busy and the daemon is never idle.
 const workers = 6
@@ -58,7 +59,7 @@ func TestSoak(t *testing.T) {
 }
 
 func newSoak(t *testing.T) *soak {
-	s := &soak{t: t, node: harness.NewNode(t, harness.PortMap(), harness.Config(limits))}
+	s := &soak{t: t, node: nodetest.New(t, nodetest.PortMap(), nodetest.Config(limits))}
 	s.addFaulty()
 	s.before = s.node.Look()
 	s.runWitnesses()
@@ -68,7 +69,7 @@ func newSoak(t *testing.T) *soak {
 func (s *soak) runWitnesses() {
 	s.witnesses = nil
 	for _, config := range []*runtimeapi.PodSandboxConfig{
-		s.node.PodConfig("stays"), s.node.PodConfig("stays-userns", harness.UserNamespace), s.node.PodConfig("stays-host", harness.HostNetwork()),
+		s.node.PodConfig("stays"), s.node.PodConfig("stays-userns", nodetest.UserNamespace), s.node.PodConfig("stays-host", nodetest.HostNetwork()),
 	} {
 		s.witnesses = append(s.witnesses, s.status(s.node.RunPod(config)))
 	}
@@ -130,7 +131,7 @@ func (s *soak) wantNothingListed() {
 // soak is what killer and workers share.
 type soak struct {
 	t         *testing.T
-	node      *harness.Node
+	node      *nodetest.Node
 	before    leak.Snapshot // without a pod
 	witnesses []*runtimeapi.PodSandboxStatus
 	slowest   time.Duration // start of the daemon
@@ -201,14 +202,14 @@ func (w *worker) live() bool {
 // config is that of the next sandbox: of any kind, sometimes with host ports.
 func (w *worker) config() *runtimeapi.PodSandboxConfig {
 	w.attempt++
-	options := []harness.PodOption{harness.Attempt(w.attempt)}
+	options := []nodetest.PodOption{nodetest.Attempt(w.attempt)}
 	switch w.random.IntN(4) {
 	case 0:
-		options = append(options, harness.HostNetwork())
+		options = append(options, nodetest.HostNetwork())
 	case 1:
-		options = append(options, harness.UserNamespace)
+		options = append(options, nodetest.UserNamespace)
 	case 2:
-		options = append(options, harness.HostPort(w.port, 80))
+		options = append(options, nodetest.HostPort(w.port, 80))
 	}
 	return w.node.PodConfig(w.name, options...)
 }
@@ -328,8 +329,8 @@ fi
 func (s *soak) addFaulty() {
 	n := s.node
 	harness.Check(s.t, os.WriteFile(filepath.Join(n.Plugins, "faulty"), fmt.Appendf(nil, faulty, n.Dir), 0o755))
-	portmap := harness.Object{"type": "portmap", "capabilities": harness.Object{"portMappings": true}, "snat": true}
-	n.WriteConflist("10-test.conflist", harness.Object{"type": "faulty"}, n.BridgePlugin(), portmap)
+	portmap := nodetest.Object{"type": "portmap", "capabilities": nodetest.Object{"portMappings": true}, "snat": true}
+	n.WriteConflist("10-test.conflist", nodetest.Object{"type": "faulty"}, n.BridgePlugin(), portmap)
 }
 
 // orders puts a file that the plugin looks for where it is, for a while.
@@ -346,10 +347,10 @@ func (s *soak) order(name string, during time.Duration) {
 func (s *soak) misconfigure(random *rand.Rand) {
 	n := s.node
 	bridge := n.BridgePlugin()
-	network := harness.Object{"cniVersion": "1.0.0", "name": n.Network, "plugins": []harness.Object{bridge, {"type": "not-installed"}}}
+	network := nodetest.Object{"cniVersion": "1.0.0", "name": n.Network, "plugins": []nodetest.Object{bridge, {"type": "not-installed"}}}
 	if random.IntN(2) == 0 {
-		bridge["ipam"].(harness.Object)["ranges"] = [][]harness.Object{{{"subnet": "10.88.0.0/24", "rangeStart": "10.99.0.1"}}}
-		network["plugins"] = []harness.Object{bridge}
+		bridge["ipam"].(nodetest.Object)["ranges"] = [][]nodetest.Object{{{"subnet": "10.88.0.0/24", "rangeStart": "10.99.0.1"}}}
+		network["plugins"] = []nodetest.Object{bridge}
 	}
 	if random.IntN(2) == 0 {
 		network["name"] = n.Network + "-other"

@@ -25,12 +25,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 func TestMain(m *testing.M) {
 	// What client-go says of clients that are made to fail.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	os.Exit(harness.Main(m))
+	os.Exit(nodetest.Main(m))
 }
 
 // patience is the longest that a test waits for what has no limit of its own.
@@ -40,7 +41,7 @@ var check = harness.Check
 
 // pod is a pod with one container, and a way to the daemon's listener.
 type pod struct {
-	*harness.Node
+	*nodetest.Node
 	t         testing.TB
 	id        string
 	container string
@@ -48,13 +49,13 @@ type pod struct {
 }
 
 // newPod runs a script in a pod.
-func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...harness.Option) *pod {
+func newPod(t testing.TB, script string, change func(*runtimeapi.ContainerConfig), opts ...nodetest.Option) *pod {
 	const streaming = "metrics_address = '127.0.0.1:9440'\n[streaming]\naddress = '127.0.0.1:10010'\n"
-	n := harness.NewNode(t, append([]harness.Option{harness.Config(streaming), harness.Parallel()}, opts...)...)
+	n := nodetest.New(t, append([]nodetest.Option{nodetest.Config(streaming), nodetest.Parallel()}, opts...)...)
 	n.ImportBusybox()
 	sandbox := n.PodConfig("web")
 	p := &pod{Node: n, t: t, id: n.RunPod(sandbox), relay: n.Relay("127.0.0.1:10010")}
-	config := harness.Container("app", "/bin/sh", "-c", script)
+	config := nodetest.Container("app", "/bin/sh", "-c", script)
 	if change != nil {
 		change(config)
 	}
@@ -72,13 +73,13 @@ func (p *pod) reach(text string) *url.URL {
 
 func (p *pod) execURL(r *runtimeapi.ExecRequest) *url.URL {
 	r.ContainerId = p.container
-	return p.reach(harness.Call(p.t, p.Runtime.Exec, r).Url)
+	return p.reach(nodetest.Call(p.t, p.Runtime.Exec, r).Url)
 }
 
 func (p *pod) attachURL(r *runtimeapi.AttachRequest) *url.URL {
 	r = proto.CloneOf(r) // several clients ask with one request
 	r.ContainerId = p.container
-	return p.reach(harness.Call(p.t, p.Runtime.Attach, r).Url)
+	return p.reach(nodetest.Call(p.t, p.Runtime.Attach, r).Url)
 }
 
 // client makes an executor for a URL.
@@ -180,7 +181,7 @@ func TestAttach(t *testing.T) {
 		fmt.Fprintln(type2, "two")
 		return strings.Contains(out2.String(), "out two") && strings.Contains(err2.String(), "err two")
 	})
-	harness.Call(t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: p.container})
+	nodetest.Call(t, p.Runtime.StopContainer, &runtimeapi.StopContainerRequest{ContainerId: p.container})
 	check(t, <-stayed) // the container ended
 	harness.Want(t, !strings.Contains(out1.String(), "two"), "who left has %q", &out1)
 }

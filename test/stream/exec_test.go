@@ -21,6 +21,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 const forever = "while true; do sleep 0.1; done"
@@ -118,17 +119,17 @@ func TestBadRequests(t *testing.T) {
 		"cmd":                   {ContainerId: p.container, Stdout: true},
 		"container id":          {Cmd: []string{"true"}, Stdout: true},
 	} {
-		harness.WantCode(t, harness.Err(t, p.Runtime.Exec, r), codes.InvalidArgument, field)
+		nodetest.WantCode(t, nodetest.Err(t, p.Runtime.Exec, r), codes.InvalidArgument, field)
 	}
 	_, err := p.Runtime.Attach(harness.Limited(t), &runtimeapi.AttachRequest{ContainerId: p.container, Stdout: true, Tty: true})
-	harness.WantCode(t, err, codes.InvalidArgument, "tty")
+	nodetest.WantCode(t, err, codes.InvalidArgument, "tty")
 	_, err = p.Runtime.PortForward(harness.Limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{0}})
-	harness.WantCode(t, err, codes.InvalidArgument, "port")
+	nodetest.WantCode(t, err, codes.InvalidArgument, "port")
 }
 
 // cri: ExecRequest.container_id
 func TestTokens(t *testing.T) {
-	p := newPod(t, forever, nil, harness.Config("max_open = 3\n"))
+	p := newPod(t, forever, nil, nodetest.Config("max_open = 3\n"))
 	u := p.execURL(shell("echo once"))
 	var out bytes.Buffer
 	check(t, p.session(spdyClient, u, streams{Stdout: &out, Stderr: io.Discard}))
@@ -147,7 +148,7 @@ func TestTokens(t *testing.T) {
 		r.ContainerId = p.container
 		_, err = p.Runtime.Exec(harness.Limited(t), r)
 	}
-	harness.WantCode(t, err, codes.ResourceExhausted)
+	nodetest.WantCode(t, err, codes.ResourceExhausted)
 }
 
 // unread is more than a process's pipe holds, and less than the sockets on the way do: with those full, a

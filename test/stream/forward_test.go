@@ -24,6 +24,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // forwardClient is how client-go opens a port-forward.
@@ -44,7 +45,7 @@ func tunnelForward(t testing.TB, u *url.URL) httpstream.Dialer {
 var forwardClients = map[string]forwardClient{"SPDY": spdyForward, "WebSocket": tunnelForward}
 
 func (p *pod) forwardURL(ports ...int32) *url.URL {
-	return p.reach(harness.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: ports}).Url)
+	return p.reach(nodetest.Call(p.t, p.Runtime.PortForward, &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: ports}).Url)
 }
 
 // forward forwards ports of the pod as kubectl does, and returns where.
@@ -251,11 +252,11 @@ func TestPortForwardRefused(t *testing.T) {
 		check(t, data.Close())
 		harness.Same(t, name+": after an error", readAll(t, data)+readAll(t, errs), "hello")
 	}
-	harness.Call(t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
+	nodetest.Call(t, p.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.id})
 	_, errs := openPair(t, last, 7, 2)
 	harness.Want(t, strings.Contains(readAll(t, errs), "it is stopped"), "a session whose pod is stopped is not told so")
 	_, err := p.Runtime.PortForward(harness.Limited(t), &runtimeapi.PortForwardRequest{PodSandboxId: p.id, Port: []int32{7}})
-	harness.WantCode(t, err, codes.FailedPrecondition)
+	nodetest.WantCode(t, err, codes.FailedPrecondition)
 }
 
 // A WebSocket with two channels for each port, which begin with its number.
@@ -280,7 +281,7 @@ func TestPortForwardChannels(t *testing.T) {
 
 // A client that does not open the streams of an exec is cut off.
 func TestCreationTimeout(t *testing.T) {
-	p := newPod(t, forever, nil, harness.Config("creation_timeout = '3s'\n"))
+	p := newPod(t, forever, nil, nodetest.Config("creation_timeout = '3s'\n"))
 	conn, _, err := spdyForward(t, p.execURL(shell("sleep 1000"))).Dial("v4.channel.k8s.io")
 	check(t, err)
 	defer conn.Close()

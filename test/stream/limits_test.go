@@ -26,13 +26,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // A session that is silent ends, and its process with it, also when the client has stopped to read.
 //
 // cri: ExecSyncRequest.cmd ExecSyncRequest.container_id
 func TestIdleTimeout(t *testing.T) {
-	p := newPod(t, forever, nil, harness.Config("idle_timeout = '4s'\n"))
+	p := newPod(t, forever, nil, nodetest.Config("idle_timeout = '4s'\n"))
 	for _, client := range clients {
 		p.silent(client, "sleep 1000")
 		p.silent(client, "yes")
@@ -55,7 +56,7 @@ func (p *pod) silent(client client, program string) {
 
 // run gives what a command writes.
 func (p *pod) run(command ...string) string {
-	return string(harness.Call(p.t, p.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command}).Stdout)
+	return string(nodetest.Call(p.t, p.Runtime.ExecSync, &runtimeapi.ExecSyncRequest{ContainerId: p.container, Cmd: command}).Stdout)
 }
 
 // stalled is a reader that takes nothing more after the first bytes.
@@ -70,15 +71,15 @@ func (s *stalled) Write(p []byte) (int, error) {
 func TestCertificate(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	authority := harness.Certificate(t, cert, key, time.Hour)
-	p := newPod(t, forever, nil, harness.Config(fmt.Sprintf("tls_cert = '%s'\ntls_key = '%s'\n", cert, key)))
+	authority := nodetest.Certificate(t, cert, key, time.Hour)
+	p := newPod(t, forever, nil, nodetest.Config(fmt.Sprintf("tls_cert = '%s'\ntls_key = '%s'\n", cert, key)))
 	for range 2 {
 		p.wantSecret(func(t testing.TB, u *url.URL) remotecommand.Executor {
 			e, err := remotecommand.NewSPDYExecutor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: authority}}, http.MethodPost, u)
 			check(t, err)
 			return e
 		})
-		authority = harness.Certificate(t, cert, key, time.Hour)
+		authority = nodetest.Certificate(t, cert, key, time.Hour)
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(authority)
@@ -89,7 +90,7 @@ func TestCertificate(t *testing.T) {
 }
 
 func TestSelfSigned(t *testing.T) {
-	p := newPod(t, forever, nil, harness.Config("tls_self_signed = true\n"))
+	p := newPod(t, forever, nil, nodetest.Config("tls_self_signed = true\n"))
 	for _, client := range clients {
 		p.wantSecret(client)
 	}
@@ -218,7 +219,7 @@ func TestAbortedCycles(t *testing.T) {
 	total, err := strconv.Atoi(cmp.Or(os.Getenv("STREAM_CYCLES"), "400")) // which make test has
 	check(t, err)
 	p := newPod(t, "while read x; do echo $x; done", func(c *runtimeapi.ContainerConfig) { c.Stdin = true },
-		harness.Config(fmt.Sprintf("max_open = %d\n", 10000+total))) // who never comes counts for a minute
+		nodetest.Config(fmt.Sprintf("max_open = %d\n", 10000+total))) // who never comes counts for a minute
 	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
 	p.runCycles(60) // what the first ones make stays, such as caches
 	p.settle()

@@ -25,35 +25,36 @@ import (
 
 	"github.com/minicri/minicri/internal/timeline"
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 var update = flag.Bool("update", false, "write what is seen into docs/troubleshooting.md")
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 type node struct {
-	*harness.Node
+	*nodetest.Node
 	t *testing.T
 }
 
-func newNode(t *testing.T, opts ...harness.Option) node { return node{harness.NewNode(t, opts...), t} }
+func newNode(t *testing.T, opts ...nodetest.Option) node { return node{nodetest.New(t, opts...), t} }
 
 // fast are limits with which a test need not wait long. Plugins that answer have as
 // long as they need: a bridge takes seconds on a machine that has much else to do.
 const fast = "[limits]\nreload = '20ms'\nretry_first = '50ms'\nretry_most = '200ms'\ncni_add = '1m'\ncni_del = '1m'\ndetach_tries = 1\n"
 
-func (n node) plugin(name, script string) harness.Object {
+func (n node) plugin(name, script string) nodetest.Object {
 	harness.Check(n.t, os.WriteFile(filepath.Join(n.Plugins, name), []byte("#!/bin/sh\n"+script), 0o755))
-	return harness.Object{"type": name}
+	return nodetest.Object{"type": name}
 }
 
 // network gives the node another network, and waits until it is in force.
-func (n node) network(plugins ...harness.Object) {
+func (n node) network(plugins ...nodetest.Object) {
 	mark := fmt.Sprintf("changed-%d", time.Now().UnixNano())
 	plugins[0]["mark"] = mark
 	n.WriteConflist("10-test.conflist", plugins...)
 	harness.Eventually(n.t, "the network is in force", func() bool {
-		return strings.Contains(harness.Call(n.t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).GetInfo()["cniconfig"], mark)
+		return strings.Contains(nodetest.Call(n.t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true}).GetInfo()["cniconfig"], mark)
 	})
 }
 
@@ -129,9 +130,9 @@ func (n node) documented(name, pod string, words ...string) string {
 }
 
 // bridgeWith is the node's bridge with a range of addresses.
-func (n node) bridgeWith(addresses harness.Object) harness.Object {
+func (n node) bridgeWith(addresses nodetest.Object) nodetest.Object {
 	bridge := n.BridgePlugin()
-	bridge["ipam"] = harness.Object{"type": "host-local", "dataDir": filepath.Dir(n.Addresses), "ranges": [][]harness.Object{{addresses}}}
+	bridge["ipam"] = nodetest.Object{"type": "host-local", "dataDir": filepath.Dir(n.Addresses), "ranges": [][]nodetest.Object{{addresses}}}
 	return bridge
 }
 
@@ -153,8 +154,8 @@ func says(t *testing.T, err error, words ...string) {
 }
 
 func TestBadRange(t *testing.T) {
-	n := newNode(t, harness.Config(fast))
-	n.network(n.bridgeWith(harness.Object{"subnet": "10.88.0.0/24", "rangeStart": "10.89.0.10"}))
+	n := newNode(t, nodetest.Config(fast))
+	n.network(n.bridgeWith(nodetest.Object{"subnet": "10.88.0.0/24", "rangeStart": "10.89.0.10"}))
 	words := []string{"RangeStart 10.89.0.10 not in network 10.88.0.0/24", "correct the configuration of network"}
 	n.fails(n.PodConfig("web"), words...)
 	text := n.documented("bad range", "web", append(words, "failed at cni add", "bridge ADD", "cni del: a plugin failed", "undone: ")...)
@@ -163,8 +164,8 @@ func TestBadRange(t *testing.T) {
 }
 
 func TestFullRange(t *testing.T) {
-	n := newNode(t, harness.Config(fast))
-	n.network(n.bridgeWith(harness.Object{"subnet": "10.88.0.0/30"}))
+	n := newNode(t, nodetest.Config(fast))
+	n.network(n.bridgeWith(nodetest.Object{"subnet": "10.88.0.0/30"}))
 	n.RunPod(n.PodConfig("first"))
 	words := []string{"no IP addresses available", "remove pods, or give it a larger range"}
 	d := details(t, n.fails(n.PodConfig("web"), words...))
@@ -177,8 +178,8 @@ func TestFullRange(t *testing.T) {
 }
 
 func TestMissingPlugin(t *testing.T) {
-	n := newNode(t, harness.Config(fast))
-	n.network(n.BridgePlugin(), harness.Object{"type": "not-installed"})
+	n := newNode(t, nodetest.Config(fast))
+	n.network(n.BridgePlugin(), nodetest.Object{"type": "not-installed"})
 	words := []string{"failed to find the plugin not-installed in", "install it or set cni_bin_dir"}
 	n.fails(n.PodConfig("web"), words...)
 	n.documented("missing plugin", "web", append(words, "failed at cni add", "not-installed ADD")...)
@@ -188,7 +189,7 @@ func TestMissingPlugin(t *testing.T) {
 // The plugin is the only one of its network: the limit is that of the whole ADD, and
 // of another plugin nobody knows how long it takes.
 func TestHungPlugin(t *testing.T) {
-	n := newNode(t, harness.Config(strings.Replace(fast, "cni_add = '1m'", "cni_add = '2s'", 1)))
+	n := newNode(t, nodetest.Config(strings.Replace(fast, "cni_add = '1m'", "cni_add = '2s'", 1)))
 	n.network(n.plugin("waits", "[ $CNI_COMMAND != ADD ] || exec sleep 1000\n"))
 	words := []string{"it did not answer: not done after 2s", "limits.cni_add"}
 	d := details(t, n.fails(n.PodConfig("web"), words...))
@@ -197,7 +198,7 @@ func TestHungPlugin(t *testing.T) {
 }
 
 func TestRubbish(t *testing.T) {
-	n := newNode(t, harness.Config(fast))
+	n := newNode(t, nodetest.Config(fast))
 	n.network(n.BridgePlugin(), n.plugin("chatty", "[ $CNI_COMMAND != ADD ] || { echo 'connecting to agent ... token=S3CRET ok'; echo 'warning: old config' >&2; }\n"))
 	err := n.fails(n.PodConfig("web"), "plugin chatty: it succeeded, and what it printed is no CNI result", "connecting to agent")
 	n.documented("rubbish", "web", "failed at cni add", "chatty ADD", "what it printed is no CNI result", "connecting to agent", "stderr: warning: old config",
@@ -224,7 +225,7 @@ func TestDeadRegistry(t *testing.T) {
 	n.documented("dead registry", "web", words...)
 	// A pull that is for no pod is kept by itself.
 	request.SandboxConfig = nil
-	says(t, harness.Err(t, n.Image.PullImage, request), "connection refused")
+	says(t, nodetest.Err(t, n.Image.PullImage, request), "connection refused")
 	n.explained("127.0.0.1:1/team/app:v1", "the pull failed", "connection refused")
 	// It outlives the daemon, and is read without one.
 	n.Stop()
@@ -235,7 +236,7 @@ func TestDeadRegistry(t *testing.T) {
 
 // app is a container with secrets and a limit of memory.
 func app(script string, memory int64) *runtimeapi.ContainerConfig {
-	config := harness.Container("app", "/bin/sh", "-c", script)
+	config := nodetest.Container("app", "/bin/sh", "-c", script)
 	config.Envs = []*runtimeapi.KeyValue{{Key: "PASSWORD", Value: []byte("S3CRET")}, {Key: "PLAIN", Value: []byte("S3CRET")}}
 	config.Linux.Resources.MemoryLimitInBytes = memory
 	return config
@@ -243,9 +244,9 @@ func app(script string, memory int64) *runtimeapi.ContainerConfig {
 
 func TestImageWithoutEntrypoint(t *testing.T) {
 	n := newNode(t)
-	n.BuildImage("test.example/data:1", harness.Object{}, func(l *harness.Layer) { l.File("data", 0o644, 0, "data") })
+	n.BuildImage("test.example/data:1", nodetest.Object{}, func(l *nodetest.Layer) { l.File("data", 0o644, 0, "data") })
 	pod := n.PodConfig("web")
-	config := harness.Container("app")
+	config := nodetest.Container("app")
 	config.Image.Image = "test.example/data:1"
 	_, err := n.CreateContainer(n.RunPod(pod), pod, config)
 	words := []string{"no command specified", "give the container a command, or the image an entrypoint"}
@@ -261,13 +262,13 @@ func TestOOM(t *testing.T) {
 	pod := n.PodConfig("web")
 	id := n.RunContainer(n.RunPod(pod), pod, app("exec tail /dev/zero", 16<<20))
 	harness.Eventually(t, "the container has ended", func() bool {
-		answer := harness.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+		answer := nodetest.Call(t, n.Runtime.ContainerStatus, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 		return answer.Status.State == runtimeapi.ContainerState_CONTAINER_EXITED
 	})
 	words := []string{"app: ended", "OOMKilled, exit code 137", "it used all of its memory, 16 MiB: raise the container's memory limit"}
 	n.documented("OOM", "web", words...)
 	n.explained(id[:12], words...)
-	harness.Call(t, n.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
+	nodetest.Call(t, n.Runtime.RemoveContainer, &runtimeapi.RemoveContainerRequest{ContainerId: id})
 	n.explained("web", words...) // it is remembered
 }
 
@@ -292,10 +293,10 @@ func TestSlowDisk(t *testing.T) {
 func TestNodeAtAGlance(t *testing.T) {
 	credentials := filepath.Join(t.TempDir(), "docker.json")
 	harness.Check(t, os.WriteFile(credentials, []byte(`{"auths": {"127.0.0.1:1": {"username": "me", "password": "S3CRET"}}}`), 0o600))
-	n := newNode(t, harness.Config(fmt.Sprintf("default_env = ['EVERYWHERE=S3CRET']\n[images]\ndocker_config = '%s'\n%s", credentials, fast)))
+	n := newNode(t, nodetest.Config(fmt.Sprintf("default_env = ['EVERYWHERE=S3CRET']\n[images]\ndocker_config = '%s'\n%s", credentials, fast)))
 	n.ImportBusybox()
 	bridge := n.BridgePlugin()
-	bridge["agent"] = harness.Object{"password": "S3CRET", "url": "https://me:S3CRET@agent.example/"}
+	bridge["agent"] = nodetest.Object{"password": "S3CRET", "url": "https://me:S3CRET@agent.example/"}
 	n.network(bridge)
 	pod := n.PodConfig("web", func(c *runtimeapi.PodSandboxConfig) {
 		c.Annotations = map[string]string{"vault.example/token": "S3CRET", "plain.example/text": "S3CRET"}

@@ -24,9 +24,10 @@ import (
 
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/hostile/registry"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 const patience = 3 * time.Minute
 
@@ -87,7 +88,7 @@ func TestSpansReachACollector(t *testing.T) {
 	for _, protocol := range []string{"grpc", "http"} {
 		t.Run(protocol, func(t *testing.T) {
 			const address = "127.0.0.1:14317"
-			n := harness.NewNode(t, harness.NoNetwork(), harness.Config("[limits]\nreload = '20ms'\n[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\n"))
+			n := nodetest.New(t, nodetest.NoNetwork(), nodetest.Config("[limits]\nreload = '20ms'\n[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\n"))
 			n.ImportBusybox()
 			r := &receiver{}
 			if protocol == "grpc" {
@@ -102,9 +103,9 @@ func TestSpansReachACollector(t *testing.T) {
 			seen := filepath.Join(n.Dir, "seen")
 			script := "#!/bin/sh\nprintf '%s %s\\n' \"$CNI_COMMAND\" \"$TRACEPARENT\" >> " + seen + "\nexec " + filepath.Join(n.CNIBin, "tuning") + "\n"
 			harness.Check(t, os.WriteFile(filepath.Join(n.Plugins, "traced"), []byte(script), 0o755))
-			n.WriteConflist("10-test.conflist", n.BridgePlugin(), harness.Object{"type": "traced"})
+			n.WriteConflist("10-test.conflist", n.BridgePlugin(), nodetest.Object{"type": "traced"})
 			harness.Eventually(t, "the network is there", func() bool {
-				answer := harness.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
+				answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 				return strings.Contains(answer.GetInfo()["cniconfig"], "traced")
 			})
 			answer, err := n.Runtime.RunPodSandbox(traced(t), &runtimeapi.RunPodSandboxRequest{Config: n.PodConfig("web")})
@@ -132,7 +133,7 @@ func TestSpansReachACollector(t *testing.T) {
 			hookIsTold(t, n, answer.PodSandboxId)
 			var create *tracepb.Span
 			harness.Eventually(t, "the step's span has come", func() bool { create = r.of(ours)["container/create"]; return create != nil })
-			for key, want := range map[string]string{"sandbox": answer.PodSandboxId, "container": "app", "image": harness.BusyboxImage} {
+			for key, want := range map[string]string{"sandbox": answer.PodSandboxId, "container": "app", "image": nodetest.BusyboxImage} {
 				harness.Want(t, attribute(create, key) == want, "%s is %q, want %q", key, attribute(create, key), want)
 			}
 			blobsHaveSpans(t, n, r)
@@ -155,10 +156,10 @@ func serve(t *testing.T, listener net.Listener, handler http.Handler) {
 }
 
 // hookIsTold makes a container with a hook of a vendor's device (CDI), which has to find the trace in its environment.
-func hookIsTold(t *testing.T, n *harness.Node, pod string) {
+func hookIsTold(t *testing.T, n *nodetest.Node, pod string) {
 	seen := filepath.Join(n.Dir, "hook")
-	config := harness.Container("app", "true")
-	config.CDIDevices = []*runtimeapi.CDIDevice{{Name: harness.CDIDevice(t, harness.Hook{Kind: "createRuntime", Script: "echo $TRACEPARENT > " + seen})}}
+	config := nodetest.Container("app", "true")
+	config.CDIDevices = []*runtimeapi.CDIDevice{{Name: nodetest.CDIDevice(t, nodetest.Hook{Kind: "createRuntime", Script: "echo $TRACEPARENT > " + seen})}}
 	_, err := n.Runtime.CreateContainer(traced(t), &runtimeapi.CreateContainerRequest{
 		PodSandboxId: pod, SandboxConfig: n.PodConfig("web"), Config: config,
 	})
@@ -169,7 +170,7 @@ func hookIsTold(t *testing.T, n *harness.Node, pod string) {
 }
 
 // blobsHaveSpans pulls an image: each blob that is fetched has a span below that of the call, with digest and size.
-func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
+func blobsHaveSpans(t *testing.T, n *nodetest.Node, r *receiver) {
 	t.Helper()
 	content := registry.New()
 	listener := n.Listen("127.0.0.1:0")
@@ -179,7 +180,7 @@ func blobsHaveSpans(t *testing.T, n *harness.Node, r *receiver) {
 	name := &runtimeapi.ImageSpec{Image: listener.Addr().String() + "/app:1"}
 	_, err := n.Image.PullImage(traced(t), &runtimeapi.PullImageRequest{Image: name})
 	harness.Check(t, err)
-	harness.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: name})
+	nodetest.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: name})
 	want := []string{
 		"image/manifest " + manifest.Digest.String(), "image/configuration " + m.Config.Digest.String(),
 		"image/layer " + m.Layers[0].Digest.String(), "image/layer " + m.Layers[1].Digest.String(),
@@ -232,7 +233,7 @@ func TestCollectorThatDoesNotAnswer(t *testing.T) {
 	for protocol, listens := range map[string]bool{"grpc": true, "http": false} {
 		t.Run(protocol, func(t *testing.T) {
 			const address = "127.0.0.1:14318"
-			n := harness.NewNode(t, harness.Config("[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\nsampling_rate_per_million = 1000000\n"))
+			n := nodetest.New(t, nodetest.Config("[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\nsampling_rate_per_million = 1000000\n"))
 			if listens {
 				n.Listen(address) // the kernel accepts
 			}

@@ -1,7 +1,6 @@
-package harness
+package nodetest
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,11 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/node"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // makeCgroups makes the node's parent in every hierarchy, as a kubelet does for its pods.
 func (n *Node) makeCgroups() {
-	if CgroupDriver() == "systemd" {
+	if harness.CgroupDriver() == "systemd" {
 		n.makeSlice(n.CgroupParent)
 		return
 	}
@@ -38,7 +38,7 @@ func (n *Node) makeCgroups() {
 // returns its path. It is removed before the node is checked, when it has to be empty.
 func (n *Node) MakeCgroup(name string) string {
 	path := filepath.Join(n.CgroupParent, name)
-	if CgroupDriver() == "systemd" {
+	if harness.CgroupDriver() == "systemd" {
 		path = n.slicePath(name)
 		n.makeSlice(path)
 	} else {
@@ -55,12 +55,12 @@ func (n *Node) MakeCgroup(name string) string {
 func (n *Node) removePodCgroups() error {
 	var errs error
 	for _, path := range n.podCgroups {
-		if CgroupDriver() == "systemd" {
+		if harness.CgroupDriver() == "systemd" {
 			errs = errors.Join(errs, n.stopEmptySlice(path))
 			continue
 		}
 		for _, hierarchy := range n.hierarchies() {
-			errs = errors.Join(errs, IgnoreMissing(os.Remove(filepath.Join(hierarchy, path))))
+			errs = errors.Join(errs, harness.IgnoreMissing(os.Remove(filepath.Join(hierarchy, path))))
 		}
 	}
 	return errs
@@ -76,12 +76,12 @@ func (n *Node) hierarchies() []string {
 // cgroup v2 an empty one inherits.
 func fillCpuset(dir string) error {
 	if _, err := os.Stat(filepath.Join(dir, "cgroup.clone_children")); err != nil {
-		return IgnoreMissing(err)
+		return harness.IgnoreMissing(err)
 	}
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		value, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
 		if err != nil {
-			return IgnoreMissing(err) // a v1 hierarchy of another controller has none
+			return harness.IgnoreMissing(err) // a v1 hierarchy of another controller has none
 		}
 		if err := os.WriteFile(filepath.Join(dir, name), value, 0); err != nil {
 			return err
@@ -93,7 +93,7 @@ func fillCpuset(dir string) error {
 // removeCgroups takes the parent away with all that is in it, by force. It kills in every hierarchy first: a
 // process may be in the one and not in the other.
 func (n *Node) removeCgroups() error {
-	if CgroupDriver() == "systemd" {
+	if harness.CgroupDriver() == "systemd" {
 		return systemctl("stop", filepath.Base(n.CgroupParent))
 	}
 	var errs error
@@ -117,7 +117,7 @@ func cgroupTree(root string) ([]string, error) {
 		if err == nil && entry.IsDir() {
 			dirs = append(dirs, path)
 		}
-		return IgnoreMissing(err)
+		return harness.IgnoreMissing(err)
 	})
 	slices.Reverse(dirs)
 	return dirs, err
@@ -154,7 +154,7 @@ func removeCgroup(root string) error {
 	for deadline := time.Now().Add(emptyTime); ; time.Sleep(10 * time.Millisecond) {
 		dirs, err := cgroupTree(root)
 		for _, dir := range dirs {
-			err = IgnoreMissing(os.Remove(dir))
+			err = harness.IgnoreMissing(os.Remove(dir))
 		}
 		if err == nil {
 			return nil
@@ -163,14 +163,6 @@ func removeCgroup(root string) error {
 			return fmt.Errorf("a cgroup stays: %w", err)
 		}
 	}
-}
-
-// IgnoreMissing is nil for the error of a file that is not there.
-func IgnoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // cgroupPrefix is what the parent cgroups of nodes begin with; the name of the node's directory follows.
@@ -265,14 +257,10 @@ func hierarchies() (mountpoints []string, err error) {
 	return mountpoints, err
 }
 
-// CgroupDriver is that of all nodes: cgroupfs, or what the environment says. systemd needs a machine that it
-// runs, and no process namespace between: it takes the ids of processes as it sees them.
-func CgroupDriver() string { return cmp.Or(os.Getenv("MINICRI_CGROUP_DRIVER"), "cgroupfs") }
-
 // cgroupParent is the node's, in the form of the driver: systemd nests slices by their names, so the name may
 // have no dash.
 func cgroupParent(unique string) string {
-	if CgroupDriver() == "systemd" {
+	if harness.CgroupDriver() == "systemd" {
 		return "/" + unique + ".slice"
 	}
 	return "/" + cgroupPrefix + unique
@@ -292,7 +280,7 @@ func (n *Node) slicePath(name string) string {
 
 // checkUnits finds units of pods that ended and that systemd still has, such as failed ones.
 func (n *Node) checkUnits() error {
-	if CgroupDriver() != "systemd" {
+	if harness.CgroupDriver() != "systemd" {
 		return nil
 	}
 	identity, err := node.Read(n.Root)

@@ -1,4 +1,4 @@
-package harness
+package nodetest
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // child is a process that the test started. A goroutine waits for it, so it never stays as a zombie.
@@ -124,7 +125,7 @@ func (n *Node) Start() { n.must("starting the daemon", n.TryStart()) }
 // TryStart is Start, but gives the error back: that of the daemon, if it ended.
 func (n *Node) TryStart() error {
 	n.t.Helper()
-	Need(n.t, !n.Running() || process.Doomed(n.PID()), "node %s: its daemon runs already", n.Network)
+	harness.Need(n.t, !n.Running() || process.Doomed(n.PID()), "node %s: its daemon runs already", n.Network)
 	return n.start()
 }
 
@@ -202,7 +203,7 @@ func (n *Node) Reload(change func()) {
 	before := lines()
 	change()
 	n.must("asking for a reload", syscall.Kill(n.PID(), syscall.SIGHUP))
-	Eventually(n.t, "the configuration is reloaded", func() bool { return lines() > before })
+	harness.Eventually(n.t, "the configuration is reloaded", func() bool { return lines() > before })
 }
 
 // Running reports whether the daemon runs.
@@ -215,7 +216,7 @@ func (n *Node) PID() int { return n.daemon.pid() }
 // gets its end when the test fails.
 func (n *Node) Log() string {
 	data, err := os.ReadFile(n.logFile())
-	n.must("reading the daemon's log", IgnoreMissing(err))
+	n.must("reading the daemon's log", harness.IgnoreMissing(err))
 	return string(data)
 }
 
@@ -286,18 +287,20 @@ func (f Failpoints) Option() Option { return Env("MINICRI_FAILPOINTS=" + string(
 
 // Arm says what is to happen at which points: "POINT ACTION" each.
 func (f Failpoints) Arm(t testing.TB, orders ...string) {
-	Check(t, IgnoreMissing(os.Remove(string(f)+".hit")))
+	harness.Check(t, harness.IgnoreMissing(os.Remove(string(f)+".hit")))
 	var lines strings.Builder
 	for _, order := range orders {
 		space := strings.LastIndexByte(order, ' ')
 		fmt.Fprintf(&lines, "%s\t%s\n", order[:space], order[space+1:])
 	}
-	Check(t, os.WriteFile(string(f)+".new", []byte(lines.String()), 0o600))
-	Check(t, os.Rename(string(f)+".new", string(f)))
+	harness.Check(t, os.WriteFile(string(f)+".new", []byte(lines.String()), 0o600))
+	harness.Check(t, os.Rename(string(f)+".new", string(f)))
 }
 
 // Disarm has nothing happen any more.
-func (f Failpoints) Disarm(t testing.TB) { Check(t, IgnoreMissing(os.Remove(string(f)))) }
+func (f Failpoints) Disarm(t testing.TB) {
+	harness.Check(t, harness.IgnoreMissing(os.Remove(string(f))))
+}
 
 // WasHit reports whether a point was reached since Arm.
 func (f Failpoints) WasHit() bool {

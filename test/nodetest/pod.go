@@ -1,4 +1,4 @@
-package harness
+package nodetest
 
 import (
 	"context"
@@ -8,11 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // callTime limits the calls that the harness makes itself.
@@ -111,7 +112,7 @@ func Attempt(number uint32) PodOption {
 
 // RunPod runs a pod and returns its id. An error fails the test.
 func (n *Node) RunPod(config *runtimeapi.PodSandboxConfig) string {
-	answer, err := n.Runtime.RunPodSandbox(Limited(n.t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: n.options.handler})
+	answer, err := n.Runtime.RunPodSandbox(harness.Limited(n.t), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: n.options.handler})
 	n.must("running pod "+config.GetMetadata().GetName(), err)
 	return answer.PodSandboxId
 }
@@ -150,7 +151,7 @@ func Container(name string, command ...string) *runtimeapi.ContainerConfig {
 
 // CreateContainer makes a container in a pod, and returns its id.
 func (n *Node) CreateContainer(pod string, of *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) (id string, err error) {
-	answer, err := n.Runtime.CreateContainer(Limited(n.t), &runtimeapi.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: of, Config: c})
+	answer, err := n.Runtime.CreateContainer(harness.Limited(n.t), &runtimeapi.CreateContainerRequest{PodSandboxId: pod, SandboxConfig: of, Config: c})
 	return answer.GetContainerId(), err
 }
 
@@ -158,7 +159,7 @@ func (n *Node) CreateContainer(pod string, of *runtimeapi.PodSandboxConfig, c *r
 func (n *Node) RunContainer(pod string, of *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) (id string) {
 	id, err := n.CreateContainer(pod, of, c)
 	n.must("creating container "+c.GetMetadata().GetName(), err)
-	_, err = n.Runtime.StartContainer(Limited(n.t), &runtimeapi.StartContainerRequest{ContainerId: id})
+	_, err = n.Runtime.StartContainer(harness.Limited(n.t), &runtimeapi.StartContainerRequest{ContainerId: id})
 	n.must("starting container "+c.GetMetadata().GetName(), err)
 	return id
 }
@@ -172,7 +173,7 @@ type Hook struct {
 // CDIDevice gives the node a device of a vendor's (CDI) that has hooks, until the test ends, and returns its name.
 func CDIDevice(t testing.TB, hooks ...Hook) (name string) {
 	const dir = "/var/run/cdi"
-	Check(t, os.MkdirAll(dir, 0o755))
+	harness.Check(t, os.MkdirAll(dir, 0o755))
 	kind := fmt.Sprintf("test%d", time.Now().UnixNano())
 	var list []Object
 	for _, h := range hooks {
@@ -186,28 +187,9 @@ func CDIDevice(t testing.TB, hooks ...Hook) (name string) {
 		"cdiVersion": "0.6.0", "kind": "vendor.example/" + kind,
 		"devices": []Object{{"name": "0", "containerEdits": Object{"hooks": list}}},
 	})
-	Check(t, err)
+	harness.Check(t, err)
 	file := filepath.Join(dir, kind+".json")
-	Check(t, os.WriteFile(file, data, 0o644))
-	t.Cleanup(func() { Check(t, os.Remove(file)) }) // the directory stays: another test may be about to write there
+	harness.Check(t, os.WriteFile(file, data, 0o644))
+	t.Cleanup(func() { harness.Check(t, os.Remove(file)) }) // the directory stays: another test may be about to write there
 	return "vendor.example/" + kind + "=0"
-}
-
-// ProcStatus is a field of /proc/PID/status, with one blank between its words.
-func ProcStatus(t testing.TB, pid int, field string) string {
-	t.Helper()
-	for line := range strings.Lines(string(Read(t, fmt.Sprintf("/proc/%d/status", pid)))) {
-		if value, found := strings.CutPrefix(line, field+":"); found {
-			return strings.Join(strings.Fields(value), " ")
-		}
-	}
-	t.Fatalf("/proc/%d/status has no %s", pid, field)
-	return ""
-}
-
-// ProcKiB is such a field in KiB.
-func ProcKiB(t testing.TB, pid int, field string) (kib int) {
-	_, err := fmt.Sscanf(ProcStatus(t, pid, field), "%d kB", &kib)
-	Check(t, err)
-	return kib
 }

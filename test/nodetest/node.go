@@ -1,8 +1,8 @@
-// Package harness makes nodes for end-to-end tests: the real daemon with real CNI plugins, in a network
+// Package nodetest makes nodes for end-to-end tests: the real daemon with real CNI plugins, in a network
 // namespace, directories and cgroups of its own.
 //
-//	n := harness.NewNode(t, harness.PortMap())
-//	id := n.RunPod(n.PodConfig("web", harness.HostPort(8080, 80)))
+//	n := nodetest.New(t, nodetest.PortMap())
+//	id := n.RunPod(n.PodConfig("web", nodetest.HostPort(8080, 80)))
 //	n.Kill()
 //	n.Start()
 //	status, err := n.Runtime.PodSandboxStatus(ctx, ...)
@@ -12,14 +12,14 @@
 // before the node was made. What differs fails the test, each thing by its name. Then it is taken away by
 // force, so that the next test starts clean.
 //
-// A node's life: made and started (NewNode), any number of Kill, Stop, Start and Restart, closed by the
+// A node's life: made and started (New), any number of Kill, Stop, Start and Restart, closed by the
 // test's end in whatever state it is. A Node belongs to its test's goroutine; Runtime, Image and RunInNetns
 // may be used from others, but not during Start.
 //
 // Leaks are looked for in all processes that are in sight. So tests with nodes do not run in parallel, unless
 // they have the option [Parallel], and they run under hack/in-netns, where no other work of the machine is in
 // sight. Nothing is skipped: without root or without the binaries a test fails.
-package harness
+package nodetest
 
 import (
 	"errors"
@@ -31,6 +31,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/leak"
 )
 
@@ -70,12 +71,12 @@ type Node struct {
 	idle  leak.Snapshot // after it, before any pod
 }
 
-// NewNode makes a node and starts its daemon, and checks it when the test ends. It fails the test when that
+// New makes a node and starts its daemon, and checks it when the test ends. It fails the test when that
 // is not possible, and panics in a parallel test unless the option [Parallel] makes it one.
-func NewNode(t testing.TB, opts ...Option) *Node {
+func New(t testing.TB, opts ...Option) *Node {
 	runBesideOthers(t, opts)
 	binaries := BinDir(t)
-	Check(t, checkRequirements(binaries))
+	harness.Check(t, checkRequirements(binaries))
 	n := prepare(t, binaries, opts)
 	t.Cleanup(n.close)
 	n.empty = n.look(n.machineScope())
@@ -83,7 +84,7 @@ func NewNode(t testing.TB, opts ...Option) *Node {
 	// What it tries at its start, a pause and a container of each handler, is no part of an idle node; on a busy
 	// machine it serves before they are gone.
 	trying := regexp.MustCompile("is not known yet|has not yet made")
-	Eventually(t, "the daemon knows whether pods can be made", func() bool {
+	harness.Eventually(t, "the daemon knows whether pods can be made", func() bool {
 		return !trying.MatchString(Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{}).String())
 	})
 	n.idle = n.look(n.idleScope())
@@ -109,7 +110,7 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 	if err == nil {
 		err = os.Chmod(dir, 0o711) // processes of user namespaces have to get through
 	}
-	Check(t, err)
+	harness.Check(t, err)
 	unique := filepath.Base(dir)
 	n := &Node{
 		Dir: dir, Network: unique, Bridge: unique, Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state"),
@@ -138,7 +139,7 @@ func prepare(t testing.TB, binaries string, opts []Option) *Node {
 func (n *Node) must(what string, err error) {
 	n.t.Helper()
 	if err != nil {
-		n.t.Fatalf("node %s: %s: %v%s", n.Network, what, err, from())
+		n.t.Fatalf("node %s: %s: %v%s", n.Network, what, err, harness.Callers())
 	}
 }
 
@@ -149,7 +150,7 @@ func BinDir(t testing.TB) string {
 		return dir
 	}
 	dir, err := os.Getwd()
-	Check(t, err)
+	harness.Check(t, err)
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return filepath.Join(dir, "bin")

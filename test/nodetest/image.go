@@ -1,4 +1,4 @@
-package harness
+package nodetest
 
 import (
 	"archive/tar"
@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // ImportImage brings the images of an archive to the node, by way of its daemon. What they take does not
@@ -17,7 +19,7 @@ import (
 func (n *Node) ImportImage(archive string) {
 	n.t.Helper()
 	output, err := exec.Command(filepath.Join(n.binaries, "minicri"), "image", "--socket", n.Socket, "import", archive).CombinedOutput()
-	Need(n.t, err == nil, "node %s: importing %s: %v: %s", n.Network, archive, err, output)
+	harness.Need(n.t, err == nil, "node %s: importing %s: %v: %s", n.Network, archive, err, output)
 	n.idle = n.look(n.idleScope())
 }
 

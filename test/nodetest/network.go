@@ -1,4 +1,4 @@
-package harness
+package nodetest
 
 import (
 	"encoding/json"
@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // makeNetns makes the node's network namespace, loopback up. It has no name, so it ends with the test's
@@ -108,7 +109,7 @@ func join(to, from net.Conn) {
 func (n *Node) ServeInPod(pod, network, address string, answer func(*net.TCPConn)) {
 	n.t.Helper()
 	pins, err := filepath.Glob(filepath.Join(n.Netns, "*"+pod))
-	Need(n.t, err == nil && len(pins) == 1, "network namespaces of pod %s: %q, %v; want one", pod, pins, err)
+	harness.Need(n.t, err == nil && len(pins) == 1, "network namespaces of pod %s: %q, %v; want one", pod, pins, err)
 	var listener net.Listener
 	n.must("listening in pod "+pod, Inside(pins[0], func() (err error) {
 		listener, err = net.Listen(network, address)
@@ -147,7 +148,7 @@ func (n *Node) configure() {
 	if !n.options.noNetwork {
 		n.WriteNetwork()
 	}
-	toml := fmt.Sprintf("cgroup_driver = %q\ncgroup_parent = %q\n%s", CgroupDriver(), n.CgroupParent, n.options.config+n.options.runtimes)
+	toml := fmt.Sprintf("cgroup_driver = %q\ncgroup_parent = %q\n%s", harness.CgroupDriver(), n.CgroupParent, n.options.config+n.options.runtimes)
 	n.must("writing the daemon's configuration", os.WriteFile(n.configFile(), []byte(toml), 0o600))
 }
 

@@ -1,4 +1,4 @@
-package harness
+package nodetest
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/leak"
 )
 
@@ -170,7 +171,7 @@ func (n *Node) unmountPinDirs() error {
 		if mounted {
 			err = unix.Unmount(dir, unix.MNT_DETACH)
 		}
-		errs = errors.Join(errs, IgnoreMissing(err))
+		errs = errors.Join(errs, harness.IgnoreMissing(err))
 	}
 	return errs
 }
@@ -210,5 +211,5 @@ func (n *Node) removeResults() error {
 
 // report fails the test without ending it.
 func (n *Node) report(what string, err error) {
-	Want(n.t, err == nil, "node %s: %s: %v", n.Network, what, err)
+	harness.Want(n.t, err == nil, "node %s: %s: %v", n.Network, what, err)
 }

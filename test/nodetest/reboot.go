@@ -1,4 +1,4 @@
-package harness
+package nodetest
 
 import (
 	"errors"
@@ -7,13 +7,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/test/harness"
 )
 
 // Reboot does to the node what a reboot of the machine does: PowerOff, and the state directory is empty.
@@ -28,7 +27,7 @@ func (n *Node) PowerOff() {
 	if n.Running() {
 		n.Kill()
 	}
-	Eventually(n.t, "all processes of node "+n.Network+" have ended", func() bool {
+	harness.Eventually(n.t, "all processes of node "+n.Network+" have ended", func() bool {
 		left := n.processes()
 		for _, pid := range left {
 			_ = unix.Kill(pid, unix.SIGKILL) // it may be gone by now
@@ -60,7 +59,7 @@ func (n *Node) processes() (pids []int) {
 			found[pid] = true
 		}
 	}
-	all := Processes()
+	all := harness.Processes()
 	for _, p := range all {
 		found[p.PID] = found[p.PID] || strings.Contains(strings.Join(p.Args, " "), n.State+"/")
 	}
@@ -81,30 +80,10 @@ func (n *Node) processes() (pids []int) {
 	return pids
 }
 
-// Process is one of /proc.
-type Process struct {
-	process.Stat
-	PID  int
-	Args []string
-}
-
-// Processes are those in sight.
-func Processes() (all []Process) {
-	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, path := range paths {
-		line, _ := os.ReadFile(path) // it may have ended
-		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if stat, err := process.ReadStat(pid); err == nil {
-			all = append(all, Process{stat, pid, strings.Split(string(line), "\x00")})
-		}
-	}
-	return all
-}
-
 // Supervisors are the processes that supervise the node's pods, in order.
 func (n *Node) Supervisors() (pids []int) {
 	parents := make(map[int]int)
-	for _, p := range Processes() {
+	for _, p := range harness.Processes() {
 		if len(p.Args) > 3 && p.Args[1] == "serve" && strings.HasPrefix(p.Args[3], n.State+"/") {
 			pids, parents[p.PID] = append(pids, p.PID), p.Parent
 		}
@@ -112,22 +91,4 @@ func (n *Node) Supervisors() (pids []int) {
 	// What one has forked, and has not executed its program yet, looks like it.
 	slices.Sort(pids)
 	return slices.DeleteFunc(pids, func(pid int) bool { _, forked := parents[parents[pid]]; return forked })
-}
-
-// KernelTellsExits reports whether Linux tells by a pidfd how a process ended, as from 6.15 on.
-func KernelTellsExits() bool {
-	var name unix.Utsname
-	_ = unix.Uname(&name)
-	var major, minor int
-	_, _ = fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &major, &minor)
-	return major > 6 || major == 6 && minor >= 15
-}
-
-// Freeze stops a process until the test's end, and waits until no thread of it runs: one of them has to see the signal
-// before the others stop.
-func Freeze(t testing.TB, pid int) {
-	t.Helper()
-	Check(t, unix.Kill(pid, unix.SIGSTOP))
-	t.Cleanup(func() { _ = unix.Kill(pid, unix.SIGCONT) }) // it may have been killed
-	Eventually(t, "it has stopped", func() bool { return process.HasStopped(pid) })
 }
