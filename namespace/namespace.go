@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -36,25 +37,50 @@ type Dir struct {
 
 // Open prepares the directory, which others may share: our file names begin with the mark.
 //
-// It becomes a shared mount, as with ip-netns(8): other mount namespaces would keep a copy of each pin.
+// Pins have to reach other mount namespaces, and their removal, too: a copy of a pin keeps its namespace alive. On a
+// shared mount (systemd shares all) the kernel does that. A mount of our own would hide the pins of other runtimes
+// there: they could no longer unmount these, and services in older mount namespaces would not see ours.
 func Open(directory, mark string) (*Dir, error) {
 	if err := os.MkdirAll(directory, 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory for namespaces: %w", err)
 	}
-	err := unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
-	if errors.Is(err, unix.EINVAL) { // it is no mount point
-		// It is private first: in its source's peer group, each pin would be mounted twice.
-		err = unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, "")
-		for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED | unix.MS_REC} {
-			if err == nil {
-				err = unix.Mount("", directory, "none", propagation, "")
-			}
-		}
-	}
-	if err != nil {
+	if err := share(directory); err != nil {
 		return nil, fmt.Errorf("make %s a shared mount: %w", directory, err)
 	}
 	return Find(directory, mark), nil
+}
+
+// share makes a mount of the directory, as ip-netns(8) does, if its mount is not shared and nobody has a pin in it.
+func share(directory string) error {
+	err := unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if !errors.Is(err, unix.EINVAL) { // EINVAL: the directory is no mount point
+		return err
+	}
+	real, err := filepath.EvalSymlinks(directory)
+	if err != nil {
+		return err
+	}
+	var above *mountinfo.Info // the deepest mount that has the directory; of equals the last, on top
+	mounts, err := mountinfo.GetMounts(nil)
+	for _, m := range mounts {
+		if strings.HasPrefix(m.Mountpoint, real+"/") {
+			return nil // hidden below a mount, the pin of another runtime could never be removed
+		}
+		if strings.HasPrefix(real, strings.TrimSuffix(m.Mountpoint, "/")+"/") && (above == nil || len(m.Mountpoint) >= len(above.Mountpoint)) {
+			above = m
+		}
+	}
+	if err != nil || above != nil && strings.Contains(above.Optional, "shared:") {
+		return err
+	}
+	// In the peer group of its source, each pin would be mounted twice.
+	err = unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, "")
+	for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED | unix.MS_REC} {
+		if err == nil {
+			err = unix.Mount("", directory, "none", propagation, "")
+		}
+	}
+	return err
 }
 
 // Find is Open for a directory that is prepared.
@@ -104,17 +130,52 @@ func (n *Dir) Alive(id string) bool {
 // Remove removes every pin of id, if any. The kernel frees the namespace when its last process exits.
 func (n *Dir) Remove(id string) error {
 	path := n.Path(id)
-	var err error
-	for err == nil {
-		err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-	}
-	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+	if err := unmountAll(path); err != nil {
 		return fmt.Errorf("unmount the namespace %s: %w", path, err)
 	}
-	if err := state.RemoveAll(path); err != nil {
+	err := state.RemoveAll(path)
+	if errors.Is(err, unix.EBUSY) {
+		err = n.removeCovered(path)
+	}
+	if err != nil {
 		return fmt.Errorf("remove the namespace file: %w", err)
 	}
 	return nil
+}
+
+// unmountAll unmounts all that is mounted on a path.
+func unmountAll(path string) (err error) {
+	for err == nil {
+		err = unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	}
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+// removeCovered removes a file with a pin that a later mount of the directory covers, as the first 'ip netns add' makes
+// it. The kernel removes the pins in all mount namespaces if the file is removed in one where nothing is mounted on it.
+func (n *Dir) removeCovered(path string) error {
+	return process.OnDisposableThread(func() error {
+		directory, err := filepath.EvalSymlinks(n.directory)
+		if err == nil {
+			err = unix.Unshare(unix.CLONE_NEWNS)
+		}
+		if err == nil {
+			err = unix.Mount("", "/", "none", unix.MS_PRIVATE|unix.MS_REC, "")
+		}
+		if err == nil {
+			err = unmountAll(directory)
+		}
+		if err == nil {
+			err = unmountAll(path)
+		}
+		if err == nil {
+			err = os.Remove(path)
+		}
+		return err
+	})
 }
 
 // IDs lists the IDs of the namespaces that are pinned under our mark.

@@ -3,11 +3,13 @@ package network
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -180,6 +182,28 @@ func (n *CNI) NamespacePath(id string) string {
 		return n.options.Namespaces.Path(id)
 	}
 	return ""
+}
+
+// pathAsAdded returns the path of a namespace as ADD got it: plugins compare CNI_NETNS with the result of ADD, and a
+// daemon may spell the directory in another way than the one before.
+func pathAsAdded(a Attachment, path string) string {
+	var cached struct {
+		Result struct{ Interfaces []struct{ Sandbox string } }
+	}
+	data, err := os.ReadFile(CachePath(a.Network, a.ID))
+	if err != nil || path == "" || json.Unmarshal(data, &cached) != nil {
+		return path
+	}
+	is, err := os.Stat(path)
+	for _, in := range cached.Result.Interfaces {
+		if in.Sandbox == "" || in.Sandbox == path || filepath.Base(in.Sandbox) != filepath.Base(path) {
+			continue
+		}
+		if was, wasErr := os.Stat(in.Sandbox); err == nil && wasErr == nil && os.SameFile(was, is) {
+			return in.Sandbox
+		}
+	}
+	return path
 }
 
 // atOnce is how many DELs run in the background at once.

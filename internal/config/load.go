@@ -88,7 +88,8 @@ func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ 
 		return nil, nil, err
 	}
 	// Resolve paths before they are checked. A default replaces what is refused.
-	for _, path := range []*string{&l.Root, &l.State, &l.NetnsDir} {
+	// netns_dir keeps its symlinks: agents of networks open CNI_NETNS below a prefix, and have /var/run/netns there.
+	for _, path := range []*string{&l.Root, &l.State} {
 		*path = resolved(*path)
 	}
 	for _, problem := range l.problems() {

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -65,8 +66,11 @@ func (n *Node) Fits(root, stateDir, netnsDir string) error {
 	return errors.Join(changed("state", n.facts.State, stateDir), changed("netns_dir", n.facts.NetnsDir, netnsDir))
 }
 
+// changed compares directories, not spellings: earlier builds recorded /run/netns for /var/run/netns.
 func changed(key, was, is string) error {
-	if filepath.Clean(was) == filepath.Clean(is) {
+	before, err := os.Stat(was)
+	now, nowErr := os.Stat(is)
+	if filepath.Clean(was) == filepath.Clean(is) || err == nil && nowErr == nil && os.SameFile(before, now) {
 		return nil
 	}
 	return fmt.Errorf("%s: it is %s, but pods of this node have theirs in %s: start with %[1]s = %[3]q, or remove all pods first", key, is, was)

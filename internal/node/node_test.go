@@ -49,6 +49,17 @@ func TestChangedDirectoriesAreRefusedWhilePodsRun(t *testing.T) {
 	_, err = node.Open(root, "/run/state", "/run/other")
 	harness.WantError(t, err, "netns_dir", "/run/netns")
 	open(t, root)
+	dir := t.TempDir() // as /var/run and /run: one directory by another path is none other
+	harness.Check(t, errors.Join(os.Mkdir(dir+"/run", 0o755), os.Symlink("run", dir+"/var")))
+	for _, path := range []string{dir + "/run", dir + "/var", dir + "/run/"} {
+		pods := t.TempDir()
+		withRecord(t, pods)
+		harness.Check(t, os.Rename(filepath.Join(pods, "sandboxes"), filepath.Join(pods, "later")))
+		_, err = node.Open(pods, "/run/state", dir+"/run")
+		harness.Check(t, errors.Join(err, os.Rename(filepath.Join(pods, "later"), filepath.Join(pods, "sandboxes"))))
+		_, err = node.Open(pods, "/run/state", path)
+		harness.Want(t, err == nil, "by the path %s: %v", path, err)
+	}
 	boot, err := process.BootID()
 	harness.Check(t, err)
 	file := filepath.Join(root, "node.json")
