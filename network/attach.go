@@ -209,7 +209,7 @@ func (n *CNI) check(id string) {
 		return
 	}
 	err = n.call(context.Background(), h, a.record, "CHECK", n.limits.Load().Check, func(ctx context.Context, cni gocni.CNI) error {
-		return cni.Check(ctx, id, pathAsAdded(a.record, n.NamespacePath(id)), a.record.options()...)
+		return cni.Check(ctx, id, n.pathAsAdded(a.record, n.NamespacePath(id)), a.record.options()...)
 	})
 	if errors.Is(err, errEnding) || errors.Is(err, libcni.ErrorCheckNotSupp) {
 		return // the last: a network before CNI 0.4.0 has no CHECK

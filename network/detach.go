@@ -186,11 +186,11 @@ func (n *CNI) NamespacePath(id string) string {
 
 // pathAsAdded returns the path of a namespace as ADD got it: plugins compare CNI_NETNS with the result of ADD, and a
 // daemon may spell the directory in another way than the one before.
-func pathAsAdded(a Attachment, path string) string {
+func (n *CNI) pathAsAdded(a Attachment, path string) string {
 	var cached struct {
 		Result struct{ Interfaces []struct{ Sandbox string } }
 	}
-	data, err := os.ReadFile(CachePath(a.Network, a.ID))
+	data, err := os.ReadFile(n.cachePath(a))
 	if err != nil || path == "" || json.Unmarshal(data, &cached) != nil {
 		return path
 	}

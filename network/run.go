@@ -36,7 +36,7 @@ var (
 // del runs DEL, which succeeds if every plugin does: we look at the plugins' own answers, because go-cni
 // takes an error with "not found" or "no such file or directory" in its text for success.
 func (n *CNI) del(ctx context.Context, h *locked, a Attachment, path string) error {
-	path = pathAsAdded(a, path)
+	path = n.pathAsAdded(a, path)
 	return n.call(ctx, h, a, "DEL", n.limits.Load().Del, func(ctx context.Context, cni gocni.CNI) error {
 		remove := func() error { return recovered(func() error { return cni.Remove(ctx, a.ID, path, a.options()...) }) }
 		// libcni panics at a bad answer of ADD in its cache. DEL needs none (CNI SPEC), so we remove it.
