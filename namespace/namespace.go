@@ -66,7 +66,8 @@ func share(directory string) error {
 		if strings.HasPrefix(m.Mountpoint, real+"/") {
 			return nil // hidden below a mount, the pin of another runtime could never be removed
 		}
-		if strings.HasPrefix(real, strings.TrimSuffix(m.Mountpoint, "/")+"/") && (above == nil || len(m.Mountpoint) >= len(above.Mountpoint)) {
+		deepest := above == nil || len(m.Mountpoint) >= len(above.Mountpoint)
+		if deepest && strings.HasPrefix(real, strings.TrimSuffix(m.Mountpoint, "/")+"/") {
 			above = m
 		}
 	}

@@ -29,7 +29,9 @@ func pin(path string) error {
 	return errors.Join(os.WriteFile(path, nil, 0o444), unix.Mount("/proc/self/ns/net", path, "none", unix.MS_BIND, ""))
 }
 
-func unpin(path string) error { return errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)) }
+func unpin(path string) error {
+	return errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path))
+}
 
 // ipNetns is what the first 'ip netns add' does with the directory (ip-netns(8)).
 func ipNetns(directory string) error {
@@ -37,7 +39,10 @@ func ipNetns(directory string) error {
 	if !errors.Is(err, unix.EINVAL) {
 		return err
 	}
-	return errors.Join(unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, ""), unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, ""))
+	return errors.Join(
+		unix.Mount(directory, directory, "none", unix.MS_BIND|unix.MS_REC, ""),
+		unix.Mount("", directory, "none", unix.MS_SHARED|unix.MS_REC, ""),
+	)
 }
 
 // Other runtimes and 'ip netns' use the directory before and after minicri does. All of them can remove what they have
@@ -83,7 +88,8 @@ func TestNeighboursInTheDirectory(t *testing.T) {
 // A pod's pin, and its removal, reach a service whose mount namespace is older than minicri's start.
 func TestOlderServiceSeesPins(t *testing.T) {
 	directory := neighbour(t, unix.MS_SHARED)
-	service := exec.Command("unshare", "--mount", "--propagation", "slave", "sh", "-c", `echo; while read path; do grep -c " $path " /proc/self/mountinfo; done; true`)
+	service := exec.Command("unshare", "--mount", "--propagation", "slave",
+		"sh", "-c", `echo; while read path; do grep -c " $path " /proc/self/mountinfo; done; true`)
 	stdin, err := service.StdinPipe()
 	harness.Check(t, err)
 	stdout, err := service.StdoutPipe()

@@ -22,7 +22,7 @@ type Config struct {
 	Socket      string `toml:"socket" need:"path" comment:"unix socket of the CRI, mode 0600"`
 	Root        string `toml:"root" need:"path" comment:"directory of what has to survive a reboot"`
 	State       string `toml:"state" need:"path" comment:"directory of what a reboot may remove; at most 72 characters, because sockets are below it"`
-	NetnsDir    string `toml:"netns_dir" need:"path" comment:"directory where network namespaces are pinned. Plugins and their agents see the path as it is written here"`
+	NetnsDir    string `toml:"netns_dir" need:"path" comment:"directory where network namespaces are pinned, by the path that plugins and their agents get"`
 	CNIConf     string `toml:"cni_conf_dir" need:"path" comment:"directory of network configurations; the first valid one by name is used"`
 	CNIBin      string `toml:"cni_bin_dir" need:"paths" comment:"directories of network plugins, separated by ':'"`
 	Shim        string `toml:"shim" need:"path?" comment:"path of minicri-shim; '' is the one in the daemon's own directory"`
