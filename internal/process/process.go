@@ -178,6 +178,9 @@ func Doomed(pid int) bool {
 	return true
 }
 
+// Doomed is the function of this name for a process that may have ended.
+func (p *Process) Doomed() bool { return Doomed(p.PID) }
+
 // isKilled reports whether SIGKILL is pending for the thread of a status, as for each of a process that is killed
 // (proc_pid_status(5), SigPnd).
 func isKilled(status []byte) bool {

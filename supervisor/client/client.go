@@ -27,7 +27,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
-	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
 )
 
@@ -51,10 +50,11 @@ const (
 // Client talks to one supervisor. Most of its methods are the calls of shim.proto; methods of the same names
 // answer them (service.go of package serve). Their errors are errdefs kinds.
 type Client struct {
+	host       Host
 	dir        string
-	conn       *ttrpc.Client
-	rpc        api.ShimClient // over conn
-	supervisor *process.Process
+	conn       Conn
+	rpc        api.ShimClient // conn
+	supervisor Process
 	closed     chan struct{} // closed when the connection is
 
 	life context.Context // ends with Close, or a second after the supervisor
@@ -67,17 +67,20 @@ var ErrLost = fmt.Errorf("the supervisor has ended, and another one takes its pl
 // Connect connects to the supervisor of dir. errdefs.ErrUnavailable says that none serves. A supervisor
 // that does not answer within the limit is killed; 0 is noLimit.
 func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, error) {
-	conn, err := dialSocket(ctx, filepath.Join(dir, api.ControlSocket))
+	return connect(ctx, Processes{}, dir, limit)
+}
+
+func connect(ctx context.Context, host Host, dir string, limit *atomic.Int64) (*Client, error) {
+	c := &Client{host: host, dir: dir, closed: make(chan struct{})}
+	conn, err := host.Dial(ctx, dir, func() { close(c.closed) })
 	if err != nil {
 		return nil, err
 	}
-	supervisor, err := listener(conn, dir)
+	supervisor, err := conn.Peer()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	c := &Client{dir: dir, supervisor: supervisor, closed: make(chan struct{})}
-	c.conn = ttrpc.NewClient(conn, ttrpc.WithOnClose(func() { close(c.closed) }))
-	c.rpc = api.NewShimClient(c.conn)
+	c.conn, c.rpc, c.supervisor = conn, conn, supervisor
 	c.life, c.over = context.WithCancel(context.Background())
 	context.AfterFunc(c.life, func() { _ = c.conn.Close() })
 	go func() { // the connection may outlive the supervisor, as a child may have a copy of its socket
@@ -87,22 +90,6 @@ func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 	}()
 	go c.watch(limit) // ends with the supervisor, or Close
 	return c, nil
-}
-
-// listener finds the process that listens. It must have the lock, so its pid is not reused.
-func listener(conn *net.UnixConn, dir string) (*process.Process, error) {
-	peer, err := socket.Peer(conn)
-	if err != nil {
-		return nil, fmt.Errorf("find the process that serves %s: %w", dir, err)
-	}
-	listens, err := process.Find(int(peer.Pid))
-	if err != nil {
-		return nil, fmt.Errorf("find the process that serves %s: %w: %w", dir, ErrLost, err)
-	}
-	if holder, err := api.LockHolder(dir); err != nil || holder != listens.PID || process.Doomed(holder) {
-		return nil, errors.Join(fmt.Errorf("process %d listens in %s and does not have its lock, or was killed: %w", listens.PID, dir, ErrLost), err, listens.Close())
-	}
-	return listens, nil
 }
 
 // watch asks the supervisor every half of a limit, and kills it if it does not answer within the limit.
@@ -126,7 +113,7 @@ func (c *Client) watch(limit *atomic.Int64) {
 			done()
 		}
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			if c.supervisor.Kill(process.KillLimit) != nil && process.Doomed(c.supervisor.PID) {
+			if c.supervisor.Kill(process.KillLimit) != nil && c.supervisor.Doomed() {
 				c.over() // the kernel keeps it, so its pidfd does not tell of its end
 			}
 		}
@@ -167,24 +154,15 @@ func (c *Client) broken() bool {
 
 // open opens a connection for one call that takes as long as a program runs. Closing it ends the call.
 func (c *Client) open(ctx context.Context) (call api.ShimClient, done func(), err error) {
-	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.ControlSocket))
+	conn, err := c.host.Dial(ctx, c.dir, func() {})
 	if err != nil {
 		return nil, nil, err
 	}
-	client := ttrpc.NewClient(conn)
-	stop := context.AfterFunc(c.life, func() { _ = client.Close() })
-	return api.NewShimClient(client), func() {
+	stop := context.AfterFunc(c.life, func() { _ = conn.Close() })
+	return conn, func() {
 		stop()
-		_ = client.Close()
+		_ = conn.Close()
 	}, nil
-}
-
-func dialSocket(ctx context.Context, path string) (*net.UnixConn, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("no supervisor serves %s, start one: %w: %w", path, errdefs.ErrUnavailable, err)
-	}
-	return conn.(*net.UnixConn), nil
 }
 
 func native(err error) error {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -190,7 +189,7 @@ func (c *Client) ExecKill(ctx context.Context, id, exec string, signal uint32, a
 // Stream opens api.Stdin, api.Stdout or api.Stderr of an exec, or with an empty exec of the container
 // itself: attach. The connection carries the stream's bytes; CloseWrite on stdin is its end.
 func (c *Client) Stream(ctx context.Context, id, exec, stream string) (*net.UnixConn, error) {
-	conn, err := dialSocket(ctx, filepath.Join(c.dir, api.StreamSocket))
+	conn, err := c.host.DialStream(ctx, c.dir)
 	if err != nil {
 		return nil, err
 	}

@@ -41,6 +41,7 @@ type SetOptions struct {
 	Dir    string        // has a directory for each group
 	Start  StartOptions  // all but Dir
 	Answer time.Duration // how long a supervisor may take to answer; see SetAnswer
+	Host   Host          // nil stands for Processes
 	Logger *slog.Logger
 }
 
@@ -66,6 +67,9 @@ type group struct {
 func NewSet(options SetOptions) (*Set, error) {
 	if err := os.MkdirAll(options.Dir, 0o711); err != nil {
 		return nil, err
+	}
+	if options.Host == nil {
+		options.Host = Processes{}
 	}
 	s := &Set{options: options, groups: make(map[string]*group)}
 	s.SetAnswer(options.Answer)
@@ -118,7 +122,7 @@ func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
 	if err := s.Known(filepath.Base(g.dir)); err != nil {
 		return nil, err
 	}
-	connected, err := Connect(ctx, g.dir, &s.answer)
+	connected, err := connect(ctx, s.options.Host, g.dir, &s.answer)
 	if err != nil {
 		return nil, err
 	}

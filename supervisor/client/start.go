@@ -116,7 +116,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 		if !errdefs.IsUnavailable(err) || ctx.Err() != nil {
 			return supervisor, err
 		}
-		holder, err := api.LockHolder(g.dir)
+		holder, err := s.options.Host.LockHolder(g.dir)
 		if err == nil && holder != 0 && time.Since(began) < endingLimit {
 			continue
 		}
@@ -124,7 +124,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 			return nil, fmt.Errorf("the supervisor is started again in %v, its last start failed: %w: %w", left.Round(time.Millisecond), errdefs.ErrUnavailable, g.failed)
 		}
 		if err == nil && holder != 0 {
-			err = endHolder(g.dir)
+			err = s.options.Host.EndLockHolder(g.dir)
 		}
 		if err == nil {
 			err = s.Known(filepath.Base(g.dir))
@@ -132,7 +132,7 @@ func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
 		if err == nil {
 			options := s.options.Start
 			options.Dir = g.dir
-			err = StartSupervisor(context.WithoutCancel(ctx), options) // others wait for it, too
+			err = s.options.Host.Start(context.WithoutCancel(ctx), options) // others wait for it, too
 		}
 		if err == nil {
 			if supervisor, err = g.connect(ctx, s); err != nil && ctx.Err() != nil {
