@@ -2,6 +2,7 @@ package minicri_test
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -64,6 +65,27 @@ func TestPagesNameWhatIsThere(t *testing.T) {
 			t.Errorf("%s: %s", p.file, problem)
 		}
 	}
+}
+
+// The examples of the daemon's configuration have no unknown keys. Package image reads those of hosts.toml.
+func TestConfigurationsOnPages(t *testing.T) {
+	read := 0
+	for _, p := range everyPage(t) {
+		for _, block := range regexp.MustCompile("(?s)\n *```toml\n(.*?)```").FindAllStringSubmatch(p.text, -1) {
+			if strings.Contains(block[1], "/hosts.toml\n") {
+				continue
+			}
+			file := filepath.Join(t.TempDir(), "config.toml")
+			must(t, os.WriteFile(file, []byte(block[1]), 0o644))
+			loaded, _, err := config.Read([]string{"--config", file}, io.Discard)
+			if err == nil {
+				err = loaded.Strict()
+			}
+			harness.Want(t, err == nil, "%s: %v:\n%s", p.file, err, block[1])
+			read++
+		}
+	}
+	harness.Want(t, read >= 5, "only %d configurations were read", read)
 }
 
 // checkSpan looks at a code span that has the form of a path in the repository,

@@ -52,7 +52,7 @@ var (
 			"users need no commit: move it to test/results"),
 	}
 	// developer matches the pages that may name tests and commits.
-	developer = regexp.MustCompile(`^(ARCHITECTURE|CONTRIBUTING|docs/(conformance|properties|security|workarounds))\.md$`)
+	developer = regexp.MustCompile(`^(ARCHITECTURE|CONTRIBUTING|docs/(conformance|security|contributors/\w+))\.md$`)
 )
 
 func main() {
