@@ -90,7 +90,7 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 		runs[strings.Trim(cells[0], "`")] = before
 	}
 	used := map[string]bool{}
-	for _, page := range []string{"docs/node.md", "docs/kind.md"} {
+	for _, page := range []string{"docs/node.md", "docs/upgrade.md", "docs/kind.md"} {
 		for _, command := range commandsOf(t, page) {
 			used[command] = true
 			named := testName.FindAllString(runs[command], -1)
@@ -101,7 +101,7 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 		}
 	}
 	for command := range runs {
-		harness.Want(t, used[command], "docs/contributors/commands.md says what runs %q, which is on neither page", command)
+		harness.Want(t, used[command], "docs/contributors/commands.md says what runs %q, which is on no page", command)
 	}
 }
 

@@ -154,8 +154,8 @@ type Limits struct {
 	CNICheck    Duration `toml:"cni_check" comment:"as cni_add, for CHECK"`
 	CNIStatus   Duration `toml:"cni_status" comment:"as cni_add, for STATUS"`
 	CNIGC       Duration `toml:"cni_gc" comment:"as cni_add, for GC"`
-	DetachTries int      `toml:"detach_tries" least:"1" most:"1000000" comment:"number of failed DELs after which a pod's deletion is not blocked any longer"`
-	DetachTime  Duration `toml:"detach_time" zero:"not at all" comment:"how long failing DELs block a pod's deletion"`
+	DetachTries int      `toml:"detach_tries" least:"1" most:"1000000" comment:"number of StopPodSandbox calls that a failing DEL may fail; DELs in the background do not count. The pod is deleted after that, or after detach_time"`
+	DetachTime  Duration `toml:"detach_time" zero:"not at all" comment:"how long after its first failure a DEL may fail StopPodSandbox; detach_tries may end that earlier"`
 	GiveUpTries int      `toml:"give_up_tries" least:"1" most:"1000000" comment:"number of failed DELs after which an attachment is given up whose ADD never succeeded"`
 	GiveUpTime  Duration `toml:"give_up_time" zero:"at the second failure" comment:"how long after the first failed DEL such an attachment is given up at the latest"`
 	RetryFirst  Duration `toml:"retry_first" comment:"delay before a failed DEL is retried in the background; it doubles"`
