@@ -150,7 +150,7 @@ func TestArchitectureIsCurrent(t *testing.T) {
 		_, err := os.Stat(name)
 		harness.Want(t, err == nil, "the packages in ARCHITECTURE.md: %v", err)
 	}
-	_, table, _ := strings.Cut(string(text), "## What each dependency is for")
+	_, table, _ := strings.Cut(string(text), "## Dependencies")
 	for dependency := range directModules(t) {
 		harness.Want(t, regexp.MustCompile(`[ |(]`+regexp.QuoteMeta(dependency)+`[ ,|]`).MatchString(table),
 			"ARCHITECTURE.md does not say what %s is for", dependency)

@@ -35,12 +35,13 @@ var (
 	prose = []rule{
 		newRule(start+`((?:What|Whatever|Who|Whoever|Whose|Where|Of)\b[^?]*?[.:](?: |\z))`, subject),
 		newRule(start+`(For (?:what|who|those|that|it|them|all)\b)`, subject),
-		newRule(`\b(what (?:is|are|was|were|has|have|had|does|did|can|cannot|must|may|would|it|its|they|the|a|an|this|that|`+
-			`each|every|no|nobody|comes|runs|remains|follows|fails|failed|ended|ends|minicri|containerd)\b)`, "name the thing"),
+		newRule(`\b(what (?:is|are|was|were|has|have|had|does|did|can|cannot|must|may|would|it|its|they|the|a|an|this|`+
+			`that|each|every|no|nobody|comes|runs|remains|follows|fails|failed|ended|ends|minicri|containerd)\b)`,
+			"name the thing"),
 		newRule(`(,(?: of)? which\b)`, "make two sentences"),
 		newRule(`\b((?:that|those|the same) of)\b`, "repeat the noun"),
-		newRule(`\b(says|knows|tells|hears|asks|(?:is|are|was|were|be|been|being) (?:said|told|asked|heard)|`+
-			`(?:does|did|do|can|could) ?not (?:say|know|hear|tell))\b`, "programs return, report, log, request or check"),
+		newRule(`\b(says|knows|tells|hears|asks|(?:is|are|was|were|be|been|being) (?:said|told|asked|heard)`+
+			`|(?:does|did|do|can|could) ?not (?:say|know|hear|tell))\b`, "programs return, report, log, request or check"),
 		newRule(`\b(stands? beside|(?:is|are|was|were) gone|holds? up|held up|comes? to)\b`,
 			"no metaphors: exists, was removed, blocks, returns"),
 		newRule(`\b((?:key|field|value|name|id|metadata|config|argument|flag) is missing)\b`, "write: is required"),
