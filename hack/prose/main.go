@@ -41,7 +41,8 @@ var (
 		newRule(`(,(?: of)? which\b)`, "make two sentences"),
 		newRule(`\b((?:that|those|the same) of)\b`, "repeat the noun"),
 		newRule(`\b(says|knows|tells|hears|asks|(?:is|are|was|were|be|been|being) (?:said|told|asked|heard)`+
-			`|(?:does|did|do|can|could) ?not (?:say|know|hear|tell))\b`, "programs return, report, log, request or check"),
+			`|(?:does|did|do|can|could) ?not (?:say|know|hear|tell))\b`,
+			"programs return, report, log, request or check"),
 		newRule(`\b(stands? beside|(?:is|are|was|were) gone|holds? up|held up|comes? to)\b`,
 			"no metaphors: exists, was removed, blocks, returns"),
 		newRule(`\b((?:key|field|value|name|id|metadata|config|argument|flag) is missing)\b`, "write: is required"),
@@ -83,7 +84,7 @@ func main() {
 		fail(os.WriteFile(listFile, []byte(strings.Join(append(kept, ""), "\n")), 0o644))
 	} else if len(kept) != len(unclean) {
 		bad = true
-		fmt.Fprintf(os.Stderr, "%s lists files that are clean or do not exist: run \"go run ./hack/prose -prune\"\n", listFile)
+		fmt.Fprintf(os.Stderr, "%s lists clean or removed files: run \"go run ./hack/prose -prune\"\n", listFile)
 	}
 	if bad {
 		os.Exit(1)
@@ -113,7 +114,8 @@ func check(file string, text []byte) (findings []string) {
 	parsed, err := parser.ParseFile(files, file, text, parser.ParseComments|parser.SkipObjectResolution)
 	fail(err)
 	for _, group := range parsed.Comments {
-		report(files.Position(group.Pos()).Line, block.ReplaceAllString(group.Text(), ""), append([]rule{fragment}, prose...))
+		text := block.ReplaceAllString(group.Text(), "")
+		report(files.Position(group.Pos()).Line, text, append([]rule{fragment}, prose...))
 	}
 	return findings
 }
@@ -129,7 +131,8 @@ var (
 // plain returns the prose of a Markdown page. Each line keeps its number; list items and cells of tables become
 // sentences of their own.
 func plain(text string) string {
-	text = code.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) })
+	blank := func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) }
+	text = code.ReplaceAllStringFunc(text, blank)
 	text = link.ReplaceAllString(span.ReplaceAllString(text, "X$1"), "]")
 	text = markers.ReplaceAllString(text, ". ")
 	return strings.NewReplacer("**", "", "[", "", "]", "").Replace(text)
