@@ -50,7 +50,10 @@ type Result struct {
 // attachment, which is in the journal, and on the disk, before ADD begins. If Attach fails, or the context ends first,
 // it can be there still: the caller has to call Detach. The result has the network's configuration also then.
 func (d *Directory) Attach(ctx context.Context, record Attachment, path string) (Result, error) {
-	configuration, err := d.Configuration()
+	configuration, err := d.latest(ctx)
+	if err == nil {
+		err = d.remarked(d.owner.programs.unsupported(configuration, d.owner.options.BinDirs))
+	}
 	if err != nil {
 		return Result{}, fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
 	}
@@ -64,7 +67,7 @@ func (d *Directory) Attach(ctx context.Context, record Attachment, path string) 
 	if err == nil {
 		result.Addresses, result.Raw = addresses(said), said.Raw()
 	}
-	return result, err
+	return result, d.remarked(err)
 }
 
 // AttachIn is Attach of the directory at a path, "" for the node's.

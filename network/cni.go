@@ -73,6 +73,9 @@ const (
 	leaveLimit     = process.KillLimit / 6  // for a run when the daemon ends; then it is killed or left to the next one
 	gcWait         = 5 * time.Second        // of ADD, DEL and CHECK for GC, which is ended then
 	nftLimit       = 5 * time.Second        // for one run of nft
+	versionLimit   = 5 * time.Second        // for one VERSION of a plugin
+	latestLimit    = time.Second            // for a pod's look at the configuration directory
+	installLimit   = 10 * time.Second       // for an installer that replaces plugins in place
 	notReadyPeriod = time.Second            // of STATUS while the network is not ready or is slow
 	rulesPause     = 300 * time.Millisecond // between two reports of changed rules
 	limitsPoll     = time.Second            // whether limits have changed
@@ -87,6 +90,7 @@ type CNI struct {
 	limits     atomic.Pointer[Limits]
 	network    atomic.Pointer[DefaultNetwork]
 	masquerade masquerade
+	programs   programs
 	runs       Runs
 	journal    *state.Records[Attachment]
 	bootID     string

@@ -2,21 +2,18 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"github.com/containernetworking/cni/libcni"
-	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
-	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/state"
 )
@@ -29,12 +26,24 @@ type Configuration struct {
 	// Bytes is the whole list as one JSON document, with plugins that the file took from a folder.
 	Bytes   []byte
 	Plugins []string
+	// CNIVersion is the version that the plugins get, "" if the file has none.
+	CNIVersion string
+	// Stale says why the present content of File cannot be used, nil for none that is in use.
+	Stale error
 }
+
+func (c *Configuration) version() string { return cmp.Or(c.CNIVersion, "0.1.0") }
+
+// source names the file for a person.
+func (c *Configuration) source() string { return cmp.Or(c.File, "default_network") }
+
+// endings are those of the files that may have a network.
+var endings = []string{".conf", ".conflist", ".json"}
 
 // readDirectory reads the valid configurations of a directory, sorted by file name (CNI conventions). It
 // reports the others as problems, and uses a file's last valid content: the file may be half written now.
 func readDirectory(directory string, last []*Configuration) (good []*Configuration, problems []error) {
-	files, err := libcni.ConfFiles(directory, []string{".conf", ".conflist", ".json"})
+	files, err := libcni.ConfFiles(directory, endings)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return last, []error{fmt.Errorf("list the CNI configuration directory: %w", err)}
 	}
@@ -47,8 +56,10 @@ func readDirectory(directory string, last []*Configuration) (good []*Configurati
 		}
 		err = fmt.Errorf("CNI configuration %s: %w", file, err)
 		if known := slices.IndexFunc(last, func(c *Configuration) bool { return c.File == file }); known >= 0 {
-			good = append(good, last[known])
-			err = fmt.Errorf("%w; its last valid content stays in use", err)
+			err = fmt.Errorf("%w; its previous content stays in use", err)
+			stale := *last[known]
+			stale.Stale = err
+			good = append(good, &stale)
 		}
 		problems = append(problems, err)
 	}
@@ -61,34 +72,7 @@ func Survey(directory string, binDirs []string) (*Configuration, []error) {
 	if len(good) == 0 {
 		return nil, problems
 	}
-	return good[0], slices.Concat(problems, missing(good[0], binDirs, true))
-}
-
-// missing returns an error for each plugin of a network that has no program. A thorough look also starts the programs,
-// and looks for those of IPAM plugins.
-func missing(c *Configuration, directories []string, thorough bool) (problems []error) {
-	find := func(name, what string) {
-		path, err := invoke.FindInPath(name, directories)
-		if info, _ := os.Stat(path); err == nil && (info == nil || info.Size() == 0 || unix.Access(path, unix.X_OK) != nil) {
-			err = fmt.Errorf("plugin %s cannot be executed, or is empty", path)
-		}
-		if program := exec.Command(path); err == nil && thorough {
-			program.Env, program.SysProcAttr = []string{"CNI_COMMAND=VERSION"}, &syscall.SysProcAttr{Setsid: true}
-			if err = program.Start(); err == nil { // what is for another machine does not start
-				_, _ = program.Process.Kill(), program.Wait()
-			}
-		}
-		if err != nil {
-			problems = append(problems, fmt.Errorf("network %q: %s%w: install the plugin or set cni_bin_dir", c.Name, what, err))
-		}
-	}
-	for _, plugin := range chainOf(c.Bytes) {
-		find(plugin.Type, "")
-		if thorough && plugin.IPAM.Type != "" {
-			find(plugin.IPAM.Type, "ipam: ")
-		}
-	}
-	return problems
+	return good[0], slices.Concat(problems, new(programs).unfit(good[0], binDirs, true))
 }
 
 // plugin is the part of a plugin's configuration that we read.
@@ -110,14 +94,38 @@ func readFile(file string) (*Configuration, error) {
 	if err != nil {
 		return nil, err
 	}
+	data = withoutMark(data)
 	list, err := parseList(file, data)
 	if err == nil {
 		return newConfiguration(list, file)
 	}
-	if syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(data, &json.RawMessage{})); ok {
-		return nil, fmt.Errorf("line %d: %w", 1+bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte{'\n'}), err)
+	return nil, atLine(data, err, filepath.Ext(file) == ".conflist")
+}
+
+// withoutMark removes the byte order mark that editors of other systems write.
+func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\uFEFF")) }
+
+// atLine adds the line to an error about JSON. libcni loses it where it decodes a list a second time.
+func atLine(data []byte, err error, list bool) error {
+	var again error
+	if list {
+		again = json.Unmarshal(data, &struct {
+			Name, CNIVersion string
+			Plugins          []types.PluginConf
+		}{})
+	} else {
+		again = json.Unmarshal(data, &types.PluginConf{})
 	}
-	return nil, err
+	offset := -1
+	if syntax, ok := errors.AsType[*json.SyntaxError](again); ok {
+		offset = int(syntax.Offset)
+	} else if wrong, ok := errors.AsType[*json.UnmarshalTypeError](again); ok {
+		offset = int(wrong.Offset)
+	}
+	if offset < 0 {
+		return err
+	}
+	return fmt.Errorf("line %d: %w", 1+bytes.Count(data[:min(offset, len(data))], []byte{'\n'}), err)
 }
 
 func parseList(file string, data []byte) (*libcni.NetworkConfigList, error) {
@@ -129,28 +137,26 @@ func parseList(file string, data []byte) (*libcni.NetworkConfigList, error) {
 		return libcni.ConfListFromConf(plugin)
 	}
 	list, err := libcni.NetworkConfFromBytes(data)
-	if err == nil && !list.LoadOnlyInlinedPlugins {
-		err = onlyFiles(filepath.Join(filepath.Dir(file), list.Name))
+	if err != nil || list.LoadOnlyInlinedPlugins {
+		return list, err
 	}
-	if err != nil {
-		return nil, err
-	}
-	return libcni.NetworkConfFromFile(file)
-}
-
-// onlyFiles refuses a folder of plugins with a fifo in it: libcni would wait for its writer for ever.
-func onlyFiles(folder string) error {
+	folder := filepath.Join(filepath.Dir(file), list.Name)
 	files, err := libcni.ConfFiles(folder, []string{".conf"})
 	for _, file := range files {
-		info, statErr := os.Stat(file)
-		switch {
-		case statErr != nil:
-			err = errors.Join(err, statErr)
-		case !info.Mode().IsRegular():
-			err = errors.Join(err, fmt.Errorf("%s is no regular file, its mode is %v", file, info.Mode()))
+		data, readErr := state.ReadFile(file) // unlike libcni, it does not wait for the writer of a fifo
+		if readErr != nil {
+			err = errors.Join(err, readErr)
+			continue
 		}
+		data = withoutMark(data)
+		plugin, parseErr := libcni.NetworkPluginConfFromBytes(data)
+		if parseErr != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", file, atLine(data, parseErr, false)))
+			continue
+		}
+		list.Plugins = append(list.Plugins, plugin)
 	}
-	return err
+	return list, err
 }
 
 // newConfiguration writes the list as one document: the journal must not depend on the files next to the list
@@ -172,7 +178,7 @@ func newConfiguration(list *libcni.NetworkConfigList, file string) (*Configurati
 	if err := json.Unmarshal(list.Bytes, &raw); err != nil {
 		return nil, err
 	}
-	c := &Configuration{Name: list.Name, File: file}
+	c := &Configuration{Name: list.Name, File: file, CNIVersion: list.CNIVersion}
 	var inlined []json.RawMessage
 	for _, plugin := range list.Plugins {
 		inlined = append(inlined, plugin.Bytes)

@@ -98,15 +98,16 @@ func TestMissingPlugins(t *testing.T) {
 		c.Bytes = fmt.Appendf(nil, `{"plugins":[%s]}`, c.Bytes[1:])
 		return c
 	}
-	err := errors.Join(missing(list("beam", "bridge", "teleport", "warp"), []string{realPlugins}, true)...)
+	err := errors.Join(new(programs).unfit(list("beam", "bridge", "teleport", "warp"), []string{realPlugins}, true)...)
 	harness.WantError(t, err, `network "x"`, "teleport", "warp", "ipam: ", "beam", realPlugins, "cni_bin_dir")
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "beam"), "no program")
 	must(t, os.WriteFile(filepath.Join(dir, "warp"), nil, 0o755)) // as a power cut leaves it
 	must(t, os.WriteFile(filepath.Join(dir, "shield"), []byte("of another machine"), 0o755))
-	err = errors.Join(missing(list("beam", "bridge", "warp", "shield"), []string{dir, realPlugins}, true)...)
-	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "cannot be executed", filepath.Join(dir, "warp"), "empty", "exec "+filepath.Join(dir, "shield"))
-	errs := missing(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false)
+	err = errors.Join(new(programs).unfit(list("beam", "bridge", "warp", "shield"), []string{dir, realPlugins}, true)...)
+	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "cannot be executed", filepath.Join(dir, "warp"), "empty",
+		"exec "+filepath.Join(dir, "shield"), "another architecture")
+	errs := new(programs).unfit(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false)
 	harness.Want(t, len(errs) == 0, "%v", errs)
 }
 

@@ -5,14 +5,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/vishvananda/netlink"
 
 	"github.com/minicri/minicri/internal/config"
@@ -25,25 +28,92 @@ type DefaultNetwork config.DefaultNetwork
 
 // Survey is like the function Survey. The subnet need not be known yet.
 func (d DefaultNetwork) Survey(binDirs []string) (*Configuration, []error) {
-	c, err := d.configuration(nil, false)
+	known := new(programs)
+	c, err := d.configuration(nil, false, d.choose(known, binDirs))
 	if err != nil {
 		return nil, []error{err}
 	}
-	return c, missing(c, binDirs, true)
+	return c, known.unfit(c, binDirs, true)
+}
+
+// choice is how the plugins of the embedded network are used: those of a directory before others, "" for none, with a
+// version of the CNI SPEC that all of them support.
+type choice struct{ directory, version string }
+
+// embeddedPlugins are the programs that the embedded network needs.
+var embeddedPlugins = []string{"bridge", "host-local", "portmap"}
+
+// choose finds the directory that has the newest plugins: distributions install older ones into directories that are
+// searched before minicri's own.
+func (d DefaultNetwork) choose(known *programs, binDirs []string) choice {
+	versions := []string{"1.1.0", "1.0.0", "0.4.0", "0.3.1"} // the last is the first with lists and chained plugins
+	best, rank := choice{version: versions[0]}, len(versions)
+	for _, directory := range append([]string{""}, binDirs...) {
+		searched := binDirs
+		if directory != "" {
+			searched = append([]string{directory}, binDirs...)
+		}
+		for i := range rank {
+			supports := func(plugin string) bool {
+				path, err := invoke.FindInPath(plugin, searched)
+				if err != nil {
+					return false
+				}
+				found := known.look(path)
+				return found.err == nil && (found.versions == nil || slices.Contains(found.versions, versions[i]))
+			}
+			if !slices.ContainsFunc(embeddedPlugins, func(plugin string) bool { return !supports(plugin) }) {
+				best, rank = choice{directory, versions[i]}, i
+				break
+			}
+		}
+	}
+	return best
+}
+
+// describePlugins writes the identity of the programs that choose looks at.
+func (n *CNI) describePlugins(w io.Writer) {
+	for _, directory := range n.options.BinDirs {
+		for _, name := range embeddedPlugins {
+			if info, err := os.Stat(filepath.Join(directory, name)); err == nil {
+				fmt.Fprintln(w, directory, name, identity(info))
+			}
+		}
+	}
+}
+
+// firstKey is the list's key of the directory whose plugins it uses before others. Plugins do not get it.
+const firstKey = "minicri.plugins"
+
+// searchedBy returns the directories in which the plugins of a configuration are searched.
+func searchedBy(config []byte, binDirs []string) []string {
+	var list struct {
+		First string `json:"minicri.plugins"`
+	}
+	if !bytes.Contains(config, []byte(firstKey)) || json.Unmarshal(config, &list) != nil || list.First == "" {
+		return binDirs
+	}
+	return append([]string{list.First}, binDirs...)
 }
 
 // configuration builds the list; masqueraded means that our nftables table masquerades.
-func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool) (*Configuration, error) {
+func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool, chosen choice) (*Configuration, error) {
 	network := map[string]any{
-		"cniVersion": "1.1.0",
+		"cniVersion": chosen.version,
 		"name":       d.Name,
 		"plugins": []map[string]any{
-			{"type": "bridge", "bridge": d.Bridge, "isGateway": true, "ipMasq": d.Masquerade && !masqueraded, "hairpinMode": true, "ipam": d.ipam(subnets)},
+			{
+				"type": "bridge", "bridge": d.Bridge, "isGateway": true, "ipMasq": d.Masquerade && !masqueraded,
+				"hairpinMode": true, "ipam": d.ipam(subnets),
+			},
 			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
 		},
 	}
 	if masqueraded {
 		network[masqueradeKey] = subnets
+	}
+	if chosen.directory != "" {
+		network[firstKey] = chosen.directory
 	}
 	encoded, _ := json.Marshal(network) // never fails for texts, truths and prefixes
 	list, err := libcni.NetworkConfFromBytes(encoded)

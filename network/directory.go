@@ -4,20 +4,23 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	gocni "github.com/containerd/go-cni"
 
 	"github.com/minicri/minicri/internal/config"
+	"github.com/minicri/minicri/internal/state"
 )
 
 // ErrNoConfiguration means that the configuration directory has no valid file.
@@ -47,10 +50,12 @@ type snapshot struct {
 	signature     string
 }
 
-// status is the last answer to STATUS: err is nil for ready. slow means that a later question had no answer in time.
+// status is the last answer to STATUS: err is nil for ready. slow means that a later question had no answer in time, or
+// that the plugins cannot run since the time unfit.
 type status struct {
-	err  error
-	slow bool
+	err   error
+	slow  bool
+	unfit time.Time
 }
 
 // In returns the configuration directory at a path, "" for the node's, and follows it from then on.
@@ -99,10 +104,13 @@ func (n *CNI) Reload() {
 func (d *Directory) reload() {
 	d.reading.Lock()
 	defer d.reading.Unlock()
-	var b strings.Builder
-	fmt.Fprintln(&b, d.owner.PodCIDR())
-	describe(&b, d.path, true)
-	signature, last := b.String(), d.current.Load()
+	sum := sha256.New()
+	fmt.Fprintln(sum, d.owner.PodCIDR())
+	describe(sum, d.path, true)
+	if d == d.owner.Directory && d.owner.network.Load().Enabled {
+		d.owner.describePlugins(sum)
+	}
+	signature, last := string(sum.Sum(nil)), d.current.Load()
 	if !d.readAgain.Swap(false) && last.signature == signature {
 		return
 	}
@@ -115,21 +123,39 @@ func (d *Directory) reload() {
 		d.owner.standIn(next)
 	}
 	d.current.Store(next)
-	if last.signature != signature || (next.configuration == nil) != (last.configuration == nil) || fmt.Sprint(next.problems) != fmt.Sprint(last.problems) {
-		logger := d.owner.options.Logger
-		for _, problem := range next.problems {
-			logger.Warn("network configuration skipped", "err", problem)
-		}
-		if c := next.configuration; c != nil {
-			logger.Info("network configuration loaded", "network", c.Name, "file", c.File)
-		} else {
-			logger.Info("no network configuration", "dir", d.path)
-		}
-		notify(d.changed)
-	}
-	if last.configuration != nil && next.configuration != nil && !bytes.Equal(last.configuration.Bytes, next.configuration.Bytes) {
+	d.report(last, next)
+	before, now := last.configuration, next.configuration
+	if before != nil && now != nil && !bytes.Equal(before.Bytes, now.Bytes) {
 		d.owner.hurryAll() // what no DEL could undo may be corrected
 	}
+}
+
+// report logs what is new in a snapshot.
+func (d *Directory) report(last, next *snapshot) {
+	logger := d.owner.options.Logger
+	said := texts(last.problems)
+	for _, problem := range next.problems {
+		if !slices.Contains(said, problem.Error()) {
+			logger.Warn("network configuration skipped", "err", problem)
+		}
+	}
+	before, now := last.configuration, next.configuration
+	switch {
+	case now == nil && (before != nil || last.signature == ""):
+		logger.Info("no network configuration", "dir", d.path)
+	case now != nil && (before == nil || before.File != now.File || !bytes.Equal(before.Bytes, now.Bytes)):
+		logger.Info("network configuration loaded", "network", now.Name, "file", now.source())
+	case slices.Equal(said, texts(next.problems)):
+		return
+	}
+	notify(d.changed)
+}
+
+func texts(errs []error) (texts []string) {
+	for _, err := range errs {
+		texts = append(texts, err.Error())
+	}
+	return texts
 }
 
 // standIn uses the embedded network if the directory has none.
@@ -155,7 +181,7 @@ func (n *CNI) standIn(next *snapshot) {
 			masqueraded = subnets
 		}
 		inForce, again := n.masquerade.use(masqueraded)
-		next.configuration, err = network.configuration(subnets, inForce)
+		next.configuration, err = network.configuration(subnets, inForce, network.choose(&n.programs, n.options.BinDirs))
 		if again {
 			n.readAgain.Store(true)
 		}
@@ -165,26 +191,34 @@ func (n *CNI) standIn(next *snapshot) {
 	}
 }
 
-// describe writes names, sizes, times and inodes of all files that configurations may be read from, with
-// symlinks followed. Folders are looked into once: a list may take its plugins from one.
-func describe(b *strings.Builder, directory string, descend bool) {
+// describe writes all that configurations are read from, with symlinks followed. It reads the files: one that an
+// installer has written over the other may have its size, times and inode. Folders are looked into once: a list may
+// take its plugins from one.
+func describe(w io.Writer, directory string, descend bool) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
-		fmt.Fprintln(b, err)
+		fmt.Fprintln(w, err)
 	}
 	for _, entry := range entries {
 		path := filepath.Join(directory, entry.Name())
 		info, err := os.Stat(path)
-		if err != nil {
-			fmt.Fprintln(b, err)
-			continue
-		}
-		fmt.Fprintln(b, path, info.Size(), info.ModTime().UnixNano(), info.Sys().(*syscall.Stat_t).Ino)
-		if info.IsDir() && descend {
-			describe(b, path, false)
+		switch {
+		case err != nil:
+			fmt.Fprintln(w, err)
+		case info.IsDir() && descend:
+			describe(w, path, false)
+		case info.IsDir() || !slices.Contains(endings, filepath.Ext(path)):
+		case info.Size() > largestFile:
+			fmt.Fprintln(w, path, identity(info))
+		default:
+			data, err := state.ReadFile(path)
+			fmt.Fprintf(w, "%q %q %v\n", path, data, err)
 		}
 	}
 }
+
+// largestFile is more than any configuration has. A larger file is not read each second.
+const largestFile = 1 << 20
 
 // Configuration returns what the next pod gets, or an error that says why there is none.
 func (d *Directory) Configuration() (*Configuration, error) {
@@ -196,10 +230,7 @@ func (d *Directory) Configuration() (*Configuration, error) {
 	if s.configuration != nil {
 		return s.configuration, nil
 	}
-	var text []string
-	for _, problem := range s.problems {
-		text = append(text, problem.Error())
-	}
+	text := texts(s.problems)
 	if len(text) == 0 {
 		text = []string{"put a .conflist there"}
 		if d == d.owner.Directory {
@@ -211,6 +242,40 @@ func (d *Directory) Configuration() (*Configuration, error) {
 
 // Problems returns, for each invalid file of the directory, why it is invalid.
 func (d *Directory) Problems() []error { return d.current.Load().problems }
+
+// Remark returns what a person has to know of the files while another configuration is in use, "" if nothing.
+func (d *Directory) Remark() string {
+	s := d.current.Load()
+	if s.configuration == nil || len(s.problems) == 0 {
+		return ""
+	}
+	problems := strings.Join(texts(s.problems), "; ")
+	return fmt.Sprintf("network %q of %s is in use, but: %s", s.configuration.Name, s.configuration.source(), problems)
+}
+
+// remarked adds the remark to an error: who has just edited a file takes the error for one of the new content.
+func (d *Directory) remarked(err error) error {
+	if remark := d.Remark(); err != nil && remark != "" {
+		return fmt.Errorf("%w (%s)", err, remark)
+	}
+	return err
+}
+
+// latest reads the directory for a pod, so that it gets each change made before its call. A disk that hangs delays it
+// by latestLimit.
+func (d *Directory) latest(ctx context.Context) (*Configuration, error) {
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		d.reload()
+	}()
+	select {
+	case <-read:
+	case <-ctx.Done():
+	case <-time.After(latestLimit):
+	}
+	return d.Configuration()
+}
 
 // Ready returns why no pod can be attached now, or nil. It waits only for the first answer after the start.
 func (d *Directory) Ready(ctx context.Context) error {
@@ -224,7 +289,7 @@ func (d *Directory) Ready(ctx context.Context) error {
 			return fmt.Errorf("the network plugins have not answered STATUS yet: %w", context.Cause(ctx))
 		}
 	}
-	return d.status.Load().err
+	return d.remarked(d.status.Load().err)
 }
 
 // followStatus polls STATUS, more often while not ready or slow: a node is ready soon after its network.
@@ -246,8 +311,10 @@ func (d *Directory) followStatus() {
 func (d *Directory) refreshStatus() {
 	n := d.owner
 	configuration, err := d.Configuration()
+	var unfit error
 	if err == nil {
-		err = errors.Join(missing(configuration, n.options.BinDirs, false)...)
+		unfit = errors.Join(n.programs.unfit(configuration, n.options.BinDirs, false)...)
+		err = unfit
 	}
 	switch {
 	case err != nil:
@@ -263,10 +330,7 @@ func (d *Directory) refreshStatus() {
 		return // the daemon ends, which says nothing of the network
 	}
 	last := d.status.Load()
-	if errors.Is(err, errLate) && last != nil && last.err == nil && !last.slow {
-		// A single slow answer rather shows a busy machine.
-		n.options.Logger.Warn("the network plugins are slow to answer STATUS: they are asked again", "err", err)
-		d.status.Store(&status{slow: true})
+	if last != nil && last.err == nil && d.excused(err, unfit, last) {
 		return
 	}
 	d.status.Store(&status{err: err})
@@ -279,4 +343,23 @@ func (d *Directory) refreshStatus() {
 	if err == nil && last != nil && last.err != nil {
 		n.hurryAll()
 	}
+}
+
+// excused reports whether a network that was ready stays so after a failure that most likely ends soon: a single slow
+// answer, which rather shows a busy machine, or a plugin that is being replaced in place. A node that is not ready
+// takes its pods out of all services.
+func (d *Directory) excused(err, unfit error, last *status) bool {
+	logger := d.owner.options.Logger
+	_, version := errors.AsType[*versionError](unfit)
+	switch {
+	case errors.Is(err, errLate) && !last.slow:
+		logger.Warn("the network plugins are slow to answer STATUS: they are asked again", "err", err)
+		d.status.Store(&status{slow: true})
+	case unfit == nil || version || !last.unfit.IsZero() && time.Since(last.unfit) >= installLimit:
+		return false
+	case last.unfit.IsZero():
+		logger.Warn("the network plugins cannot run: an installer may be replacing them", "err", err)
+		d.status.Store(&status{slow: true, unfit: time.Now()})
+	}
+	return true
 }

@@ -245,7 +245,7 @@ func (n *CNI) collect(ctx context.Context, c *Configuration) {
 		}
 		// GCNetworkList runs DEL for every cached attachment that is not in our list. libcni's own cache is
 		// shared by all runtimes of a machine, so we give it another one. Our attachments are in the journal.
-		cni := libcni.NewCNIConfigWithCacheDir(n.options.BinDirs, n.journalDir()+".gc", run)
+		cni := libcni.NewCNIConfigWithCacheDir(searchedBy(c.Bytes, n.options.BinDirs), n.journalDir()+".gc", run)
 		return cni.GCNetworkList(ctx, list, &libcni.GCArgs{ValidAttachments: valid})
 	})
 	if err != nil && n.base.Err() == nil {

@@ -53,10 +53,11 @@ func (n *CNI) del(ctx context.Context, h *locked, a Attachment, path string) err
 // call makes a run of a go-cni call. Each has an instance of its own, so that go-cni's lock couples nothing.
 func (n *CNI) call(ctx context.Context, h *locked, a Attachment, verb string, limit time.Duration, do func(context.Context, gocni.CNI) error) error {
 	request := runner.Request{Verb: verb, ID: a.ID, Network: a.Network, Plugins: len(chainOf(a.Config)), Limit: limit}
+	directories := searchedBy(a.Config, n.options.BinDirs)
 	return n.run(ctx, h, request, func(ctx context.Context, run *runner.Run) error {
 		cni, err := gocni.New(gocni.WithMinNetworkCount(1), gocni.WithInterfacePrefix("eth"))
 		if err == nil {
-			err = throughExec(cni, libcni.NewCNIConfigWithCacheDir(n.options.BinDirs, n.options.CacheDir, run))
+			err = throughExec(cni, libcni.NewCNIConfigWithCacheDir(directories, n.options.CacheDir, run))
 		}
 		if err == nil {
 			err = cni.Load(gocni.WithConfListBytes(a.Config))

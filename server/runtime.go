@@ -46,6 +46,9 @@ func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest)
 	}
 	condition(runtimeapi.RuntimeReady, "NoPause", textOf(r.Sandboxes.Ready()))
 	condition(runtimeapi.NetworkReady, "NetworkPluginNotReady", textOf(r.Networks.Ready(ctx)))
+	if network := status.Conditions[1]; network.Status { // a kubelet reads no message of what holds, but people do
+		network.Message = r.Networks.Remark()
+	}
 	all := r.handlers(ctx)
 	for _, h := range all {
 		if h.Name != "" {

@@ -220,7 +220,9 @@ func askDaemon(ctx context.Context, socket string) (_ *doctor.Daemon, plugins []
 	orphans, err := items[string](answer, "orphanSnapshots")
 	problems, nriErr := items[string](answer, "nriProblems")
 	drifted, driftErr := items[network.Drift](answer, "driftedAttachments")
-	said.Orphans, said.Drifted, said.Err = orphans, drifted, errors.Join(err, nriErr, driftErr)
+	networks, networkErr := items[string](answer, "networkProblems")
+	said.Orphans, said.Drifted, said.Networks = orphans, drifted, networks
+	said.Err = errors.Join(err, nriErr, driftErr, networkErr)
 	if _, on := answer.GetInfo()["nriProblems"]; on {
 		plugins = []error{}
 	}

@@ -147,6 +147,8 @@ type Daemon struct {
 	// Orphans are keys of snapshots without a container, Drifted the attachments that CNI CHECK found changed.
 	Orphans []string
 	Drifted []network.Drift
+	// Networks are the problems of network files, and how the daemon does without them.
+	Networks []string
 	// Err is why there is no status.
 	Err error
 }

@@ -173,11 +173,19 @@ func (c *checker) survey(subject, path string) bool {
 }
 
 func (c *checker) network(subject string, configuration *network.Configuration, problems []error) bool {
+	previous := false
 	for _, problem := range problems {
-		c.problem(subject, problem.Error(), "correct or remove it")
+		message := problem.Error()
+		if c.Daemon != nil {
+			of := func(said string) bool { return strings.HasPrefix(said, message) }
+			if i := slices.IndexFunc(c.Daemon.Networks, of); i >= 0 {
+				message, previous = c.Daemon.Networks[i], previous || c.Daemon.Networks[i] != message
+			}
+		}
+		c.problem(subject, message, "correct or remove it")
 	}
 	if configuration == nil {
-		return false
+		return previous // the daemon has a network, which the file no longer has
 	}
 	c.add(subject, Good, fmt.Sprintf("%q from %s, plugins %v", configuration.Name, cmp.Or(configuration.File, "default_network"), configuration.Plugins), "")
 	if slices.Contains(configuration.Plugins, "portmap") || slices.Contains(configuration.Plugins, "firewall") {
