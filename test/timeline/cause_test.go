@@ -101,8 +101,11 @@ func (n node) json(arguments ...string) (pods []timeline.Pod) {
 
 const docs = "../../docs/troubleshooting.md"
 
-// pluginDirs are those of a test's node, in a page those of any node.
-var pluginDirs = regexp.MustCompile(`/tmp/mcr\d+/plugins:\S+/bin/cni`)
+// pluginDirs and networkName match names of the test's node. The page has usual ones.
+var (
+	pluginDirs  = regexp.MustCompile(`/tmp/mcr\d+/plugins:\S+/bin/cni`)
+	networkName = regexp.MustCompile(`"mcr\d+"`)
+)
 
 // wantWords fails the test unless a text has all the words, wherever its lines end.
 func wantWords(t *testing.T, what, text string, words []string) {
@@ -112,21 +115,34 @@ func wantWords(t *testing.T, what, text string, words []string) {
 	}
 }
 
-// documented is explained, and keeps the page docs/troubleshooting.md what the tests see:
-// with -update it puts the text there, and otherwise it wants the words to be there.
+// documented is explained, and compares the end of the timeline with docs/troubleshooting.md: the page has all
+// words that the end has. With -update it writes the end into the page.
 func (n node) documented(name, pod string, words ...string) string {
 	t, text := n.t, n.explained(pod, words...)
-	page := harness.Read(t, docs)
-	begin, end := "<!-- "+name+" -->\n```\n", "```\n<!-- end -->\n"
+	page, end := harness.Read(t, docs), ending(text)
+	begin, close := "<!-- "+name+" -->\n```\n", "```\n<!-- end -->\n"
 	before, rest, found := strings.Cut(string(page), begin)
-	shown, after, closed := strings.Cut(rest, end)
+	shown, after, closed := strings.Cut(rest, close)
 	harness.Need(t, found && closed, "docs/troubleshooting.md has no part %q", begin)
 	if *update {
-		harness.Check(t, os.WriteFile(docs, []byte(before+begin+pluginDirs.ReplaceAllString(text, "/opt/cni/bin")+end+after), 0o644))
+		end = networkName.ReplaceAllString(pluginDirs.ReplaceAllString(end, "/opt/cni/bin"), `"pod-network"`)
+		harness.Check(t, os.WriteFile(docs, []byte(before+begin+end+close+after), 0o644))
 		return text
 	}
-	wantWords(t, "docs/troubleshooting.md, which go test ./test/timeline -update writes,", shown, words)
+	flat := strings.Join(strings.Fields(end), " ")
+	words = slices.DeleteFunc(words, func(word string) bool { return !strings.Contains(flat, word) })
+	harness.Want(t, len(words) > 0, "the end of the timeline has no word of the cause: %s", end)
+	wantWords(t, "docs/troubleshooting.md (go test ./test/timeline -update writes it)", shown, words)
 	return text
+}
+
+// ending returns the causes below the table of a timeline, or the line of the slowest step if there are none.
+func ending(text string) string {
+	parts := strings.SplitN(text, "\n\n", 3)
+	if len(parts) == 3 {
+		return parts[2]
+	}
+	return text[strings.LastIndex(text, "  slowest: "):]
 }
 
 // bridgeWith is the node's bridge with a range of addresses.
