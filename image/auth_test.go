@@ -138,8 +138,8 @@ func TestCredentialHelpers(t *testing.T) {
 	}
 }
 
-// attack: registries: a credential helper of the node that hangs, with a child that holds its output, or floods it
-// held: ended with its children at half a minute; of its output 64 KiB are read
+// attack: registries: a credential helper of the node hangs with a child that holds its output, or prints without end
+// held: helper and children are killed after 30 s; at most 64 KiB of the output are read
 func TestHelperThatHangs(t *testing.T) {
 	writeHelpers(t, map[string]string{
 		"hangs":  `sleep 7774 & sleep 7774`,
@@ -178,8 +178,8 @@ var spoiltHosts = map[string]struct{ text, want string }{
 	"a bare server":   {"[host.\"MIRROR\"]\n[server]\nx = 1", "line "},
 }
 
-// attack: registries: a hosts.toml with a wrong value, an unknown key, a host that is not written as a table
-// held: the pull fails with file, line and key; neither the mirror nor the registry behind it is asked; the start warns
+// attack: registries: a hosts.toml has a wrong value, an unknown key, or a host that is no table
+// held: the pull fails with file, line and key; neither the mirror nor the registry gets a request; the daemon logs a warning at its start
 // field: containerd logs it and goes past the mirror to the registry itself
 func TestAWrongHostsFileFailsThePull(t *testing.T) {
 	certs := t.TempDir()

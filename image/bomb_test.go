@@ -41,8 +41,8 @@ type bombLayer struct {
 
 func (l bombLayer) DiffID() (v1.Hash, error) { return l.diffID, nil }
 
-// attack: images: layers of some KiB that unpack to 256 MiB of zeros, by gzip and zstd, to a file of 1 TiB that is all hole, to more files than there are inodes
-// held: refused by the size before the file is written; a twentieth of the disk stays free all the while; nothing is left
+// attack: images: layers of some KiB unpack to 256 MiB of zeros (gzip and zstd), to a sparse file of 1 TiB, or to more files than the disk has inodes
+// held: it is refused by the size before the file is written; a twentieth of the disk always stays free; nothing remains
 // field: containerd and CRI-O write until the disk is full
 func TestWhatALayerUnpacksToIsBounded(t *testing.T) {
 	const size = 256 << 20
@@ -98,9 +98,9 @@ func again(t *testing.T, do func()) (stop func()) {
 	return stop
 }
 
-// attack: images: zstd layers that want a window of 512 MiB, or one segment of 1 GiB, or four windows of 128 MiB at once; a registry that sends blobs in the encoding zstd of HTTP
-// held: the first two and the last are refused; the others are decoded, no more than two at a time, in processes of less than 192 MiB that the kernel ends first
-// field: containerd decodes them all within itself, in up to 1 GiB each
+// attack: images: zstd layers require a window of 512 MiB, a segment of 1 GiB, or four windows of 128 MiB at once; a registry sends blobs with the content encoding zstd
+// held: the first two and the last are refused; the others are decoded, two at a time, in processes of less than 192 MiB that the OOM killer chooses first
+// field: containerd decodes all in its own process, in up to 1 GiB each
 func TestZstdWindowsAreBounded(t *testing.T) {
 	const size = 160 << 20
 	for name, packed := range map[string][]byte{"window": hostile.Zstd(hostile.Zeros(1<<20), 29), "segment": hostile.ZstdSegment(1 << 30)} {
@@ -165,9 +165,9 @@ func TestZstdDecoderThatIsEnded(t *testing.T) {
 	harness.WantError(t, err, "unexpected EOF")
 }
 
-// attack: images: a layer of some KiB with 300 directories, each with a comment of 1 MiB
-// held: comments are not kept; what is kept of names and attributes ends at 128 MiB
-// field: containerd keeps them all until the layer is unpacked
+// attack: images: a layer of some KiB has 300 directories, each with a comment of 1 MiB
+// held: comments are not kept; names and attributes take 128 MiB at most
+// field: containerd keeps all comments until the layer is unpacked
 func TestHeadersOfALayerAreNotKept(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	layer := bomb(t, types.OCILayer, hostile.Gzip(hostile.LongHeaders(300)), hostile.LongHeaders(300))
@@ -180,9 +180,9 @@ func TestHeadersOfALayerAreNotKept(t *testing.T) {
 	harness.Want(t, most <= 100<<20, "more than 100 MiB of heap")
 }
 
-// attack: images: a hundred images with the largest configuration that is accepted, all of it history, labels or environment
-// held: less than 20 MiB of memory, and the daemon starts within a second
-// field: containerd and minicri's first version kept 16 MB of configuration as 500 MB each
+// attack: images: a hundred images have the largest accepted configuration, full of history, labels or environment
+// held: they cost less than 20 MiB, and the daemon starts within a second
+// field: containerd keeps 16 MB of configuration as 500 MB each
 //
 // The cost is that of each image, so a quarter of the hundred has to do with a quarter of the memory.
 func TestLargestConfigurationsCostLittle(t *testing.T) {

@@ -125,8 +125,8 @@ func taggedArchive(t *testing.T, tags []string) []byte {
 	return tarOf(t, file("layer.tar", string(layer)), file("config.json", string(config)), file("manifest.json", string(manifest)))
 }
 
-// attack: images: an archive of one image with 20000 tags; the same with a tag that cannot be recorded
-// held: imported in one transaction: all tags or none, in seconds
+// attack: images: an archive gives one image 20,000 tags, with and without one that cannot be recorded
+// held: all tags or none are imported, in one transaction of seconds
 func TestImportOfManyTagsIsOneTransaction(t *testing.T) {
 	const count = 20000
 	s := openStoreAt(t, inMemory(t))

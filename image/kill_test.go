@@ -298,9 +298,9 @@ func TestStartOnAFullDisk(t *testing.T) {
 	fillAndCollect(LayersDir(root))
 }
 
-// attack: registries: three layers of which each would fit on the disk, and all together would not
-// held: refused with the sum before any layer is asked for; what is on the node already does not count
-// field: containerd and CRI-O fill the disk and fail then
+// attack: registries: each of three layers fits on the disk, all together do not
+// held: it is refused with the sum before any layer is requested; layers on the node do not count
+// field: containerd and CRI-O fill the disk, then fail
 func TestLayersThatDoNotFitTogether(t *testing.T) {
 	registry := newTestRegistry(t)
 	a, b, c := layerOf(t, noise("a", 4<<20, 1)), layerOf(t, noise("b", 10<<20, 2)), layerOf(t, noise("c", 10<<20, 3))

@@ -321,8 +321,8 @@ func trickle(every time.Duration) faultFunc {
 }
 
 // attack: registries: a tenant's registry sends a popular layer byte by byte while others pull it
-// held: they stop waiting for it after 10 s below 64 KiB/s and fetch it for themselves
-// field: containerd's other pulls wait for as long as the attacker likes
+// held: they stop waiting after 10 s below 64 KiB/s, and fetch the layer themselves
+// field: containerd's other pulls wait as long as the attacker wishes
 func TestSlowPullIsNotWaitedFor(t *testing.T) {
 	s := openStore(t, func(c *Config) { c.waitWindow = time.Second })
 	shared, own := layerOf(t, noise("base", 1<<20, 1)), layerOf(t, file("app", "victim"))
@@ -350,9 +350,9 @@ func TestSlowPullIsNotWaitedFor(t *testing.T) {
 	checkLeft(t, s, leftovers{blobs: 4, snapshots: 2, records: 2})
 }
 
-// attack: registries: a byte now and then, forever
-// held: ended at min_rate on average over progress_timeout
-// field: containerd has no lower bound but a byte per progress_timeout
+// attack: registries: a registry sends one byte now and then, for ever
+// held: the pull ends if the average over progress_timeout is below min_rate
+// field: containerd requires only one byte per progress_timeout
 func TestTrickleEndsThePull(t *testing.T) {
 	s := openStore(t, func(c *Config) { c.ProgressTimeout, c.MinRate = 2*time.Second, 1024 })
 	registry := newTestRegistry(t)
@@ -371,9 +371,9 @@ func endless(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// attack: registries: a manifest, a blob asked for as a manifest, a token, an error that never end
-// held: read up to 4 MiB
-// field: containerd reads and digests a manifest without Docker-Content-Digest without end
+// attack: registries: a manifest, a token or an error never ends
+// held: 4 MiB of it are read
+// field: containerd reads a manifest without Docker-Content-Digest without end
 func TestEndlessAnswersAreCutOff(t *testing.T) {
 	registry := newTestRegistry(t)
 	reference := registry.push(t, "endless:1", smallImage(t))

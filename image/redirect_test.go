@@ -56,9 +56,9 @@ func checkNoSecret(t *testing.T, s *testRegistry) {
 	}
 }
 
-// attack: registries: blobs redirected to an object store that refuses a second way to authenticate
-// held: pulled; no form of credentials, and no header that hosts.toml has for the registry, reaches the store
-// field: containerd knows no registry tokens, and sends the headers of hosts.toml along
+// attack: registries: blobs are redirected to an object store that refuses a second way to authenticate
+// held: the image is pulled; the store gets no credentials and no header of hosts.toml
+// field: containerd does not support registry tokens, and sends the headers of hosts.toml to the store
 func TestCredentialsDoNotFollowARedirect(t *testing.T) {
 	for name, auth := range everyForm {
 		t.Run(name, func(t *testing.T) {
@@ -83,9 +83,9 @@ func TestCredentialsDoNotFollowARedirect(t *testing.T) {
 	}
 }
 
-// attack: registries: a redirect's target answers 401 and asks for a password, or names a token service
-// held: it is shown none
-// field: containerd gives the password to any host that asks when the kubelet names no server
+// attack: registries: the target of a redirect answers 401 and requests a password, or names a token service
+// held: it gets none
+// field: containerd sends the password to any host that requests it, if the kubelet names no server
 func TestHostThatMerelyAsksIsShownNothing(t *testing.T) {
 	for name, auth := range everyForm {
 		for _, scheme := range []string{`Basic realm="x"`, `Bearer realm="REALM/token",service="x"`} {
@@ -107,7 +107,7 @@ func TestHostThatMerelyAsksIsShownNothing(t *testing.T) {
 }
 
 // attack: registries: the token service redirects the login to another host
-// held: not followed with it
+// held: minicri does not send the login there
 func TestLoginIsNotRedirected(t *testing.T) {
 	for name, auth := range everyForm {
 		if auth.RegistryToken != "" {
@@ -137,8 +137,8 @@ func TestLoginIsNotRedirected(t *testing.T) {
 	}
 }
 
-// attack: registries: a redirect to a registry that the node's docker config.json has a password for
-// held: not used: it is for pulls from there
+// attack: registries: a redirect leads to a registry for which the node's config.json has a password
+// held: the password is not used: it is for pulls from that registry
 func TestNodesCredentialsAreNotForRedirects(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.json")
 	s, registry := openStore(t, func(c *Config) { c.DockerConfig = path }), newTestRegistry(t)
@@ -155,9 +155,9 @@ func TestNodesCredentialsAreNotForRedirects(t *testing.T) {
 	checkNoSecret(t, private)
 }
 
-// attack: registries: a descriptor's urls, a redirect or a token service that point at a page inside the node's network
-// held: urls are not asked; nothing of a page reaches an error
-// field: containerd asks urls without a time limit and puts 300 characters of the answer into the error, more in the registry's error form
+// attack: registries: urls of a descriptor, a redirect or a token service point at a page inside the node's network
+// held: urls get no request; no text of a page reaches an error
+// field: containerd requests urls without a time limit, and copies 300 characters of the answer into the error, more if it has the form of a registry's error
 func TestNothingOfAnotherHostsAnswerIsShown(t *testing.T) {
 	for name, page := range map[string]string{
 		"text":  "secret=AKIA123456789 token=abcdef",
@@ -202,8 +202,8 @@ func TestURLsOfDescriptorsAreNotAsked(t *testing.T) {
 	harness.Same(t, "the address of a descriptor was asked", elsewhere.shown(), "")
 }
 
-// attack: registries: 50 KB of error, with control characters
-// held: at most 1 KiB, printable
+// attack: registries: an error has 50 KB and control characters
+// held: the error has at most 1 KiB of printable text
 func TestErrorsAreShortAndPrintable(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	reference := registry.push(t, "words:1", smallImage(t))

@@ -339,9 +339,9 @@ func attributesOf(t *testing.T, path string) ownerMode {
 	return ownerMode{stat.Mode &^ syscall.S_IFMT, stat.Uid, stat.Gid, string(value[:n])}
 }
 
-// attack: images: layers that do not list the directories their files are in
-// held: such a directory keeps owner, mode and xattrs of the layers below; one that was removed below is new; below a file or a link in circles the pull fails
-// field: containerd with max_concurrent_unpacks > 1 makes them 0755 root:root
+// attack: images: layers do not list the directories of their files
+// held: such a directory keeps owner, mode and xattrs of the layers below; a directory that was removed below is new; below a file or a circular link the pull fails
+// field: containerd creates them as 0755 root:root if max_concurrent_unpacks is above 1
 func TestUnlistedDirectoriesKeepTheirAttributes(t *testing.T) {
 	registry, s := newTestRegistry(t), openStore(t)
 	root := mountImage(t, s, pull(t, s, registry.push(t, "parents:1", withoutParents(t))))

@@ -34,9 +34,9 @@ func (r *testRegistry) handmade(t testing.TB) ocispec.Manifest {
 	return r.Image(ocispec.ImageConfig{}, tarOf(t, file("a", "1")))
 }
 
-// attack: images: encrypted, foreign and unknown layers, sha512, more layers than can be mounted, artifacts, bad digests and sizes, a configuration of 17 MiB
-// held: refused by name before any layer is fetched; a digest that is malformed is never part of a request
-// field: containerd mounts artifacts never, unpacks encrypted bytes as a layer, and asks for /v2/etc/passwd
+// attack: images: a manifest has encrypted, foreign, unknown or too many layers, sha512, bad digests or sizes, a configuration of 17 MiB, or is an artifact
+// held: it is refused with that reason before any layer is fetched; a malformed digest is never part of a request
+// field: containerd never mounts artifacts, unpacks encrypted bytes as a layer, and requests /v2/etc/passwd
 func TestManifestsThatAreRefusedBeforeTheDownload(t *testing.T) {
 	sum := sha512.Sum512([]byte("x"))
 	reference := "127.0.0.1:1/a@sha512:" + hex.EncodeToString(sum[:])
@@ -83,9 +83,9 @@ func TestManifestsThatAreRefusedBeforeTheDownload(t *testing.T) {
 	}
 }
 
-// attack: images: a manifest that is an index as well, an index that is a manifest as well, one of Docker's schema 1, one of 5 MiB
-// held: refused as what it is, the last by its announced length
-// field: containerd calls the last one not found
+// attack: images: a document is both manifest and index, or of Docker's schema 1, or 5 MiB long
+// held: it is refused by its kind, the last one by its announced length
+// field: containerd reports the last one as not found
 func TestDocumentsOfTheWrongKind(t *testing.T) {
 	for name, test := range map[string]struct {
 		mediaType string
@@ -111,8 +111,8 @@ func TestDocumentsOfTheWrongKind(t *testing.T) {
 	}
 }
 
-// attack: images: indexes within indexes, 3000 deep
-// held: refused below the eighth
+// attack: images: indexes are nested 3,000 deep
+// held: it is refused below the eighth level
 func TestDepthOfIndexesIsBounded(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	var nested mutate.Appendable = smallImage(t)
@@ -126,8 +126,8 @@ func TestDepthOfIndexesIsBounded(t *testing.T) {
 	checkRefused(t, s, registry.push(t, "deep:9", index), Auth{}, errdefs.IsInvalidArgument, "more than 8 deep")
 }
 
-// attack: images: the largest number of layers that is accepted (256)
-// held: mounted
+// attack: images: an image has the largest accepted number of layers (256)
+// held: it is mounted
 func TestAsManyLayersAsAreLetInCanBeMounted(t *testing.T) {
 	s, registry := openStoreAt(t, filepath.Join(inMemory(t), strings.Repeat("long", 20))), newTestRegistry(t)
 	layers := make([]v1.Layer, maxLayers)

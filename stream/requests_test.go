@@ -96,7 +96,7 @@ func TestTokenExpires(t *testing.T) {
 }
 
 // attack: clients: a session with a terminal sends sizes as fast as it can
-// held: of what has come the last one is set, and none of the others
+// held: only the last size that has arrived is set
 // field: containerd and CRI-O decode and set every one
 func TestLastSize(t *testing.T) {
 	for text, want := range map[string]struct {

@@ -54,7 +54,7 @@ var (
 			"users need no commit: move it to test/results"),
 	}
 	// developer matches the pages that may name tests and commits.
-	developer = regexp.MustCompile(`^(ARCHITECTURE|CONTRIBUTING|docs/(conformance|security|contributors/\w+))\.md$`)
+	developer = regexp.MustCompile(`^(ARCHITECTURE|CONTRIBUTING|docs/(conformance|contributors/\w+))\.md$`)
 )
 
 func main() {

@@ -228,8 +228,8 @@ func FuzzServe(f *testing.F) {
 
 // Small frames wait, large ones do not.
 //
-// attack: clients: a session sends pings and settings, which cost the most for each byte, as fast as it can
-// held: 16 frames of it are taken in a millisecond, so other sessions have their share of the processors
+// attack: clients: a session sends pings and settings as fast as it can; they cost the most for each byte
+// held: minicri reads at most 16 frames per millisecond of it, so other sessions get their share of the processors
 func TestPace(t *testing.T) {
 	const frames = 4096
 	took := func(bytes int) time.Duration {

@@ -234,9 +234,9 @@ func TestExecThatCannotBeLaunched(t *testing.T) {
 
 func noFilter(s *specs.Spec) { s.Linux.Seccomp = nil }
 
-// attack: what a container can see: a container in the pid namespace of another (TARGET), with SYS_PTRACE alone, takes the socket of each process that is launched (pidfd_getfd), and says over it that a process of the node, and one of another container, are that launch's
-// held: both run on; the exec fails or is done
-// field: runc's init has a socket to runc, too, which reads notes of its steps from it
+// attack: information leaks: a debug container (TARGET) with SYS_PTRACE takes the socket of each launched process (pidfd_getfd), and reports processes of the node and of other containers as its own over it
+// held: both processes keep running; the exec fails or completes
+// field: runc's init has such a socket, too, and runc reads the steps of the init from it
 func TestForgedWords(t *testing.T) {
 	n, c := execNode(t, noFilter)
 	out, status := command(t, "gcc", "-O2", "-static", "-Wall", "-o", n.rootfs+"/attacker", "../../test/hostile/testdata/attacker.c")

@@ -169,8 +169,8 @@ func TestSourceThatHangsLater(t *testing.T) {
 // A daemon that is killed while the kernel keeps one of its threads, which waits for a volume's server, does not end.
 // The next one takes over its directories and sockets, the pods go on, and the creation is undone.
 //
-// attack: what a container can stop: by a volume whose server (FUSE) has read a request and does not answer; the daemon is killed
-// held: that container; the next daemon serves after two seconds
+// attack: denial of service: the server of a volume (FUSE) takes a request and does not answer; the daemon is killed
+// held: only that container waits; the next daemon serves after two seconds
 func TestDaemonThatCannotEnd(t *testing.T) {
 	p := runPod(t, newNode(t, nodetest.Config("[nri]\nenabled = true\nsocket = '"+filepath.Join(t.TempDir(), "nri.sock")+"'")), "web")
 	lives, doomed := p.run("lives", forever), p.PID()

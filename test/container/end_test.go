@@ -65,8 +65,8 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 // A log on a disk that hangs hides neither the end of its container nor its
 // exit code, and keeps no one from stopping and removing it.
 //
-// attack: what a container can stop: by a disk that hangs under its log
-// held: its own log; its end is seen, and it is stopped and removed
+// attack: denial of service: the disk of a container's log hangs
+// held: only that log is delayed; the end of the container is seen, and it can be stopped and removed
 func TestEndOnALogDiskThatHangs(t *testing.T) {
 	n := newNode(t)
 	disk := t.TempDir()

@@ -71,8 +71,8 @@ func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
 
 // TestExecBesideTheEnd: a command that comes while the container ends is refused for that, or ends with it.
 //
-// attack: what a container can stop: by the exit of its init while execs are being started
-// held: those execs, which say so
+// attack: denial of service: the first process of a container ends while execs start
+// held: only those execs fail, with that reason
 func TestExecBesideTheEnd(t *testing.T) {
 	p := newPod(t)
 	const rounds, maxRounds, clients = 10, 200, 4
@@ -137,8 +137,8 @@ func TestExecBeforeTheStart(t *testing.T) {
 
 // A command that sleeps uninterruptibly past its time-out is given up, and reaped with its cgroup when it can end.
 //
-// attack: what a container can stop: by a disk that hangs under what an exec writes
-// held: that exec, until its time-out; it is reaped when it can end
+// attack: denial of service: the disk to which an exec writes hangs
+// held: only the exec waits, until its time-out; it is reaped when it can end
 func TestExecThatSleepsUninterruptibly(t *testing.T) {
 	n := newNode(t)
 	disk := t.TempDir()
@@ -179,8 +179,8 @@ func zombies(parents []int) (count int) {
 //
 // cri: ContainerConfig.mounts
 //
-// attack: what a container can stop: by a volume whose server (FUSE) does not answer, while it is mounted
-// held: that container, until the limit of creations
+// attack: denial of service: the server of a volume (FUSE) does not answer the mount
+// held: only that container waits, until the limit of creations
 func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 	n := newNode(t, nodetest.Config("[limits]\ncreate = '30s'"))
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")

@@ -287,8 +287,8 @@ func TestHookThatHangs(t *testing.T) {
 
 // Stop and removal of a pod beside a creation whose hook hangs end it, and never the shim.
 //
-// attack: what a container can stop: by hooks of the node (CDI) that hang, in its creation or start
-// held: that container; its pod is removed, the supervisor and other pods go on
+// attack: denial of service: hooks of the node (CDI) hang while a container is created or started
+// held: only that container waits; its pod can be removed, supervisor and other pods continue
 func TestStopBesideAHookThatHangs(t *testing.T) {
 	for _, kind := range []string{"createRuntime", "createContainer"} {
 		t.Run(kind, func(t *testing.T) {

@@ -108,8 +108,8 @@ func TestExits(t *testing.T) {
 // A program that cannot be executed, for whatever reason, is an error of Start, as
 // with other runtimes: the kubelet shows what Create says as a fault of the node.
 //
-// attack: what a container can stop: by what it writes as the output of an init in its pid namespace, by SYS_PTRACE: bytes that are no UTF-8
-// held: that start, whose error is shown without them
+// attack: denial of service: a container with SYS_PTRACE writes bytes that are not UTF-8 as the output of an init in its pid namespace
+// held: only that start fails, with an error without these bytes
 //
 // cri: ContainerStatus.message LinuxContainerResources.cpu_shares
 func TestStartError(t *testing.T) {

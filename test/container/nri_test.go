@@ -315,8 +315,8 @@ func TestNRINetworkDevices(t *testing.T) {
 // While a plugin hangs over one pod others wait, no longer than its limit or until that
 // pod is removed; then it is disconnected, and named.
 //
-// attack: what a container can stop: by an NRI plugin that hangs over one pod
-// held: that pod, and hooks of others, until the plugin's limit
+// attack: denial of service: an NRI plugin hangs for one pod
+// held: that pod waits, and hooks of others, until the plugin's limit
 func TestNRIPluginHangs(t *testing.T) {
 	n := newNRINode(t, "request_timeout = '50s'")
 	n.connect("10", "logger")

@@ -348,8 +348,8 @@ func (p *pod) swap(path string, s *runtimeapi.ContainerStats) {
 // cri: NetworkInterfaceUsage.rx_bytes NetworkInterfaceUsage.rx_errors NetworkInterfaceUsage.tx_bytes NetworkInterfaceUsage.tx_errors
 // cri: NetworkUsage.default_interface NetworkUsage.interfaces NetworkUsage.timestamp ProcessUsage.process_count ProcessUsage.timestamp
 //
-// attack: containers: NET_ADMIN in a pod gives an interface a name that is no UTF-8, and makes as many as it can
-// held: the statistics of all pods are listed, with U+FFFD in the name and with a hundred of the interfaces
+// attack: containers: a pod with NET_ADMIN creates as many interfaces as it can, one with a name that is not UTF-8
+// held: the statistics of all pods are listed, with U+FFFD in the name, and with a hundred of the interfaces
 func TestStatsOfAPodAreTheKernels(t *testing.T) {
 	n := newNode(t)
 	// A cgroup of its own, as the kubelet's pods have: in the node's there are the runs of CNI plugins, too.

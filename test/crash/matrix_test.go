@@ -405,9 +405,9 @@ func callRemove(ctx context.Context, c *trial) error { return c.remove(ctx, c.id
 // callStart: the work begins in the background once the daemon answers, or before; so it may be killed before.
 func callStart(_ context.Context, c *trial) error { return c.TryStart() }
 
-// attack: containers: the target of a container that joins its pid namespace ends while that one is made, and a process of the node gets its pid
-// held: the container is not made: the target is held by a pidfd, not by its number
-// field: containerd and CRI-O join whatever has the number then
+// attack: containers: a container joins the pid namespace of another (TARGET); that one ends meanwhile, and a process of the node gets its pid
+// held: the container is not created: minicri identifies the target by a pidfd, not by its number
+// field: containerd and CRI-O join the process that has the number then
 func TestTargetWhosePidIsReused(t *testing.T) {
 	n := newNode(t, nodetest.Alone()) // others would take the pid
 	n.ImportBusybox()

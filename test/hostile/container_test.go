@@ -26,9 +26,9 @@ import (
 	"github.com/minicri/minicri/test/nodetest"
 )
 
-// attack: containers: an exec with an argument, or with arguments together, that execve does not take
-// held: refused by the size, before anything is started
-// field: containerd and CRI-O start the runtime's init, and say what that says
+// attack: containers: an exec has one argument, or arguments in sum, that are too long for execve
+// held: it is refused by the size before any process starts
+// field: containerd and CRI-O start the runtime's init, and return its error
 func TestExecBeyondWhatExecveTakes(t *testing.T) {
 	n := newNode(t)
 	id := newTenant(t, n, "large").run("c")
@@ -41,8 +41,8 @@ func TestExecBeyondWhatExecveTakes(t *testing.T) {
 	harness.Want(t, code == 0, "the largest arguments: %d: %s", code, output)
 }
 
-// attack: containers: secrets as arguments of execs that fail: a program that is not there, a file that is no program, a time-out, over the streaming server too
-// held: the log has the program and the number of arguments, and no argument
+// attack: containers: execs with secrets as arguments fail: no such program, not executable, time-out; also over the streaming server
+// held: the log has the program and the number of arguments, but no argument
 // field: containerd logs the whole command line
 func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
 	const secret = "S3CRETEXEC"
@@ -62,8 +62,8 @@ func TestArgumentsOfExecsAreNotLogged(t *testing.T) {
 	}
 }
 
-// attack: containers: root in a container, and in an exec of it, changes the mode of its stdin, which it has none of (chmod on /proc/self/fd/0); also by runc
-// held: the node's /dev/null is as it was; the exec reads an end
+// attack: containers: root in a container without stdin, or in an exec, changes the mode of /proc/self/fd/0; also with runc
+// held: the node's /dev/null is unchanged; the exec reads the end of its input
 // field: runc's exec has the node's /dev/null
 func TestNullOfAnExecIsNotTheNodes(t *testing.T) {
 	path, err := filepath.Abs("../../bin/debian/usr/sbin/runc")
@@ -100,9 +100,9 @@ func written(t testing.TB, n *nodetest.Node, container, file string) int64 {
 	return size
 }
 
-// attack: containers: root in a container, also a privileged one, writes as much as it can into /etc/hosts, /etc/hostname, /etc/resolv.conf, /dev/shm, /dev and /run of the pod, and makes files there without end
-// held: the three files of /etc hold 256 KiB together and /dev/shm its 64 MiB; nothing of it is on the file system of the daemon's state, which other pods use on; other containers of the pod start, and their HOSTNAME is the pod's
-// field: containerd and CRI-O keep the three files in directories of the node, without a limit; there, too, HOSTNAME does not come from the file
+// attack: containers: root in a container, privileged or not, fills /etc/hosts, /etc/hostname, /etc/resolv.conf, /dev/shm, /dev and /run of its pod, and creates files there without end
+// held: the three files take 256 KiB together, /dev/shm its 64 MiB, and nothing of it is on the file system of the daemon's state; other pods continue; other containers of the pod start with the pod's HOSTNAME
+// field: containerd and CRI-O keep the three files in directories of the node without a limit; HOSTNAME does not come from the file there either
 func TestAContainerCannotFillTheNode(t *testing.T) {
 	n := newNode(t)
 	for _, privileged := range []bool{false, true} {
@@ -153,9 +153,9 @@ func kept(t testing.TB, directory string) (bytes int64) {
 	return bytes
 }
 
-// attack: containers: 30000 directories within each other in the writable layer, and 50 MB in the last
+// attack: containers: a writable layer has 30,000 nested directories, and 50 MB in the last one
 // held: they count in the container's disk usage, and are removed with the container
-// field: containerd and CRI-O measure by paths, which end at PATH_MAX, and remove with a descriptor for each level
+// field: containerd and CRI-O measure by paths up to PATH_MAX, and remove with one descriptor for each level
 func TestDeepTreeOfAContainer(t *testing.T) {
 	const depth, size = 30000, 50 << 20
 	n := newNode(t)
@@ -197,8 +197,8 @@ func layers(t testing.TB, n *nodetest.Node) int {
 	return len(all)
 }
 
-// attack: images: RemoveImage, ImageStatus, PullImage and ListImages with a runtime handler that the node does not have; annotations of a pod
-// held: the handler is refused by name, the annotations change nothing
+// attack: images: image calls name a runtime handler that the node lacks, or have annotations of a pod
+// held: the handler is refused by its name, the annotations change nothing
 //
 // cri: Image.spec ImageSpec.annotations ImageSpec.runtime_handler
 func TestRuntimeHandlerOfImageCalls(t *testing.T) {
@@ -221,9 +221,9 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	nodetest.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: known})
 }
 
-// attack: images: a setuid program and a device node, in a layer and in a volume of the image, looked for by a local user of the node who knows every path
-// held: not one can be reached; the volume has no device node
-// field: CVE-2021-41103 of containerd; its volumes still hold the device nodes
+// attack: images: a local user of the node knows the path of a setuid program and of a device node in a layer and in a volume of the image
+// held: none can be reached; the volume has no device node
+// field: containerd had CVE-2021-41103; its volumes still contain the device nodes
 func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 	n, content, host := newRegistryNode(t)
 	program := harness.Read(t, "/bin/busybox")

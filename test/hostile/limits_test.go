@@ -16,8 +16,8 @@ import (
 // together, or for the node: keys, terminals, namespaces, and with cgroup_writable cgroups. (As many watches of epoll as
 // that takes are taken and given back too slowly in User-mode Linux.)
 //
-// attack: what a container can stop: by all keys, terminals or namespaces that the kernel has for root, where sysctl.d is minicri's; by all cgroups, where they are writable
-// held: nothing of other pods; it gets 1024 terminals and cgroups
+// attack: denial of service: a container takes all keys, terminals, namespaces or (if they are writable) cgroups that the kernel allows root, with minicri's sysctl.d in force
+// held: other pods are not affected; the container gets 1024 terminals and cgroups
 func TestLimitsOfAUser(t *testing.T) {
 	out, err := exec.Command("/usr/lib/systemd/systemd-sysctl", "60-minicri.conf").CombinedOutput()
 	harness.Need(t, err == nil, "systemd-sysctl: %v: %s", err, out)

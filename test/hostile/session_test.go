@@ -103,8 +103,8 @@ func dataFrame(id uint32, length int) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, id), uint32(length))
 }
 
-// attack: clients: data frames of 16 MiB on all streams of an exec that reads none, settings of 16 MiB, streams without end
-// held: less than 1 MiB of the daemon a session
+// attack: clients: an exec that reads nothing gets data frames of 16 MiB on all streams, settings of 16 MiB, and endless streams
+// held: a session costs the daemon less than 1 MiB
 // field: spdystream, of containerd and CRI-O too, keeps up to 4 GiB
 func TestSessionsThatSendALotCostLittle(t *testing.T) {
 	const sessions, length = 12, 1<<24 - 1
@@ -147,9 +147,9 @@ func TestSessionsThatSendALotCostLittle(t *testing.T) {
 
 func echo(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }
 
-// attack: clients: one connection of a port-forward whose pod reads nothing
-// held: the others of its session continue; this one ends and gets the reason
-// field: it holds up its whole session
+// attack: clients: a pod does not read from one connection of a port-forward
+// held: the others of its session continue; this one ends with the reason
+// field: containerd and CRI-O delay the whole session
 func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 	p := newTarget(t)
 	stop := make(chan struct{})
@@ -196,8 +196,8 @@ func TestAnUnreadConnectionHoldsUpNoOther(t *testing.T) {
 	harness.Want(t, after-before <= 8<<20, "the daemon grew from %d to %d KiB", before>>10, after>>10)
 }
 
-// attack: clients: as many connections in one session as it may have
-// held: less than 1 MiB; more are refused with a word
+// attack: clients: one session opens as many connections as it may
+// held: they cost less than 1 MiB; further connections are refused with an error
 func TestManyConnectionsOfASession(t *testing.T) {
 	const sessions = 4
 	p := newTarget(t)
@@ -225,8 +225,8 @@ func TestManyConnectionsOfASession(t *testing.T) {
 	}
 }
 
-// attack: clients: thousands of idle connections without a token
-// held: the CRI answers and sessions work; they are closed
+// attack: clients: thousands of idle connections have no token
+// held: CRI and sessions work; the idle connections are closed
 // field: containerd's streaming server has no limit
 func TestStrangers(t *testing.T) {
 	const attempts = 20_000

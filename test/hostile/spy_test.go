@@ -70,9 +70,9 @@ func (p *tenant) sightings(spy string) (seen int, breaches map[string]int) {
 	return seen, breaches
 }
 
-// attack: what a container can see: a container in the pid namespace of another (TARGET, as kubectl debug --target makes it), with SYS_PTRACE alone, looks at root, fd, mem, environ, exe, mountinfo and net/unix of each process that comes, while 200 execs do
-// held: no file of the node, no descriptor and no memory of the supervisor, no mount and no socket of the node
-// field: runc: /proc/PID/root is the container's, too
+// attack: information leaks: a debug container (TARGET, as of kubectl debug --target) with SYS_PTRACE reads root, fd, mem, environ, exe, mountinfo and net/unix of each new process during 200 execs
+// held: it finds no file, mount or socket of the node, and no descriptor or memory of the supervisor
+// field: runc: /proc/PID/root is the root of the container, too
 func TestADebuggerSeesNothingOfTheNode(t *testing.T) {
 	n, args := newSpiedNode(t)
 	p := newTenant(t, n, "debugged")
@@ -86,9 +86,9 @@ func TestADebuggerSeesNothingOfTheNode(t *testing.T) {
 	}
 }
 
-// attack: what a container can see: a user of it, without capabilities and with no_new_privs, looks at mountinfo, cgroup and net/unix of each process that comes, while 200 execs do
-// held: no mount, no cgroup and no socket of the node
-// field: libcontainer's own execs, as runc makes them, show no mount and no socket either, and on cgroup v1 the cgroup of who makes them
+// attack: information leaks: a user in a container, without capabilities and with no_new_privs, reads mountinfo, cgroup and net/unix of each new process during 200 execs
+// held: it finds no mount, cgroup or socket of the node
+// field: execs of runc show no mount and no socket either; on cgroup v1 they show the cgroup of their creator
 func TestAUserSeesNothingOfTheNode(t *testing.T) {
 	n, args := newSpiedNode(t)
 	p := newTenant(t, n, "used")
@@ -127,8 +127,8 @@ func awaitSleep(t testing.TB, argument string) (pid int) {
 	return pid
 }
 
-// attack: what a container can see: its processes, and those of an exec, look at what they have open
-// held: their three streams
+// attack: information leaks: processes of a container and of an exec list their descriptors
+// held: they find their three streams
 func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 	p := newTenant(t, newAttackedNode(t), "streams")
 	p.run("other") // whose streams, log and record the supervisor has open, too
@@ -147,8 +147,8 @@ func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 // A starter that waits has its own descriptors alone. One that works has those of its request, too, and what
 // it has opened itself: while a hook of its container hangs.
 //
-// attack: what a container can see: what makes it, as long as a hook hangs, holds descriptors
-// held: three for its own output, its socket, the container's streams and what libcontainer opens; no lock, socket, log or spool of the supervisor
+// attack: information leaks: a hook hangs, and the process that creates the container keeps its descriptors meanwhile
+// held: it has three for its output, its socket, the container's streams and the descriptors of libcontainer; no lock, socket, log or spool of the supervisor
 func TestStartersHaveTheirOwnDescriptorsOnly(t *testing.T) {
 	p := newTenant(t, newAttackedNode(t), "starters")
 	p.run("other") // whose streams, log and record the supervisor has open

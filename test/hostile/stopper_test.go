@@ -87,8 +87,8 @@ func (p *tenant) timedExec(o *outcomes, id string, seconds int64, kills bool) {
 	}
 }
 
-// attack: what a container can stop: by signals: root in it, all capabilities dropped, with and without the default filter of system calls, sends SIGSTOP or SIGKILL to the next pid in a loop while 20 execs come
-// held: that exec, until its time-out; execs, starts, stops and logs of other pods take no longer, the supervisor lives, nothing of the execs is left
+// attack: denial of service: root in a container, all capabilities dropped, with and without seccomp, sends SIGSTOP or SIGKILL to the next pid in a loop during 20 execs
+// held: only the exec waits, until its time-out; execs, starts, stops and logs of other pods are not delayed, the supervisor survives, and nothing of the execs remains
 // field: runc, a process for each exec: the same
 func TestStoppedExecsHoldUpNothingElse(t *testing.T) {
 	for _, profile := range profiles {
@@ -117,8 +117,8 @@ func (p *tenant) end(id string) {
 	p.inTime("the removal", func() error { return errors.Join(p.stop(id), p.remove(id)) })
 }
 
-// attack: what a container can stop: by SIGSTOP: root in a container of a pod with one pid namespace, all capabilities dropped, stops whatever is started in that pod
-// held: the start of that container, until the limit of starts; the pod is removed, others take no longer
+// attack: denial of service: root in a pod with one pid namespace, all capabilities dropped, sends SIGSTOP to each process that starts in the pod
+// held: only that start waits, until the limit of starts; the pod can be removed, and others are not delayed
 func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
 	n := newAttackedNode(t, nodetest.Config("[limits]\ncreate = '5s'"))
 	shared := pidNamespace(runtimeapi.NamespaceMode_POD, "")
@@ -148,8 +148,8 @@ func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
 	})
 }
 
-// attack: what a container can stop: by SIGSTOP: root of a user namespace stops execs, and meanwhile the supervisor dies
-// held: the next one serves, and nothing of those execs is left, though the container runs on
+// attack: denial of service: root of a user namespace sends SIGSTOP to execs, and the supervisor dies meanwhile
+// held: the next supervisor serves, and nothing of the execs remains; the container keeps running
 func TestStoppedExecsOfADeadSupervisor(t *testing.T) {
 	p := newTenant(t, newAttackedNode(t), "attacker", nodetest.UserNamespace) // whose execs a starter makes
 	id := p.newStopper("stopper", unix.SIGSTOP)
@@ -181,8 +181,8 @@ func TestStoppedExecsOfADeadSupervisor(t *testing.T) {
 	p.end(id)
 }
 
-// attack: what a container can stop: by SIGSTOP: a container stops the exec that comes as soon as it runs, as that of a PostStart hook does, and then probes, which are under way when it is removed
-// held: the exec, until its time-out; the probes end with the container, the removal takes no longer
+// attack: denial of service: a container sends SIGSTOP to the exec of its PostStart hook and to probes, and is removed meanwhile
+// held: only the exec waits, until its time-out; the probes end with the container, and the removal is not delayed
 func TestRemovalBesideStoppedExecs(t *testing.T) {
 	p := newTenant(t, newAttackedNode(t), "attacker")
 	besides(t, p.Node, func() {
@@ -223,8 +223,8 @@ func (p *tenant) limit(id, file, value string) bool {
 	return false
 }
 
-// attack: what a container can stop: by its cgroup, frozen: 20 execs come
-// held: each is refused by an error that says so (where version 2 is beside version 1, and freezes: ends at its time-out); once it is thawed they run
+// attack: denial of service: a container is frozen, and gets 20 execs
+// held: each exec is refused with that reason (cgroup v2 beside v1: ends at its time-out); after the thaw execs run
 // field: runc and crun: the same
 func TestExecsOfAFrozenContainer(t *testing.T) {
 	for _, freezer := range []struct{ file, freeze, thaw string }{{"cgroup.freeze", "1", "0"}, {"freezer.state", "FROZEN", "THAWED"}} {
@@ -255,8 +255,8 @@ func TestExecsOfAFrozenContainer(t *testing.T) {
 	}
 }
 
-// attack: what a container can stop: by the cgroup of its pod, frozen: a container is created in it, and the pod removed
-// held: the creation, until its limit, and the removal, until the thaw where nothing frozen can be killed (cgroup v1); nothing is left
+// attack: denial of service: the cgroup of a pod is frozen while a container is created in it, and the pod is removed
+// held: the creation waits until its limit, the removal until the thaw on cgroup v1, because frozen processes cannot be killed there; nothing remains
 func TestCreationInAFrozenPod(t *testing.T) {
 	n := newAttackedNode(t, nodetest.Config("[limits]\ncreate = '5s'"))
 	parent := n.MakeCgroup("frozen")
@@ -280,8 +280,8 @@ func TestCreationInAFrozenPod(t *testing.T) {
 	})
 }
 
-// attack: what a container can stop: by its cgroup, at cpu.max (1 ms of a second for 300 busy processes), memory.high or pids.max: 20 execs come
-// held: that exec, until its time-out
+// attack: denial of service: a container is at cpu.max (1 ms per second for 300 busy processes), memory.high or pids.max, and gets 20 execs
+// held: only the exec waits, until its time-out
 func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		quota   int64 // of its CPU at first, in microseconds of a second
@@ -327,8 +327,8 @@ func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 	}
 }
 
-// attack: what a container can stop: by its memory: it is killed, with all that is in its cgroup (memory.oom.group), while execs come
-// held: itself and the execs
+// attack: denial of service: a container is killed for its memory, with its whole cgroup (memory.oom.group), and gets execs meanwhile
+// held: only the container and its execs end
 func TestExecsOfAContainerThatIsKilledForItsMemory(t *testing.T) {
 	p := newTenant(t, newAttackedNode(t), "eater")
 	besides(t, p.Node, func() {
@@ -360,8 +360,8 @@ func TestExecsOfAContainerThatIsKilledForItsMemory(t *testing.T) {
 	})
 }
 
-// attack: what a container can stop: by /etc/passwd: it holds a lease on it (F_SETLEASE), which every open breaks and waits for, or makes it a fifo that nobody writes
-// held: that exec, until its time-out
+// attack: denial of service: a container has a lease on its /etc/passwd (F_SETLEASE), so that every open waits, or makes it a fifo without a writer
+// held: only the exec waits, until its time-out
 func TestExecsBesideAPasswdThatHangs(t *testing.T) {
 	for name, c := range map[string]struct {
 		container change
@@ -385,8 +385,8 @@ func TestExecsBesideAPasswdThatHangs(t *testing.T) {
 	}
 }
 
-// attack: what a container can stop: by what is behind its streams: terminals and pipes that nobody reads, input that it does not read, of ten execs
-// held: that exec; others' streams and logs go on
+// attack: denial of service: nobody reads the terminals and pipes of ten execs, and the execs do not read their input
+// held: only the exec waits; streams and logs of others continue
 func TestUnreadStreamsHoldUpNothingElse(t *testing.T) {
 	p := newTenant(t, newAttackedNode(t), "unread")
 	besides(t, p.Node, func() {
@@ -420,8 +420,8 @@ func TestUnreadStreamsHoldUpNothingElse(t *testing.T) {
 	})
 }
 
-// attack: what a container can stop: by its name: a program that is called as one of the runtime's own, or calls itself so in /proc/self/comm, runs and exits with 7
-// held: nothing: it is started, its exit code is 7, and so is an exec's
+// attack: denial of service: a program has the name of a program of the runtime, also in /proc/self/comm, and exits with 7
+// held: it starts and its exit code is 7, and so does an exec
 func TestProgramsThatAreCalledAsOurs(t *testing.T) {
 	n := nodetest.New(t)
 	names := []string{"minicri-launch", "minicri-shim", "runc:[2:INIT]"}
