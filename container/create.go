@@ -161,7 +161,8 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 	if err != nil {
 		return Record{}, fmt.Errorf("encode the config: %w", err)
 	}
-	o, id, pod := c.owner.options, object.NewID(), c.sandbox.Config()
+	o, pod := c.owner.options, c.sandbox.Config()
+	id := o.Node.NewID()
 	ref := c.image.ID // what people see of the image is a digest, if it has one
 	if len(c.image.RepoDigests) > 0 {
 		ref = c.image.RepoDigests[0]
@@ -174,7 +175,7 @@ func (c *creation) record(config *runtimeapi.ContainerConfig) (Record, error) {
 	parent := cmp.Or(pod.GetLinux().GetCgroupParent(), o.CgroupParent)
 	return Record{
 		ID: id, SandboxID: c.sandbox.ID, Supervisor: c.sandbox.Supervisor,
-		CgroupsPath: oci.CgroupsPath(parent, o.Node.ContainerMark(), id, o.SystemdCgroup),
+		CgroupsPath: oci.CgroupsPath(parent, id, o.SystemdCgroup),
 		ImageID:     c.image.ID, ImageRef: ref, ImageTarget: c.image.Target.String(), ImageMounts: c.mounted,
 		LogPath: logPath, StopSignal: stopSignal(config.GetStopSignal(), c.image.Spec.Config.StopSignal),
 		Config: encoded,

@@ -110,17 +110,17 @@ func TestCgroupsPath(t *testing.T) {
 		path    string
 		dir     string // below each hierarchy
 	}{
-		{"/kubepods/burstable/pod1", false, "/kubepods/burstable/pod1/m-1f-abc", "/kubepods/burstable/pod1/m-1f-abc"},
-		{"kubepods", false, "/kubepods/m-1f-abc", "/kubepods/m-1f-abc"},
-		{"", false, "/m-1f-abc", "/m-1f-abc"},
-		{"/a//b/./", false, "/a/b/m-1f-abc", "/a/b/m-1f-abc"},
-		{"kubepods-pod1.slice", true, "kubepods-pod1.slice:m-1f:abc", "/kubepods.slice/kubepods-pod1.slice/m-1f-abc.scope"},
+		{"/kubepods/burstable/pod1", false, "/kubepods/burstable/pod1/abc", "/kubepods/burstable/pod1/abc"},
+		{"kubepods", false, "/kubepods/abc", "/kubepods/abc"},
+		{"", false, "/abc", "/abc"},
+		{"/a//b/./", false, "/a/b/abc", "/a/b/abc"},
+		{"kubepods-pod1.slice", true, "kubepods-pod1.slice:cri-containerd:abc", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-abc.scope"},
 		// The kubelet sends the whole path of the slice.
-		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:m-1f:abc", "/kubepods.slice/kubepods-pod1.slice/m-1f-abc.scope"},
-		{"/kubepods.slice/", true, "kubepods.slice:m-1f:abc", "/kubepods.slice/m-1f-abc.scope"},
-		{"-.slice", true, "-.slice:m-1f:abc", "/m-1f-abc.scope"},
+		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:cri-containerd:abc", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-abc.scope"},
+		{"/kubepods.slice/", true, "kubepods.slice:cri-containerd:abc", "/kubepods.slice/cri-containerd-abc.scope"},
+		{"-.slice", true, "-.slice:cri-containerd:abc", "/cri-containerd-abc.scope"},
 	} {
-		path := CgroupsPath(test.parent, "m-1f-", "abc", test.systemd)
+		path := CgroupsPath(test.parent, "abc", test.systemd)
 		dir := cgroup.Path(path)
 		harness.Want(t, path == test.path && dir == test.dir, "%q, systemd %v: %q and %q, want %q and %q", test.parent, test.systemd, path, dir, test.path, test.dir)
 	}

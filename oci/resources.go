@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/node"
 )
 
 // containerResources lays the container's resources over the base spec's, as JSON does; lists are replaced.
@@ -79,12 +80,13 @@ func specified[N int64 | uint64](value N) *N {
 	return &value
 }
 
-// CgroupsPath returns a path, or slice:prefix:name, of which systemd makes prefix-name.scope (runtime-spec).
-func CgroupsPath(parent, prefix, id string, systemd bool) string {
+// CgroupsPath returns a path, or slice:prefix:name, from which systemd makes prefix-name.scope (runtime-spec). Both
+// forms are containerd's: agents know them (docs/agents.md).
+func CgroupsPath(parent, id string, systemd bool) string {
 	if systemd {
-		return path.Base(parent) + ":" + strings.TrimSuffix(prefix, "-") + ":" + id
+		return path.Base(parent) + ":" + node.ScopePrefix + ":" + id
 	}
-	return path.Join("/", parent, prefix+id)
+	return path.Join("/", parent, id)
 }
 
 // DropUnsupported drops limits that have no controller here. CPU and Memory must not be nil.

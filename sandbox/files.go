@@ -21,7 +21,8 @@ import (
 )
 
 // The containers of a pod share these files. They are in Store.Dir, a small tmpfs: a container
-// that writes to them cannot fill the node, and the kernel charges the pod.
+// that writes to them cannot fill the node, and the kernel charges the pod. Those of /etc are in a directory named by
+// the sandbox's id: OpenTelemetry's detectors read an id of 64 digits from the mountinfo line of /etc/hostname.
 const (
 	hostnameFile = "hostname"
 	hostsFile    = "hosts"
@@ -43,13 +44,13 @@ func (c *creation) makeFiles(ctx context.Context) (err error) {
 		}
 	}
 	dir := c.owner.Dir(c.ID)
-	if err := writeFiles(c.owner.options.Kernel, dir, c.config); err != nil {
+	if err := writeFiles(c.owner.options.Kernel, dir, c.ID, c.config); err != nil {
 		return err
 	}
 	return c.makeShm(filepath.Join(dir, shmDir))
 }
 
-func writeFiles(kernel Kernel, dir string, config *runtimeapi.PodSandboxConfig) error {
+func writeFiles(kernel Kernel, dir, id string, config *runtimeapi.PodSandboxConfig) error {
 	hostname, nameErr := hostnameOf(config)
 	hostname += "\n"
 	hosts, hostsErr := readIfThere("/etc/hosts") // the kubelet mounts its own over it
@@ -65,9 +66,13 @@ func writeFiles(kernel Kernel, dir string, config *runtimeapi.PodSandboxConfig) 
 	if err := kernel.MountTmpfs("pod", dir, options); err != nil {
 		return fmt.Errorf("mount a tmpfs for the pod's files: %w", err)
 	}
+	etc := filepath.Join(dir, id)
+	if err := os.Mkdir(etc, 0o711); err != nil {
+		return err
+	}
 	uid, gid := oci.HostUser(config, specs.User{}) // root of the pod
 	for name, content := range map[string][]byte{hostnameFile: []byte(hostname), hostsFile: hosts, resolvFile: resolv} {
-		path := filepath.Join(dir, name)
+		path := filepath.Join(etc, name)
 		if err := errors.Join(os.WriteFile(path, content, 0o644), kernel.Chown(path, uid, gid)); err != nil {
 			return err
 		}

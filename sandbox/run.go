@@ -16,7 +16,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
-	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/internal/trace"
@@ -104,11 +103,12 @@ func (s *Store) newRecord(config *runtimeapi.PodSandboxConfig, handler string) (
 	if err != nil {
 		return Record{}, fmt.Errorf("encode the config: %w", err)
 	}
-	o, id := s.options, object.NewID()
+	o := s.options
+	id := o.Node.NewID()
 	parent := cmp.Or(config.GetLinux().GetCgroupParent(), o.CgroupParent)
 	record := Record{
 		ID: id, RuntimeHandler: handler, Supervisor: o.Supervisors.Own(), Config: encoded,
-		CgroupsPath: oci.CgroupsPath(parent, o.Node.Mark(), id, o.SystemdCgroup),
+		CgroupsPath: oci.CgroupsPath(parent, id, o.SystemdCgroup),
 	}
 	if handler == "" {
 		record.DefaultHandler = o.Handlers.Default()

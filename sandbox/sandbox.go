@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -106,8 +107,12 @@ func nameOf(m *runtimeapi.PodSandboxMetadata) string {
 // PodFiles are the host paths of what the containers of the sandbox share.
 func (s *Store) PodFiles(sb *Sandbox) oci.PodFiles {
 	dir := s.Dir(sb.ID)
+	etc := filepath.Join(dir, sb.ID)
+	if _, err := os.Lstat(etc); err != nil { // an earlier build has made the pod
+		etc = dir
+	}
 	files := oci.PodFiles{
-		Hosts: filepath.Join(dir, hostsFile), Hostname: filepath.Join(dir, hostnameFile), ResolvConf: filepath.Join(dir, resolvFile),
+		Hosts: filepath.Join(etc, hostsFile), Hostname: filepath.Join(etc, hostnameFile), ResolvConf: filepath.Join(etc, resolvFile),
 		Shm: filepath.Join(dir, shmDir),
 	}
 	if sb.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetIpc() == runtimeapi.NamespaceMode_NODE {

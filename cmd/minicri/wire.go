@@ -171,7 +171,7 @@ func (n *parts) findKernel(ctx context.Context, c *config.Config) (err error) {
 	if n.node, err = node.Open(c.Root, c.State, c.NetnsDir); err != nil {
 		return err
 	}
-	pod := oci.CgroupsPath(cgroupParent(c, n.systemd), n.node.Mark(), "id", n.systemd)
+	pod := oci.CgroupsPath(cgroupParent(c, n.systemd), "id", n.systemd)
 	if err = n.node.Know(cgroup.Path(pod)); err != nil {
 		return err
 	}

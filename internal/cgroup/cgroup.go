@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -140,12 +141,12 @@ func (h Hierarchies) Exists(path string) bool {
 	})
 }
 
-// Find lists the cgroups whose name starts with the prefix, as paths below any hierarchy. It searches below the
-// parents, for "/" among its children, and not in cgroups of a minicri: a node in a container owns those.
-func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
-	if prefix == "" {
-		return nil, errors.New("search the cgroups: without a prefix every cgroup would be found")
-	}
+// container is in the names of the cgroups of containers, of any runtime.
+var container = regexp.MustCompile(`[0-9a-f]{64}|^minicri-`)
+
+// Find lists the cgroups whose names are ours, as paths below any hierarchy. It searches below the parents, for "/"
+// among its children, and not in cgroups of containers: a node in a container owns the cgroups there.
+func (h Hierarchies) Find(ours func(name string) bool, parents []string) ([]string, error) {
 	found := make(map[string]bool)
 	for _, hierarchy := range h {
 		for _, parent := range parents {
@@ -154,14 +155,14 @@ func (h Hierarchies) Find(prefix string, parents []string) ([]string, error) {
 				if err != nil {
 					return ignoreGone(err)
 				}
-				ours := strings.HasPrefix(entry.Name(), prefix)
-				switch {
-				case !entry.IsDir() || path == top:
+				if !entry.IsDir() || path == top {
 					return nil
-				case ours:
+				}
+				isOurs := ours(entry.Name())
+				if isOurs {
 					found[strings.TrimPrefix(path, hierarchy)] = true
 				}
-				if ours || parent == "/" || strings.HasPrefix(entry.Name(), "minicri-") {
+				if isOurs || parent == "/" || container.MatchString(entry.Name()) {
 					return fs.SkipDir
 				}
 				return nil

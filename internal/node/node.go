@@ -110,11 +110,42 @@ func hasRecords(root string) bool {
 	return false
 }
 
-// Mark begins the names of cgroups of pods, and of namespaces.
+// ScopePrefix begins the names of the scopes that systemd makes for pods and containers, as containerd's do.
+const ScopePrefix = "cri-containerd"
+
+// Mark begins the names of namespaces.
 func (n *Node) Mark() string { return "minicri-" + n.facts.ID + "-" }
 
-// ContainerMark begins those of containers' cgroups. No mark begins with another.
-func (n *Node) ContainerMark() string { return "minicri-c-" + n.facts.ID + "-" }
+// idTag is in the ids of pods and containers of every node, before the id of the node. Together they have 48 bits, so
+// that no other runtime makes such an id by chance.
+const idTag = "6d63"
+
+// IDTail ends the ids of this node's pods and containers. Their cgroups have the names that containerd gives: agents
+// recognise a container by 64 hexadecimal digits and known prefixes. So the id itself has to tell whose it is.
+func (n *Node) IDTail() string { return idTag + n.facts.ID }
+
+// NewID makes the id of a pod or a container.
+func (n *Node) NewID() string {
+	var random [26]byte
+	_, _ = rand.Read(random[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(random[:]) + n.IDTail()
+}
+
+// IsID reports whether a name can be an id: 64 hexadecimal digits.
+func IsID(name string) bool { return len(name) == 64 && strings.Trim(name, "0123456789abcdef") == "" }
+
+// OfCgroup returns the id of the pod or container that this node made a cgroup of this name for. Earlier builds had
+// other names, which running pods keep.
+func (n *Node) OfCgroup(name string) (id string, ours bool) {
+	name = strings.TrimSuffix(name, ".scope")
+	for _, earlier := range []string{"minicri-" + n.facts.ID + "-", "minicri-c-" + n.facts.ID + "-"} {
+		if id, ours = strings.CutPrefix(name, earlier); ours {
+			return id, true
+		}
+	}
+	id = strings.TrimPrefix(name, ScopePrefix+"-")
+	return id, IsID(id) && strings.HasSuffix(id, n.IDTail())
+}
 
 // PluginMark begins those of the cgroups of CNI plugins.
 func (n *Node) PluginMark() string { return "minicri-cni-" + n.facts.ID + "-" }

@@ -32,8 +32,36 @@ func TestIDIsRandomAndKept(t *testing.T) {
 	harness.Same(t, "the mark", open(t, a).Mark(), first)
 	other := open(t, b).Mark()
 	harness.Want(t, other != first, "two nodes have the mark %s", first)
-	harness.Want(t, !strings.HasPrefix(open(t, a).ContainerMark(), first) && strings.HasPrefix(first, "minicri-"),
-		"the marks are %s and %s", first, open(t, a).ContainerMark())
+}
+
+// A node recognises its cgroups in the form of both drivers, and in the form of earlier builds, and no others.
+func TestOfCgroup(t *testing.T) {
+	n, other := open(t, t.TempDir()), open(t, t.TempDir())
+	id, foreign, mark := n.NewID(), other.NewID(), n.Mark()
+	harness.Want(t, node.IsID(id), "%q is no id", id)
+	for _, test := range []struct{ name, cgroup, id string }{
+		{"cgroupfs", id, id},
+		{"systemd", "cri-containerd-" + id + ".scope", id},
+		{"pod of an earlier build", mark + foreign, foreign},
+		{"pod of an earlier build, systemd", mark + foreign + ".scope", foreign},
+		{"container of an earlier build", strings.Replace(mark, "-", "-c-", 1) + foreign, foreign},
+		{"another node", foreign, ""},
+		{"another node, systemd", "cri-containerd-" + foreign + ".scope", ""},
+		{"another runtime", strings.Repeat("ab", 32), ""},
+		{"longer", id + "0", ""},
+		{"not hexadecimal", "x" + id[1:], ""},
+		{"plugin", n.PluginMark() + id, ""},
+		{"slice", "kubepods-pod" + id + ".slice", ""},
+		{"tail alone", n.IDTail(), ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, ours := n.OfCgroup(test.cgroup)
+			harness.Want(t, ours == (test.id != ""), "%q is ours: %v", test.cgroup, ours)
+			if ours {
+				harness.Same(t, "id", got, test.id)
+			}
+		})
+	}
 }
 
 // While there are pods their directories cannot change; without pods they can, and after a reboot.

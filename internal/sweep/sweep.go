@@ -27,15 +27,14 @@ type Kind string
 
 // The kinds are in the order of removal: processes hold the rest.
 const (
-	ContainerCgroup Kind = "container cgroup"
-	PodCgroup       Kind = "pod cgroup"
-	ContainerFiles  Kind = "container files"
-	ContainerFacts  Kind = "container facts"
-	Volumes         Kind = "container volumes"
-	Netns           Kind = "netns"
-	Userns          Kind = "userns"
-	PodFiles        Kind = "pod files"
-	PodFacts        Kind = "pod facts"
+	Cgroup         Kind = "cgroup"
+	ContainerFiles Kind = "container files"
+	ContainerFacts Kind = "container facts"
+	Volumes        Kind = "container volumes"
+	Netns          Kind = "netns"
+	Userns         Kind = "userns"
+	PodFiles       Kind = "pod files"
+	PodFacts       Kind = "pod facts"
 )
 
 // Orphan belongs to no pod and no container.
@@ -45,10 +44,12 @@ type Orphan struct {
 	Path, ID string
 }
 
-// Owner returns whether a "container" or a "pod" would own the orphan.
+// Owner names the kind of object that would own the orphan.
 func (o Orphan) Owner() string {
 	switch o.Kind {
-	case ContainerCgroup, ContainerFiles, ContainerFacts, Volumes:
+	case Cgroup:
+		return "pod or container"
+	case ContainerFiles, ContainerFacts, Volumes:
 		return "container"
 	default:
 		return "pod"
@@ -75,6 +76,7 @@ type Owners struct {
 // Find returns the orphans in the order of removal, with an error those of the readable places.
 func (p *Places) Find(owners Owners) (orphans []Orphan, err error) {
 	inNetns := func(id string) bool { return owners.Pod(id) || owners.Attached(id) }
+	inCgroup := func(id string) bool { return owners.Pod(id) || owners.Container(id) }
 	var errs []error
 	for _, place := range []struct {
 		kind           Kind
@@ -82,8 +84,7 @@ func (p *Places) Find(owners Owners) (orphans []Orphan, err error) {
 		list           func() (paths []string, err error)
 		prefix, suffix string
 	}{
-		{ContainerCgroup, owners.Container, p.cgroups(p.Node.ContainerMark()), p.Node.ContainerMark(), ".scope"},
-		{PodCgroup, owners.Pod, p.cgroups(p.Node.Mark()), p.Node.Mark(), ".scope"},
+		{Cgroup, inCgroup, p.cgroups, "", ""},
 		{ContainerFiles, owners.Container, in(p.State, "containers"), "", ""},
 		{ContainerFacts, owners.Container, in(p.Root, "container-facts"), "", ".json"},
 		{Volumes, owners.Container, in(p.Root, "container-volumes"), "", ""},
@@ -99,7 +100,10 @@ func (p *Places) Find(owners Owners) (orphans []Orphan, err error) {
 		for _, path := range paths {
 			id := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), place.prefix), place.suffix)
 			// Without a mark, only a name like an ID is ours. What has gone meanwhile is no orphan.
-			ours := place.prefix != "" || len(id) == 64 && strings.Trim(id, "0123456789abcdef") == ""
+			ours := place.prefix != "" || node.IsID(id)
+			if place.kind == Cgroup {
+				id, ours = p.Node.OfCgroup(id)
+			}
 			if ours && !place.owned(id) && p.exists(place.kind, path) {
 				orphans = append(orphans, Orphan{place.kind, path, id})
 			}
@@ -109,15 +113,16 @@ func (p *Places) Find(owners Owners) (orphans []Orphan, err error) {
 }
 
 func (p *Places) exists(kind Kind, path string) bool {
-	if kind == ContainerCgroup || kind == PodCgroup {
+	if kind == Cgroup {
 		return p.Hierarchies.Exists(path)
 	}
 	_, err := os.Lstat(path)
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-func (p *Places) cgroups(mark string) func() ([]string, error) {
-	return func() ([]string, error) { return p.Hierarchies.Find(mark, p.Node.Parents()) }
+func (p *Places) cgroups() ([]string, error) {
+	ours := func(name string) bool { _, ours := p.Node.OfCgroup(name); return ours }
+	return p.Hierarchies.Find(ours, p.Node.Parents())
 }
 
 func pinned(namespaces *namespace.Dir) func() ([]string, error) {
@@ -149,7 +154,7 @@ func in(directories ...string) func() ([]string, error) {
 // stays: the daemon's image store removes it at the next start.
 func (p *Places) Remove(o Orphan) error {
 	switch o.Kind {
-	case ContainerCgroup, PodCgroup:
+	case Cgroup:
 		return p.Hierarchies.Remove(o.Path, p.Kill)
 	case Netns:
 		return p.Netns.Remove(o.ID)

@@ -20,7 +20,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/cgroup"
-	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/nodetest"
@@ -200,7 +199,7 @@ func TestNRIAdjustments(t *testing.T) {
 	n.connect("10", "adjuster")
 	source := n.dir + "/../" + filepath.Base(n.dir) + "/made/by minicri" // not there
 	device := nodetest.CDIDevice(t, nodetest.Hook{Kind: "createRuntime", Script: "touch " + n.dir + "/cdi"})
-	asked := n.cgroupsPath("from-", "nri")
+	asked := n.cgroupsPath("from-nri")
 	adjustment := fmt.Sprintf(`{
 		"annotations": {"from": "nri"}, "args": ["/bin/sh", "-c", "while :; do sleep 0.05; done"],
 		"env": [{"key": "FROM", "value": "nri"}, {"key": "-GONE"}],
@@ -255,8 +254,8 @@ func (n *nriNode) wantSynchronized(pod string) {
 }
 
 // cgroupsPath is how the node's driver is asked for a cgroup (runtime-spec).
-func (n *nriNode) cgroupsPath(prefix, name string) string {
-	return oci.CgroupsPath(n.CgroupParent, prefix, name, harness.CgroupDriver() == "systemd")
+func (n *nriNode) cgroupsPath(name string) string {
+	return oci.CgroupsPath(n.CgroupParent, name, harness.CgroupDriver() == "systemd")
 }
 
 // What plugins make of a container is checked as the request is; one that makes
@@ -266,9 +265,7 @@ func TestNRIRefusesNonsense(t *testing.T) {
 	n.connect("10", "adjuster")
 	link := filepath.Join(n.dir, "link")
 	check(t, os.Symlink("/no/such/place", link))
-	identity, err := node.Read(n.Root)
-	check(t, err)
-	there := n.cgroupsPath(identity.Mark(), runPod(t, n.Node, "there").id)
+	there := n.cgroupsPath(runPod(t, n.Node, "there").id)
 	for name, row := range map[string]struct{ adjustment, says string }{
 		"root":       {`{"mounts": [{"destination": "/", "type": "tmpfs"}]}`, "root of the container"},
 		"up":         {`{"mounts": [{"destination": "/a/../..", "type": "tmpfs"}]}`, "root of the container"},
@@ -276,8 +273,8 @@ func TestNRIRefusesNonsense(t *testing.T) {
 		"kernel":     {`{"mounts": [{"destination": "/a", "type": "bind", "source": "/proc/no-such", "options": ["rbind"]}]}`, "/proc/no-such"},
 		"cpus":       {`{"linux": {"resources": {"cpu": {"cpus": "x"}}}}`, "cpuset_cpus"},
 		"cgroup":     {`{"linux": {"cgroupsPath": "` + there + `"}}`, "is there already"},
-		"nul":        {`{"linux": {"cgroupsPath": "` + n.cgroupsPath("a-", `\u0000b`) + `"}}`, "NUL"},
-		"long":       {`{"linux": {"cgroupsPath": "` + n.cgroupsPath("a-", strings.Repeat("a", 256)) + `"}}`, "bytes, more than 255"},
+		"nul":        {`{"linux": {"cgroupsPath": "` + n.cgroupsPath(`a-\u0000b`) + `"}}`, "NUL"},
+		"long":       {`{"linux": {"cgroupsPath": "` + n.cgroupsPath(strings.Repeat("a", 256)) + `"}}`, "bytes, more than 255"},
 		"rlimit":     {`{"rlimits": [{"type": "RLIMIT_NOFILE", "hard": "1", "soft": "2"}]}`, "RLIMIT_NOFILE"},
 		"cdi":        {`{"CDIDevices": [{"name": "no.such/device=0"}]}`, "no.such/device=0"},
 		"hooks":      {`{"hooks": {"poststop": [{"path": "/bin/true"}]}}`, "10-adjuster"},

@@ -76,7 +76,7 @@ func TestUnit(t *testing.T) {
 	same(t, "state", property(t, unit, "ActiveState"), "inactive")
 	program(t, "minicri", "check", "--fix")
 	harness.Eventually(t, "systemd has forgotten all scopes", func() bool {
-		return systemctl(t, "list-units", "--all", "--plain", "--no-legend", "minicri-*.scope") == ""
+		return systemctl(t, "list-units", "--all", "--plain", "--no-legend", "cri-containerd-*.scope") == ""
 	})
 	left, err := filepath.Glob("/sys/fs/cgroup/kubepods.slice/*/*/*.scope")
 	expect(t, err == nil && len(left) == 0, "left behind: %v, %v", left, err)

@@ -287,7 +287,7 @@ func (n *Node) checkUnits() error {
 	if err != nil {
 		return err
 	}
-	units := strings.Replace(identity.Mark(), "minicri-", "minicri-*", 1) + "*"
+	units := node.ScopePrefix + "-*" + identity.IDTail() + ".scope"
 	for deadline := time.Now().Add(settleTime); ; time.Sleep(50 * time.Millisecond) {
 		output, err := exec.Command("systemctl", "list-units", "--all", "--plain", "--no-legend", units).Output()
 		if err != nil || len(output) == 0 {
