@@ -87,6 +87,8 @@ type Plugins struct {
 
 	mu   sync.Mutex
 	away map[string]struct{} // had connected by themselves when NRI was switched off; of mu
+	// taken is why plugins cannot connect: another runtime served the socket at the start; of mu
+	taken error
 }
 
 // New returns plugins of which none is asked before Open.
@@ -157,13 +159,22 @@ func (l logger) Errorf(ctx context.Context, format string, args ...any) {
 }
 
 // Open starts the plugins of the directory, synchronizes them, and listens for others, if NRI is
-// enabled. From here on Reconfigure may switch it on and off.
+// enabled. From here on Reconfigure may switch it on and off. NRI is on by default and its socket is
+// at a fixed path, so a socket of another runtime does not fail the start: Problems reports it.
 func (p *Plugins) Open(pods Pods, containers Containers) error {
 	p.pods, p.containers = pods, containers
 	p.switching.Lock()
 	p.opened = true
 	p.switching.Unlock()
-	return p.Reconfigure(p.options)
+	options := p.options
+	if err := CheckSocket(options.Socket); options.Enabled && errors.Is(err, socket.ErrInUse) {
+		options.Logger.Warn("NRI plugins cannot connect to minicri", "err", err)
+		options.Socket = ""
+		p.mu.Lock()
+		p.taken = err
+		p.mu.Unlock()
+	}
+	return p.Reconfigure(options)
 }
 
 // Reconfigure changes limits, required plugins and rejected adjustments, for requests that begin
@@ -185,6 +196,11 @@ func (p *Plugins) Reconfigure(options Options) error {
 		}
 	}
 	p.stop()
+	if options.Socket != "" {
+		p.mu.Lock()
+		p.taken = nil
+		p.mu.Unlock()
+	}
 	if !options.Enabled {
 		return nil
 	}

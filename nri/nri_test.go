@@ -85,6 +85,23 @@ func (p *Plugins) run(ctx context.Context, name string) error {
 	})
 }
 
+// A socket of another runtime, which NRI's fixed path makes likely, does not fail the start. The plugins of the
+// directory take part, the problem has its cure, and a reload listens once the socket is free.
+func TestSocketOfAnotherRuntime(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "s")
+	other, err := net.Listen("unix", path)
+	harness.Check(t, err)
+	p := newPlugins(t, dir, time.Minute, time.Minute)
+	harness.Check(t, p.Open(nonePods{}, none{}))
+	harness.Want(t, p.Enabled(), "NRI is off")
+	harness.WantError(t, errors.Join(p.Problems(nil)...), path, "stop the runtime that uses it", "SIGHUP")
+	harness.Check(t, other.Close())
+	harness.Check(t, p.Reconfigure(p.options))
+	harness.Want(t, len(p.Problems(nil)) == 0, "problems are left: %v", p.Problems(nil))
+	connectExternal(t, p, path, "10", idle{})
+}
+
 // refuser fails requests about the pods with the name that it has.
 type refuser struct{ pod string }
 

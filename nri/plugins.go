@@ -255,6 +255,9 @@ func (p *Plugins) Problems(connected []string) (problems []error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.taken != nil {
+		problems = append(problems, fmt.Errorf("NRI plugins cannot connect to minicri: %w; then send SIGHUP", p.taken))
+	}
 	for plugin := range p.away {
 		if !slices.Contains(connected, plugin) {
 			problem("NRI plugin %s was disconnected when NRI was switched off or over, and has not come back: start it again, or restart minicri if it is to stay away", plugin)

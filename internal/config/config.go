@@ -124,8 +124,8 @@ type Streaming struct {
 
 // NRI says where the plugins of the Node Resource Interface come from.
 type NRI struct {
-	Enabled      bool     `toml:"enabled" comment:"whether there are plugins"`
-	Socket       string   `toml:"socket" need:"path?" comment:"unix socket where plugins connect; '' is none"`
+	Enabled      bool     `toml:"enabled" comment:"whether NRI plugins take part in the lives of pods and containers"`
+	Socket       string   `toml:"socket" need:"path?" comment:"unix socket where plugins connect; '' is none; while another runtime serves it, only the plugins of plugin_dir take part"`
 	PluginDir    string   `toml:"plugin_dir" need:"path" comment:"directory of plugins that the daemon starts, each named INDEX-NAME with an index of two digits; it need not be there"`
 	ConfigDir    string   `toml:"config_dir" need:"path" comment:"directory of their configurations, INDEX-NAME.conf or NAME.conf; it need not be there"`
 	Registration Duration `toml:"registration_timeout" comment:"how long a plugin that has connected may take to register"`
@@ -216,7 +216,7 @@ func Default() *Config {
 		},
 		Streaming: Streaming{Address: "127.0.0.1:0", Idle: second(4 * 3600), Creation: second(30), MaxOpen: 1000},
 		NRI: NRI{
-			Socket: "/var/run/nri/nri.sock", PluginDir: "/opt/nri/plugins", ConfigDir: "/etc/nri/conf.d",
+			Enabled: true, Socket: "/var/run/nri/nri.sock", PluginDir: "/opt/nri/plugins", ConfigDir: "/etc/nri/conf.d",
 			Registration: second(5), Request: second(2), Required: []string{}, Reject: []string{},
 		},
 		Tracing: Tracing{Protocol: "grpc", Insecure: true},

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -149,6 +150,9 @@ func (n *Node) configure() {
 		n.WriteNetwork()
 	}
 	toml := fmt.Sprintf("cgroup_driver = %q\ncgroup_parent = %q\n%s", harness.CgroupDriver(), n.CgroupParent, n.options.config+n.options.runtimes)
+	if !strings.Contains(toml, "[nri]") { // each node has its own: the default is one socket for the machine
+		toml += fmt.Sprintf("\n[nri]\nsocket = '%[1]s/nri/nri.sock'\nplugin_dir = '%[1]s/nri'\nconfig_dir = '%[1]s/nri'\n", n.Dir)
+	}
 	n.must("writing the daemon's configuration", os.WriteFile(n.configFile(), []byte(toml), 0o600))
 }
 
