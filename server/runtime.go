@@ -24,11 +24,12 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "minicri", RuntimeVersion: r.Info.Version, RuntimeApiVersion: "v1"}, nil
 }
 
-// Conditions of our own; other clients ignore them. The last two are there only while false.
+// Conditions of our own; other clients ignore them. The last three are there only while false.
 const (
 	handlerReady          = "RuntimeHandlerReady/"  // and a handler's name: its pods can run; the default has none
 	containerSELinuxReady = "ContainerSELinuxReady" // SELinux can confine containers
 	olderBuildsServed     = "OlderBuildsServed"     // this daemon can serve the pods of all builds
+	cadvisorReady         = "CadvisorReady"         // the kubelet's cAdvisor finds the containers
 )
 
 // Status reports whether pods can run. It waits for the state of the network only if there is none yet.
@@ -64,6 +65,11 @@ func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest)
 	}
 	if problem := r.unservedBuilds(); problem != "" {
 		condition(olderBuildsServed, "UnknownBuild", problem)
+	}
+	if find := r.Info.ContainerdSocket; find != nil {
+		if problem := find(); problem != "" {
+			condition(cadvisorReady, "NoContainerdSocket", problem)
+		}
 	}
 	if request.GetVerbose() {
 		response.Info, err = r.verboseStatus(ctx, all)

@@ -61,6 +61,8 @@ type Info struct {
 	Handlers      *handler.Set
 	Machine       machine.Machine
 	Config        func() any // the configuration in effect, for the verbose status
+	// ContainerdSocket returns why the kubelet's cAdvisor does not find this runtime, "" if it does; may be nil.
+	ContainerdSocket func() string
 }
 
 // New makes a gRPC server of the runtime and its images. traces, if not nil, follows each call.
@@ -77,6 +79,7 @@ func New(runtime *Runtime, traces grpcstats.Handler, logger *slog.Logger) *grpc.
 	server := grpc.NewServer(options...)
 	runtimeapi.RegisterRuntimeServiceServer(server, runtime)
 	runtimeapi.RegisterImageServiceServer(server, &ImageServer{runtime: runtime})
+	registerContainerd(server, runtime)
 	return server
 }
 

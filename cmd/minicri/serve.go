@@ -139,6 +139,7 @@ func (d *serving) run(ctx context.Context, signals <-chan os.Signal) (err error)
 	}
 	served := make(chan error, 1)
 	grpcServer := server.New(node.runtime, traces.Calls(), logger)
+	d.serveContainerd(grpcServer)
 	go func() { served <- grpcServer.Serve(listener) }()
 	notify(logger, daemon.SdNotifyReady)
 	go watchdog(background, seen, logger) // not waited for: a lock may never be had
@@ -226,6 +227,35 @@ func shutdown(grpcServer *grpc.Server, runtime *server.Runtime, limit time.Durat
 	}
 	grpcServer.Stop()
 	<-finished
+}
+
+// serveContainerd serves the socket where the kubelet's cAdvisor looks for containerd, until the server stops. The
+// path is another program's, so a failure is reported by Status and does not end the daemon.
+func (d *serving) serveContainerd(grpcServer *grpc.Server) {
+	path := d.config.Containerd
+	if path == "" || path == d.config.Socket {
+		return
+	}
+	const lost = "the kubelet's /metrics/cadvisor lacks the containers of minicri"
+	info := &d.node.runtime.Info
+	listener, err := socket.ListenReplaceable(path)
+	if err != nil {
+		problem := fmt.Sprintf("containerd_socket %s: %v: %s", path, err, lost)
+		d.logger.Warn("containerd's socket is not served", "err", problem)
+		info.ContainerdSocket = func() string { return problem }
+		return
+	}
+	info.ContainerdSocket = func() string {
+		if listener.Owned() {
+			return ""
+		}
+		return fmt.Sprintf("containerd_socket %s: another runtime has taken it over: %s", path, lost)
+	}
+	go func() { // ends with the server
+		if err := grpcServer.Serve(listener); err != nil {
+			d.logger.Warn("containerd's socket is not served any more", "socket", path, "err", err)
+		}
+	}()
 }
 
 func closeTraces(traces *otlp.Exporter, logger *slog.Logger) {

@@ -20,6 +20,7 @@ import (
 // Config is the whole configuration. A flag has its key's name, with hyphens for underscores.
 type Config struct {
 	Socket      string `toml:"socket" need:"path" comment:"unix socket of the CRI, mode 0600"`
+	Containerd  string `toml:"containerd_socket" need:"path?" comment:"unix socket where the kubelet's cAdvisor looks for containerd, mode 0600: minicri serves it beside socket, unless another runtime does; '' is none, and then the kubelet's /metrics/cadvisor has no series of containers"`
 	Root        string `toml:"root" need:"path" comment:"directory of what has to survive a reboot"`
 	State       string `toml:"state" need:"path" comment:"directory of what a reboot may remove; at most 72 characters, because sockets are below it"`
 	NetnsDir    string `toml:"netns_dir" need:"path" comment:"directory where network namespaces are pinned, by the path that plugins and their agents get"`
@@ -201,7 +202,8 @@ func (c *Config) Handlers() []string { return slices.Sorted(maps.Keys(c.Runtimes
 func Default() *Config {
 	second := func(n int) Duration { return Duration(time.Duration(n) * time.Second) }
 	return &Config{
-		Socket: "/run/minicri/minicri.sock", Root: "/var/lib/minicri", State: "/run/minicri", NetnsDir: "/var/run/netns",
+		Socket: "/run/minicri/minicri.sock", Containerd: "/run/containerd/containerd.sock",
+		Root: "/var/lib/minicri", State: "/run/minicri", NetnsDir: "/var/run/netns",
 		CNIConf:  "/etc/cni/net.d",
 		CNIBin:   "/opt/cni/bin:/usr/lib/cni:/usr/local/lib/minicri/cni:/usr/lib/minicri/cni",
 		LogLevel: "info", LogFormat: "text",

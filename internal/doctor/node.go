@@ -218,11 +218,16 @@ func (c *checker) daemon() {
 	advice := map[string]string{
 		"NetworkReady":        "until then the kubelet runs no pod but those of the node's network: docs/troubleshooting.md",
 		"RuntimeHandlerReady": "install what is missing, or remove the handler from the configuration",
+		"CadvisorReady":       "stop the other runtime and restart minicri, or set containerd_socket = ''; docs/agents.md",
 		"OlderBuildsServed":   "install the version that is named, and remove these pods before the next upgrade",
 	}
 	for _, condition := range c.Daemon.Conditions {
 		kind, _, _ := strings.Cut(condition.Type, "/")
-		c.when(condition.Holds, Problem, condition.Type, "so says the daemon", cmp.Or(condition.Message, "not so, says the daemon"),
+		grade := Problem
+		if condition.Type == "CadvisorReady" { // pods run, and a dashboard lacks them
+			grade = Warning
+		}
+		c.when(condition.Holds, grade, condition.Type, "so says the daemon", cmp.Or(condition.Message, "not so, says the daemon"),
 			cmp.Or(advice[kind], "until then pods do not run as they ask for"))
 	}
 	for _, d := range c.Daemon.Drifted {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -53,6 +54,14 @@ func CheckFree(path string) error {
 
 // ListenPrivate listens for root alone: bind(2) gives the path the socket's mode, without the umask's bits.
 func ListenPrivate(path string) (net.Listener, error) {
+	listener, err := listenPrivate(path)
+	if err != nil {
+		return nil, err
+	}
+	return Steady(listener), nil
+}
+
+func listenPrivate(path string) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		controlErr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) })
 		return errors.Join(controlErr, err)
@@ -61,7 +70,53 @@ func ListenPrivate(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	return Steady(listener), nil
+	return listener.(*net.UnixListener), nil
+}
+
+// Replaceable is a listener for root at a path that belongs to another program, which may start later and take the path
+// over. Close removes the path only while it is this listener's.
+type Replaceable struct {
+	net.Listener
+	path string
+	made os.FileInfo
+}
+
+// ListenReplaceable makes a Replaceable, in place of a stale socket. A socket that a process listens on is ErrInUse.
+func ListenReplaceable(path string) (*Replaceable, error) {
+	if err := CheckFree(path); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := listenPrivate(path)
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false)
+	made, err := os.Lstat(path)
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return &Replaceable{Listener: Steady(listener), path: path, made: made}, nil
+}
+
+// Owned reports whether clients of the path reach this listener.
+func (r *Replaceable) Owned() bool {
+	now, err := os.Lstat(r.path)
+	return err == nil && os.SameFile(now, r.made)
+}
+
+// Close removes the path if it is this listener's, and ends the listener.
+func (r *Replaceable) Close() error {
+	var err error
+	if r.Owned() {
+		err = os.Remove(r.path)
+	}
+	return errors.Join(err, r.Listener.Close())
 }
 
 // Steady returns a listener that outlasts errors until it is closed: want of descriptors, or of what the kernel lets

@@ -149,7 +149,8 @@ func (n *Node) configure() {
 	if !n.options.noNetwork {
 		n.WriteNetwork()
 	}
-	toml := fmt.Sprintf("cgroup_driver = %q\ncgroup_parent = %q\n%s", harness.CgroupDriver(), n.CgroupParent, n.options.config+n.options.runtimes)
+	toml := fmt.Sprintf("cgroup_driver = %q\ncgroup_parent = %q\ncontainerd_socket = '%s/containerd.sock'\n%s",
+		harness.CgroupDriver(), n.CgroupParent, n.Dir, n.options.config+n.options.runtimes)
 	if !strings.Contains(toml, "[nri]") { // each node has its own: the default is one socket for the machine
 		toml += fmt.Sprintf("\n[nri]\nsocket = '%[1]s/nri/nri.sock'\nplugin_dir = '%[1]s/nri'\nconfig_dir = '%[1]s/nri'\n", n.Dir)
 	}
