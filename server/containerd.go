@@ -74,7 +74,9 @@ func (s *containerdContainers) Get(
 	return &containers.GetContainerResponse{Container: &containers.Container{
 		ID: request.GetID(), Labels: labels, Image: object.image,
 		// cAdvisor decodes the spec and reads the environment that the kubelet allows, which is none.
-		Spec:      &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: []byte(`{"process":{}}`)},
+		Spec: &anypb.Any{
+			TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/Spec", Value: []byte(`{"process":{}}`),
+		},
 		CreatedAt: &timestamppb.Timestamp{Seconds: object.created / 1e9, Nanos: int32(object.created % 1e9)},
 	}}, nil
 }

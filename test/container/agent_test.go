@@ -63,7 +63,8 @@ func TestContainerdSocket(t *testing.T) {
 	defer containerd.Close()
 	answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
 	conditions := fmt.Sprint(answer.GetStatus().GetConditions())
-	harness.Want(t, strings.Contains(conditions, "another runtime has taken it over"), "the conditions are %s", conditions)
+	const says = "another runtime has taken it over"
+	harness.Want(t, strings.Contains(conditions, says), "the conditions are %s", conditions)
 	n.Stop()
 	_, err = os.Lstat(socket)
 	check(t, err)
