@@ -221,7 +221,7 @@ func TestRuntimeHandlerOfImageCalls(t *testing.T) {
 	nodetest.Call(t, n.Image.RemoveImage, &runtimeapi.RemoveImageRequest{Image: known})
 }
 
-// attack: images: a local user of the node knows the path of a setuid program and of a device node in a layer and in a volume of the image
+// attack: images: a local user of the node has the path of a setuid program and of a device node in a layer and in a volume of the image
 // held: none can be reached; the volume has no device node
 // field: containerd had CVE-2021-41103; its volumes still contain the device nodes
 func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
