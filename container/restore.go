@@ -31,7 +31,7 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err := errors.Join(os.MkdirAll(s.dir(""), 0o711), os.MkdirAll(s.volumes(""), 0o711)); err != nil {
 		return nil, err
 	}
-	s.files, err = state.OpenObjects[Record, Facts]("container", filepath.Join(options.Root, "containers"), filepath.Join(options.Root, "container-facts"), options.Version, options.Logger)
+	s.files, err = state.OpenObjects[Record, Facts](ctx, "container", filepath.Join(options.Root, "containers"), filepath.Join(options.Root, "container-facts"), options.Version, options.Logger)
 	if err != nil {
 		return nil, err
 	}

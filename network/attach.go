@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/minicri/minicri/internal/state"
+	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
 // The values of capabilities are go-cni's.
@@ -362,6 +363,7 @@ func (n *CNI) openJournal() error {
 		return err
 	}
 	journal.WrittenBy(n.options.Version)
+	journal.Hit(failpoint.From(n.base))
 	records, bad, err := journal.Load()
 	if err != nil {
 		return err

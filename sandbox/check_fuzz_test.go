@@ -102,7 +102,7 @@ func checker(t *testing.T) *Store {
 		options: Options{Supervisors: &client.Set{}, Handlers: handler.New(map[string]handler.Spec{"runc": {}}, handler.Features{UserNamespaces: true}), Machine: machine.Machine{UserNamespaces: true}, Node: identity, Logger: slog.New(slog.DiscardHandler)},
 		bootID:  "now",
 	}
-	files, filesErr := state.OpenObjects[Record, Facts]("sandbox", filepath.Join(dir, "records"), filepath.Join(dir, "facts"), "", s.options.Logger)
+	files, filesErr := state.OpenObjects[Record, Facts](t.Context(), "sandbox", filepath.Join(dir, "records"), filepath.Join(dir, "facts"), "", s.options.Logger)
 	harness.Check(t, errors.Join(err, filesErr))
 	s.files = files
 	return s

@@ -66,7 +66,7 @@ func (s *Store) openFiles() (err error) {
 		return err
 	}
 	o := s.options
-	s.files, err = state.OpenObjects[Record, Facts]("sandbox", filepath.Join(o.Root, "sandboxes"), filepath.Join(o.State, "facts"), o.Version, o.Logger)
+	s.files, err = state.OpenObjects[Record, Facts](s.Base, "sandbox", filepath.Join(o.Root, "sandboxes"), filepath.Join(o.State, "facts"), o.Version, o.Logger)
 	if err != nil {
 		return err
 	}

@@ -49,15 +49,15 @@ func ReadFile(path string) ([]byte, error) {
 // WriteFile replaces the file at path in one step. With durable it returns once the data and the name
 // are on the disk (fsync(2) of the file and its directory).
 func WriteFile(path string, data []byte, durable bool) error {
-	return writeFile(path, data, durable, os.Rename)
+	return writeFile(path, data, durable, os.Rename, failpoint.Hit)
 }
 
-func writeFile(path string, data []byte, durable bool, put func(temporary, path string) error) error {
+func writeFile(path string, data []byte, durable bool, put func(temporary, path string) error, hit func(string) error) error {
 	temporary, err := writeTemporary(path, data, durable)
 	if err != nil {
 		return err
 	}
-	err = failpoint.Hit("rename " + filepath.Base(filepath.Dir(path)))
+	err = hit("rename " + filepath.Base(filepath.Dir(path)))
 	if err == nil {
 		err = put(temporary, path)
 	}

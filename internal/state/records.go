@@ -2,6 +2,7 @@ package state
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/minicri/minicri/internal/step/failpoint"
 )
 
 const (
@@ -24,6 +27,7 @@ type Records[T any] struct {
 	version   int
 	durable   bool
 	writer    string
+	hit       func(point string) error
 }
 
 // envelope is the content of a file: the record, its schema, and the program that wrote it.
@@ -39,11 +43,14 @@ func Open[T any](directory string, version int, durable bool) (*Records[T], erro
 	if err := os.MkdirAll(directory, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory for records: %w", err)
 	}
-	return &Records[T]{directory: directory, version: version, durable: durable}, nil
+	return &Records[T]{directory: directory, version: version, durable: durable, hit: failpoint.Hit}, nil
 }
 
 // WrittenBy sets the version of the program that writes, which one that is too old for the schema names.
 func (r *Records[T]) WrittenBy(writer string) { r.writer = writer }
+
+// Hit sets what the records call at their failpoint, see package failpoint.
+func (r *Records[T]) Hit(hit func(point string) error) { r.hit = hit }
 
 // Path is the file of the record of id.
 func (r *Records[T]) Path(id string) string { return filepath.Join(r.directory, id+suffix) }
@@ -72,7 +79,7 @@ func (r *Records[T]) Sync(id string) error {
 func (r *Records[T]) write(id string, record T, durable bool, put func(temporary, path string) error) error {
 	data, err := json.MarshalIndent(envelope[T]{r.version, r.writer, record}, "", " ")
 	if err == nil {
-		err = writeFile(r.Path(id), append(data, '\n'), durable, put)
+		err = writeFile(r.Path(id), append(data, '\n'), durable, put, r.hit)
 	}
 	if err != nil {
 		return fmt.Errorf("write the record of %s: %w", id, err)
@@ -216,7 +223,7 @@ type Objects[R, F any] struct {
 }
 
 // OpenObjects opens the two directories of a kind of object; writer is the version of the program.
-func OpenObjects[R, F any](kind, records, facts, writer string, logger *slog.Logger) (*Objects[R, F], error) {
+func OpenObjects[R, F any](ctx context.Context, kind, records, facts, writer string, logger *slog.Logger) (*Objects[R, F], error) {
 	o := &Objects[R, F]{leftAlone: make(map[string]bool), logger: logger, kind: kind}
 	var err error
 	if o.Records, err = Open[R](records, 1, true); err != nil {
@@ -227,6 +234,8 @@ func OpenObjects[R, F any](kind, records, facts, writer string, logger *slog.Log
 	}
 	o.Records.WrittenBy(writer)
 	o.Facts.WrittenBy(writer)
+	o.Records.Hit(failpoint.From(ctx))
+	o.Facts.Hit(failpoint.From(ctx))
 	return o, nil
 }
 

@@ -94,13 +94,13 @@ func (s *Sequence) Do(name Name, do func(context.Context) error) error {
 	ctx, end := trace.Begin(s.ctx, string(name))
 	err := context.Cause(ctx)
 	if err == nil {
-		err = failpoint.Hit(name.Before())
+		err = failpoint.From(ctx)(name.Before())
 	}
 	if err == nil {
 		err = withCause(ctx, do(context.WithValue(ctx, parentKey{}, parent{s.timeline, name.Own()})))
 	}
 	if err == nil {
-		err = failpoint.Hit(name.After())
+		err = failpoint.From(ctx)(name.After())
 	}
 	end(err)
 	s.timeline.end(row, err)

@@ -16,10 +16,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/state"
-	"github.com/minicri/minicri/namespace"
 )
 
 // Kind is a kind of orphan.
@@ -59,11 +57,25 @@ func (o Orphan) Owner() string {
 // Places are where the node's pods and containers leave things.
 type Places struct {
 	Node          *node.Node
-	Hierarchies   cgroup.Hierarchies
-	Netns, Userns *namespace.Dir
+	Hierarchies   Cgroups
+	Netns, Userns Namespaces
 	Root, State   string
 	// Kill limits how long processes may take to exit after SIGKILL.
 	Kill time.Duration
+}
+
+// Cgroups finds and removes cgroups. cgroup.Hierarchies implements it.
+type Cgroups interface {
+	Find(ours func(name string) bool, parents []string) ([]string, error)
+	Exists(path string) bool
+	Remove(path string, limit time.Duration) error
+}
+
+// Namespaces lists and removes pinned namespaces. namespace.Dir implements it.
+type Namespaces interface {
+	IDs() ([]string, error)
+	Path(id string) string
+	Remove(id string) error
 }
 
 // Owners report whether an ID is in use, or may be by a record that cannot be read.
@@ -125,7 +137,7 @@ func (p *Places) cgroups() ([]string, error) {
 	return p.Hierarchies.Find(ours, p.Node.Parents())
 }
 
-func pinned(namespaces *namespace.Dir) func() ([]string, error) {
+func pinned(namespaces Namespaces) func() ([]string, error) {
 	return func() (paths []string, err error) {
 		ids, err := namespaces.IDs()
 		for _, id := range ids {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/sweep"
 	"github.com/minicri/minicri/namespace"
@@ -32,7 +33,7 @@ func TestMountsOfAnOrphanAreNotEmptied(t *testing.T) {
 	harness.Check(t, err)
 	harness.Check(t, os.MkdirAll(filepath.Join(netns, identity.Mark()+orphan), 0o700))
 	p := sweep.Places{
-		Node: identity, Root: root, State: state, Kill: time.Minute,
+		Node: identity, Root: root, State: state, Kill: time.Minute, Hierarchies: cgroup.Hierarchies{},
 		Netns: namespace.Find(netns, identity.Mark()), Userns: namespace.Find(filepath.Join(state, "userns"), identity.Mark()),
 	}
 	nobody := func(string) bool { return false }

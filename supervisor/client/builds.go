@@ -91,8 +91,10 @@ func (s *Set) End(ctx context.Context, name string) error {
 		return nil
 	}
 	g := s.of(name)
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	if g.lock.Acquire(ctx, 1) != nil {
+		return fmt.Errorf("end the supervisor of build %s: %w", name, context.Cause(ctx))
+	}
+	defer g.lock.Release(1)
 	supervisor, err := g.connect(ctx, s)
 	if err == nil {
 		err = errors.Join(supervisor.Shutdown(ctx), supervisor.Close())

@@ -18,7 +18,8 @@ import (
 
 // Host starts the supervisors of a node and connects to them. Processes implements it.
 type Host interface {
-	// Dial connects to the supervisor of dir, or returns errdefs.ErrUnavailable. It calls closed when the connection ends.
+	// Dial connects to the supervisor of dir, or returns errdefs.ErrUnavailable. It calls closed when the connection
+	// ends.
 	Dial(ctx context.Context, dir string, closed func()) (Conn, error)
 	// DialStream connects to the supervisor of dir for one stream.
 	DialStream(ctx context.Context, dir string) (*net.UnixConn, error)

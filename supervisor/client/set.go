@@ -16,13 +16,15 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/supervisor/api"
 )
 
 // Set are the supervisors of a node, one for each group: the pods that one build has made, which names the group.
-// mu guards the map; a group's lock is held while its supervisor is started or connected to.
+// mu guards the map; a group's lock is held while its supervisor is started or connected to. Callers wait for it up to
+// their own deadlines.
 type Set struct {
 	options SetOptions
 	answer  atomic.Int64 // how long a supervisor may take to answer, as a time.Duration
@@ -55,7 +57,7 @@ type Follower interface {
 // group is the connection to one supervisor; nil client if there is none.
 type group struct {
 	dir       string
-	mu        sync.Mutex
+	lock      *semaphore.Weighted
 	client    *Client
 	followed  bool
 	failed    error // why its last start failed
@@ -96,7 +98,7 @@ func (s *Set) of(name string) *group {
 	defer s.mu.Unlock()
 	g := s.groups[name]
 	if g == nil {
-		g = &group{dir: s.Dir(name)}
+		g = &group{dir: s.Dir(name), lock: semaphore.NewWeighted(1)}
 		s.groups[name] = g
 	}
 	return g
@@ -105,12 +107,37 @@ func (s *Set) of(name string) *group {
 // Connect returns the connection to the group's supervisor, and errdefs.ErrUnavailable if none serves.
 func (s *Set) Connect(ctx context.Context, name string) (*Client, error) {
 	g := s.of(name)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.connect(ctx, s)
+	return g.locked(ctx, func() (*Client, error) { return g.connect(ctx, s) })
 }
 
-// connect is Connect; mu is held.
+// locked calls do under the group's lock. The caller leaves when ctx ends; do goes on and keeps the lock until it
+// returns, so that those who ask next have its outcome.
+func (g *group) locked(ctx context.Context, do func() (*Client, error)) (*Client, error) {
+	late := func() error {
+		return fmt.Errorf("wait for the supervisor of build %s: %w", filepath.Base(g.dir), context.Cause(ctx))
+	}
+	if g.lock.Acquire(ctx, 1) != nil {
+		return nil, late()
+	}
+	type outcome struct {
+		supervisor *Client
+		err        error
+	}
+	done := make(chan outcome, 1)
+	go func() { // within the limits of connect and serving
+		supervisor, err := do()
+		g.lock.Release(1)
+		done <- outcome{supervisor, err}
+	}()
+	select {
+	case o := <-done:
+		return o.supervisor, o.err
+	case <-ctx.Done():
+		return nil, late()
+	}
+}
+
+// connect is Connect; the lock is held.
 func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
 	if g.client != nil {
 		if !g.client.broken() {
@@ -136,16 +163,16 @@ func (g *group) connect(ctx context.Context, s *Set) (*Client, error) {
 // Ensure returns the connection to the group's supervisor. It starts one if none serves.
 func (s *Set) Ensure(ctx context.Context, name string) (*Client, error) {
 	g := s.of(name)
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	supervisor, err := s.serving(ctx, g)
-	if err != nil {
-		return nil, err
-	}
-	if !g.followed {
-		g.followed = s.follow(name, supervisor)
-	}
-	return supervisor, nil
+	return g.locked(ctx, func() (*Client, error) {
+		supervisor, err := s.serving(ctx, g)
+		if err != nil {
+			return nil, err
+		}
+		if !g.followed {
+			g.followed = s.follow(name, supervisor)
+		}
+		return supervisor, nil
+	})
 }
 
 // Call asks a group's supervisor, and its successor if it dies meanwhile, perhaps killed because it hung. repeated
@@ -205,12 +232,14 @@ func (s *Set) follow(name string, supervisor *Client) bool {
 			return
 		}
 		g := s.of(name)
-		g.mu.Lock()
+		if g.lock.Acquire(s.base, 1) != nil {
+			return
+		}
 		if g.client == supervisor { // nothing comes over it any more
 			_ = supervisor.Close()
 			g.client = nil
 		}
-		g.mu.Unlock()
+		g.lock.Release(1)
 		follower.Lost(name, err)
 	})
 	return true
@@ -256,11 +285,11 @@ func (s *Set) Close() {
 	groups := slices.Collect(maps.Values(s.groups))
 	s.mu.Unlock()
 	for _, g := range groups {
-		if g.mu.TryLock() { // else a call is under way that the daemon does not wait for
+		if g.lock.TryAcquire(1) { // else a call is under way that the daemon does not wait for
 			if g.client != nil {
 				_ = g.client.Close()
 			}
-			g.mu.Unlock()
+			g.lock.Release(1)
 		}
 	}
 }

@@ -107,7 +107,7 @@ func awaitReady(ctx context.Context, ready *os.File, supervisor *os.Process) err
 	}
 }
 
-// serving connects to a group's supervisor, or starts it; mu is held. One that has its directory's lock and does not
+// serving connects to a group's supervisor, or starts it; the lock is held. One that has its directory's lock and does not
 // answer is about to end, within endingLimit, or cannot be reached, and is ended. After a failed start serving
 // refuses another one for a pause, which doubles each time.
 func (s *Set) serving(ctx context.Context, g *group) (*Client, error) {
