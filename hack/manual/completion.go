@@ -30,7 +30,7 @@ func tree() (order []string, next map[string][]string) {
 // flagsOf are the flags of a command with their hyphens; of the daemon for "".
 func flagsOf(c manual.Command) (flags []string) {
 	for _, f := range c.Flags {
-		flags = append(flags, "--"+f.Name)
+		flags = append(flags, f.Typed())
 	}
 	if c.Configured || c.Words == "" {
 		for _, f := range daemonFlags() {

@@ -6,9 +6,9 @@ import (
 	"github.com/minicri/minicri/internal/config"
 )
 
-const fileHead = `# The configuration of minicri. Every key is here as a comment, with its default: a file
-# that sets only what it changes lets an update bring better defaults, and lets an older
-# build read it. A key needs the line of its [table] above it.
+const fileHead = `# The configuration of minicri. Every key is a comment with its default. Set only the keys
+# that you change: an update can then bring better defaults, and an older build can read
+# the file. A key needs the line of its [table] above it.
 # See minicri.toml(5); 'minicri config check FILE' checks a file.
 
 `

@@ -76,6 +76,8 @@ func TestBashCompletes(t *testing.T) {
 		{"minicri image rm do", "docker.io/library/busybox:latest"},
 		{"minicri image save r", "registry.example/a:1"},
 		{"minicri image pull do", ""},
+		{"minicri pods -", "--watch --wide -n --phase -o --json " +
+			"--certs-dir --cni-bin-dir --cni-conf-dir --config --log-level --netns-dir --root --shim --socket --state"},
 	} {
 		script := bashCompletion() + `
 			minicri() {

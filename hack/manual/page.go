@@ -26,8 +26,16 @@ func (p *page) section(name string) { fmt.Fprintf(p, ".SH %s\n", name) }
 // text is a paragraph, roff already.
 func (p *page) text(text string) { fmt.Fprintf(p, ".PP\n%s\n", text) }
 
-// item is a term, bold, and what it is.
+// item is a bold term and its description.
 func (p *page) item(term, what string) { fmt.Fprintf(p, ".TP\n.B %s\n%s\n", roff(term), roff(what)) }
+
+// list adds a section of terms.
+func (p *page) list(section string, items [][2]string) {
+	p.section(section)
+	for _, item := range items {
+		p.item(item[0], item[1])
+	}
+}
 
 // roff keeps a text from being read as macros and escapes.
 func roff(text string) string {
@@ -57,12 +65,13 @@ func programPage() string {
 		p.text(strings.TrimSpace(".B minicri " + roff(c.Words) + "\n" + roff(synopsis(c))))
 	}
 	p.section("DESCRIPTION")
-	p.text(roff("Without a command minicri is the daemon, in the foreground: it serves the CRI on a unix socket until SIGTERM or SIGINT. Pods keep running while it is away, and the next daemon finds them. SIGUSR1 makes it run CNI CHECK for every pod."))
+	p.text(roff("Without a command minicri is the daemon. It runs in the foreground, and serves the CRI on a unix socket until " +
+		"SIGTERM or SIGINT. Pods keep running without it, and the next daemon finds them."))
 	p.section("COMMANDS")
 	for _, c := range manual.Commands() {
 		p.item(c.Line(), c.Help)
 		for _, f := range c.Flags {
-			fmt.Fprintf(p, ".RS\n.TP\n.B %s\n%s\n.RE\n", roff(strings.TrimSpace("--"+f.Name+" "+f.Value)), roff(f.Help))
+			fmt.Fprintf(p, ".RS\n.TP\n.B %s\n%s\n.RE\n", roff(strings.TrimSpace(f.Typed()+" "+f.Value)), roff(f.Help))
 		}
 	}
 	p.section("FLAGS")
@@ -73,12 +82,44 @@ func programPage() string {
 		}
 		p.item("--"+f.Name, help)
 	}
-	p.section("FILES")
+	p.list("EXIT STATUS", [][2]string{
+		{"0", "success; for check: no problem"},
+		{"1", "failure; for check: the node has a problem"},
+		{"2", "invalid command line"},
+	})
+	p.list("ENVIRONMENT", [][2]string{
+		{"HTTPS_PROXY, HTTP_PROXY, NO_PROXY", "proxies for pulls"},
+		{"NO_COLOR", "if set, no colors on a terminal"},
+		{"PATH", "programs of the daemon: credential helpers, nft, iptables, apparmor_parser, helpers of OCI runtimes"},
+	})
+	p.list("SIGNALS", [][2]string{
+		{"SIGHUP", "read the configuration again; the log names changed keys that need a restart"},
+		{"SIGTERM, SIGINT", "finish running calls, limits.shutdown at most, and exit; pods keep running"},
+		{"SIGUSR1", "run CNI CHECK for all pods"},
+	})
 	c := config.Default()
-	p.item(config.DefaultFile, "the configuration, see minicri.toml(5)")
-	p.item(c.Socket, "the CRI")
-	p.item(c.Root, "what has to survive a reboot")
-	p.item(c.State, "what a reboot may remove")
+	p.list("FILES", [][2]string{
+		{config.DefaultFile, "configuration, see minicri.toml(5)"},
+		{config.DefaultFile + ".d/*.toml", "drop-ins"},
+		{"/etc/minicri/certs.d/HOST/hosts.toml", "mirrors, certificates and headers of a registry; then /etc/containerd/certs.d"},
+		{"/etc/default/minicri", "environment of the daemon, for the systemd unit"},
+		{"/etc/crictl.yaml", "socket for crictl"},
+		{c.CNIConf, "CNI network configurations"},
+		{c.Socket, "socket of the CRI"},
+		{c.State + "/debug.sock", "socket of the commands, only for root"},
+		{c.Root, "data that survives a reboot: records, images, timelines"},
+		{c.State, "data that a reboot removes"},
+	})
+	p.list("EXAMPLES", [][2]string{
+		{"minicri check", "find the problems of the node"},
+		{"minicri check --pod", "run a pod, and remove it"},
+		{"minicri timeline nginx", "show why the pod nginx is slow or failed"},
+		{"minicri timeline --failed --since 1h", "list the failures of the last hour"},
+		{"minicri pods -n kube-system --wide", "list the pods of a namespace"},
+		{"minicri image pull --creds user:password registry.example/app:v1", "pull a private image"},
+		{"minicri config from-containerd /etc/containerd/config.toml", "convert a configuration"},
+		{"systemctl reload minicri", "apply a changed configuration"},
+	})
 	p.section("SEE ALSO")
 	p.text(roff("minicri.toml(5), crictl, kubelet"))
 	return p.String()
@@ -87,7 +128,7 @@ func programPage() string {
 func synopsis(c manual.Command) string {
 	parts := []string{}
 	for _, f := range c.Flags {
-		parts = append(parts, "["+strings.TrimSpace("--"+f.Name+" "+f.Value)+"]")
+		parts = append(parts, "["+strings.TrimSpace(f.Typed()+" "+f.Value)+"]")
 	}
 	if c.Configured {
 		parts = append(parts, "[FLAGS]")
@@ -99,7 +140,8 @@ func synopsis(c manual.Command) string {
 func filePage() string {
 	p := newPage("minicri.toml", "5", "File Formats", "configuration of minicri")
 	p.section("DESCRIPTION")
-	p.text(roff("A file in TOML: " + config.DefaultFile + ", or what --config names, and its drop-ins FILE.d/*.toml by name. Flags replace what the files say. Check a file with minicri config check FILE; minicri config default prints one with all keys."))
+	p.text(roff("A file in TOML: " + config.DefaultFile + ", or the file of --config, and its drop-ins FILE.d/*.toml by name. Flags override " +
+		"the files. minicri config check FILE checks a file; minicri config default prints one with all keys."))
 	p.section("KEYS")
 	for _, key := range config.Keys() {
 		if key.Table {

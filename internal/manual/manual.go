@@ -24,52 +24,95 @@ type Flag struct {
 	Help  string
 }
 
+// Typed returns the flag as it is typed: -n for a letter, --wide for a word.
+func (f Flag) Typed() string {
+	if len(f.Name) == 1 {
+		return "-" + f.Name
+	}
+	return "--" + f.Name
+}
+
 // Commands returns all commands in the order of the usage text.
 func Commands() []Command {
-	pull := []Flag{{"creds", "USER:PASSWORD", "credentials for the registry"}, {"platform", "OS/ARCH[/VARIANT]", "of the image to pull; the node's if empty"}}
+	pull := []Flag{
+		{"creds", "USER:PASSWORD", "credentials for the registry"},
+		{"platform", "OS/ARCH[/VARIANT]", "platform of the image; the default is the platform of the node"},
+	}
 	asJSON := Flag{"json", "", "print JSON"}
-	force := Flag{"force", "", "replace the file if it is there"}
+	force := Flag{"force", "", "overwrite an existing file"}
 	return []Command{
 		{Words: "config default", Help: "print the default configuration, every key with its comment"},
-		{Words: "config check", Argument: "[FILE]", Help: "check a configuration file and its drop-ins, FILE.d/*.toml: all that the daemon refuses at its start on this machine, and keys that it does not know; without FILE that of the daemon", Configured: true},
-		{Words: "config show", Help: "print every key with the value that is in force and where it is from: a file and its line, a flag, or the default", Configured: true},
-		{Words: "config from-containerd", Argument: "FILE", Help: "print the configuration for a file of containerd's, with what has no counterpart as comments"},
 		{
-			Words: "check", Argument: "[ID...]", Help: "report what this node lacks and what was left behind; exit code 0 only without a problem, which a record in quarantine is too", Configured: true,
-			Flags: []Flag{{"fix", "", "remove what was left behind, and try records in quarantine again"}, {"force", "", "with --fix: remove the records in quarantine that cannot be put back; with ids, only theirs, and give up the attachments that have them"}, asJSON, {"pod", "", "run a pod of the embedded pause by way of the daemon, and remove it; exit code 0 means that it ran"}},
+			Words: "config check", Argument: "[FILE]", Configured: true,
+			Help: "check a configuration file and its drop-ins FILE.d/*.toml: report everything that the daemon would refuse on " +
+				"this machine, and unknown keys; without FILE check the file of the daemon",
+		},
+		{
+			Words: "config show", Configured: true,
+			Help: "print every key with its value and its source: file and line, flag, or default",
+		},
+		{
+			Words: "config from-containerd", Argument: "FILE",
+			Help: "print the configuration for a containerd file; keys without a counterpart become comments",
+		},
+		{
+			Words: "check", Argument: "[ID...]", Configured: true,
+			Help: "report problems of this node and leftovers of pods and containers; the exit status is 0 only without a " +
+				"problem; records in quarantine are problems",
+			Flags: []Flag{
+				{"fix", "", "remove leftovers, and load records in quarantine again"},
+				{
+					"force", "", "with --fix: remove records in quarantine that cannot be loaded; with IDs, remove only theirs, " +
+						"and abandon their network attachments",
+				},
+				asJSON,
+				{"pod", "", "run a pod with the embedded pause image through the daemon, and remove it; exit status 0 means that it ran"},
+			},
 		},
 		{
 			Words: "timeline", Argument: "[POD]", Configured: true,
-			Help: "show the life of a pod step by step, of one that is gone or failed too; without a name list all. POD is a name, NAMESPACE/NAME, an id, or the same of a container",
+			Help: "show each step of a pod, also of a removed or failed one; without POD list all pods and images. POD is a name, " +
+				"NAMESPACE/NAME or an id, of a pod or a container",
 			Flags: []Flag{
-				{"failed", "", "only those in which something failed"},
-				{"since", "DURATION", "only those in which something happened since then: 10m"},
-				{"slowest", "N", "the N that took longest, the slowest first"},
+				{"failed", "", "only entries with a failure"},
+				{"since", "DURATION", "only entries with an event in this time: 10m"},
+				{"slowest", "N", "the N slowest entries, the slowest first"},
 				asJSON,
 			},
 		},
 		{
-			Words: "pods", Argument: "[POD]", Configured: true, Help: "show the pods of the node, one line each: id, state and stage, age, containers, memory, addresses, what is wrong with the network; POD is a part of their names, or the beginning of an id",
+			Words: "pods", Argument: "[POD]", Configured: true,
+			Help: "list the pods of the node: id, state and stage, age, containers, memory, addresses, network problems; POD is a " +
+				"part of the name or the beginning of the id",
 			Flags: []Flag{
-				{"watch", "", "look again every two seconds, with the rates of CPU and network"},
-				{"wide", "", "whole ids and names, what the runtime takes for each pod, and the supervisors of older builds, their version and how many pods they have"},
-				{"n", "NAMESPACE", "only the pods of this namespace"},
-				{"phase", "STATE", "only those in this state: ready, 'not ready', 'being made'"},
+				{"watch", "", "refresh every two seconds, with rates of CPU and network"},
+				{"wide", "", "full ids and names, cost of the runtime for each pod, and supervisors of older builds with version and pods"},
+				{"n", "NAMESPACE", "only pods of this namespace"},
+				{"phase", "STATE", "only pods in this state: ready, 'not ready', 'being made'"},
 				{"o", "FORM", "table, json or yaml"},
 				asJSON,
 			},
 		},
-		{Words: "debug bundle", Argument: "FILE", Configured: true, Help: "collect in a tar.gz what a maintainer asks for: configuration, timelines, metrics, stacks, what check finds; without secrets", Flags: []Flag{force}},
-		{Words: "image import", Argument: "FILE", Help: "import the images of an archive (docker save, OCI layout); - is stdin", Configured: true},
+		{
+			Words: "debug bundle", Argument: "FILE", Configured: true, Flags: []Flag{force},
+			Help: "write a tar.gz for bug reports: configuration, timelines, metrics, stacks and the findings of check, without secrets",
+		},
+		{
+			Words: "image import", Argument: "FILE", Configured: true,
+			Help: "import the images of an archive (docker save, OCI layout); - is stdin",
+		},
 		{Words: "image pull", Argument: "REFERENCE", Help: "pull an image", Configured: true, Flags: pull},
-		{Words: "image save", Argument: "REFERENCE FILE", Help: "write an image as an archive (OCI layout, also for docker load); - is stdout", Configured: true, Flags: []Flag{force}},
-		{Words: "image inspect", Argument: "REFERENCE", Help: "print all that is known of an image, in JSON", Configured: true},
-		{Words: "image tag", Argument: "REFERENCE NAME", Help: "give an image one more name", Configured: true},
-		{Words: "image untag", Argument: "NAME", Help: "remove one name of an image, and the image with its last one", Configured: true},
-		{Words: "image ls", Help: "list the images, with the digests by which registries have them", Configured: true, Flags: []Flag{asJSON}},
+		{
+			Words: "image save", Argument: "REFERENCE FILE", Configured: true, Flags: []Flag{force},
+			Help: "write an image as an archive (OCI layout, also for docker load); - is stdout",
+		},
+		{Words: "image inspect", Argument: "REFERENCE", Help: "print everything about an image as JSON", Configured: true},
+		{Words: "image tag", Argument: "REFERENCE NAME", Help: "add a name to an image", Configured: true},
+		{Words: "image untag", Argument: "NAME", Help: "remove one name of an image; the last name removes the image", Configured: true},
+		{Words: "image ls", Help: "list the images with the digests in their registries", Configured: true, Flags: []Flag{asJSON}},
 		{Words: "image rm", Argument: "REFERENCE", Help: "remove an image with all its names", Configured: true},
 		{Words: "version", Help: "print the version"},
-		{Words: "help", Argument: "[COMMAND]", Help: "print this list, or what one command does and its flags"},
+		{Words: "help", Argument: "[COMMAND]", Help: "list the commands, or describe one command and its flags"},
 	}
 }
 
