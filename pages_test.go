@@ -215,6 +215,10 @@ func TestAlertsAndDashboardNameMetrics(t *testing.T) {
 		}
 		harness.Want(t, len(found) >= 5, "%s: %d metrics", file, len(found))
 	}
+	page := string(harness.Read(t, "docs/dashboards.md"))
+	for _, alert := range regexp.MustCompile(`alert: (\w+)`).FindAllSubmatch(harness.Read(t, "hack/alerts.yml"), -1) {
+		harness.Want(t, strings.Contains(page, "| "+string(alert[1])+" |"), "docs/dashboards.md has no row for %s", alert[1])
+	}
 }
 
 func metricNames() map[string]bool {
