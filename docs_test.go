@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,8 +13,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// docs/contributors/properties.md has each number once, with a test or the reason why there is
-// none. That the tests exist is of TestPagesNameWhatIsThere.
+// docs/contributors/properties.md has each number once, with a test or the reason for its absence.
+// TestPagesNameWhatIsThere checks that the tests exist.
 func TestPropertiesNameTests(t *testing.T) {
 	rows := tableRows(t, "docs/contributors/properties.md")
 	harness.Want(t, len(rows) == 61, "docs/contributors/properties.md has %d rows, the properties are 61", len(rows))
@@ -31,7 +32,7 @@ func TestPropertiesNameTests(t *testing.T) {
 	}
 }
 
-// docs/contributors/workarounds.md has all that is needed to remove one.
+// docs/contributors/workarounds.md gives for each workaround its file, reason, test and end.
 func TestWorkaroundsNameTests(t *testing.T) {
 	for _, cells := range tableRows(t, "docs/contributors/workarounds.md") {
 		if len(cells) != 5 {
@@ -49,8 +50,8 @@ func TestWorkaroundsNameTests(t *testing.T) {
 	}
 }
 
-// docs/troubleshooting.md has a row for each finding of minicri check: the subjects that are named in its source,
-// and the features that it asks the kernel for. The conditions are the daemon's.
+// docs/troubleshooting.md has a row for each finding of minicri check: the subjects that its source names,
+// and the features of the kernel that it checks. The daemon reports the conditions.
 func TestFindingsHaveRows(t *testing.T) {
 	rows := map[string]bool{}
 	for _, cells := range tableRows(t, "docs/troubleshooting.md") {
@@ -78,7 +79,24 @@ func TestFindingsHaveRows(t *testing.T) {
 	}
 }
 
-// The pages about nodes say of each command what runs it.
+// The legend in docs/troubleshooting.md has each step of pods and containers.
+func TestStepsHaveRows(t *testing.T) {
+	rows, named := map[string]bool{}, 0
+	for _, cells := range tableRows(t, "docs/troubleshooting.md") {
+		for name := range strings.SplitSeq(cells[0], ", ") {
+			rows[name] = true
+		}
+	}
+	for _, file := range slices.Concat(harness.Glob(t, "sandbox/*.go"), harness.Glob(t, "container/*.go")) {
+		for _, found := range regexp.MustCompile(`= "(?:pod|container)/([a-z ]+)"`).FindAllSubmatch(harness.Read(t, file), -1) {
+			named++
+			harness.Want(t, rows[string(found[1])], "docs/troubleshooting.md has no row for the step %q of %s", found[1], file)
+		}
+	}
+	harness.Want(t, named >= 50, "only %d steps were found", named)
+}
+
+// docs/contributors/commands.md names a test for each command of the pages about nodes.
 func TestCommandsOfNodesAreRun(t *testing.T) {
 	tests, runs := testNames(t), map[string]string{}
 	before := ""
@@ -105,9 +123,8 @@ func TestCommandsOfNodesAreRun(t *testing.T) {
 	}
 }
 
-// commandsOf are the commands that a page tells people to run on a node: the lines
-// of its blocks that are no configuration, and what begins with a program in a
-// sentence. Those of the repository itself (make test-um, make cluster-up) are none.
+// commandsOf returns the commands of a page that people run on a node: the indented lines that are no
+// configuration, and code spans that begin with a program. Commands of the repository (make test-um) are left out.
 func commandsOf(t *testing.T, page string) (commands []string) {
 	text := harness.Read(t, page)
 	inline := regexp.MustCompile("`((?:make (?:un)?install|systemctl|minicri|kubeadm|crictl|ip|bin/cluster) [^`]+)`")
@@ -157,7 +174,7 @@ func TestArchitectureIsCurrent(t *testing.T) {
 	}
 }
 
-// directModules are the modules that packages of the daemon and the shim import.
+// directModules returns the modules that packages of the daemon and the shim import.
 func directModules(t *testing.T) map[string]bool {
 	packages, err := list(".", "-deps", "./cmd/...")
 	must(t, err)
@@ -183,7 +200,7 @@ func directModules(t *testing.T) map[string]bool {
 
 var testName = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w*`)
 
-// testNames are the tests of this repository.
+// testNames returns the tests of this repository.
 func testNames(t *testing.T) map[string]bool {
 	names := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Z]\w*)\(`)
@@ -204,7 +221,7 @@ func testNames(t *testing.T) map[string]bool {
 	return names
 }
 
-// tableRows are the rows of a page's tables without their heads.
+// tableRows returns the rows of a page's tables without their heads.
 func tableRows(t *testing.T, page string) (rows [][]string) {
 	text := harness.Read(t, page)
 	lines := strings.Split(string(text), "\n")
