@@ -59,21 +59,21 @@ func (d *demonstration) run(ctx context.Context) error {
 	}{
 		{"start the daemon", d.startDaemon},
 		{"ask for its status", d.status},
-		{"run pod web", d.runFirst},
+		{"run pod nginx", d.runFirst},
 		{"ask for the pod's status", d.podStatus},
 		{"ping the pod", d.ping},
 		{"build and import an image", d.importImage},
-		{"run container server in web", d.runServer},
-		{"run container asker in web", d.askOverLocalhost},
+		{"run container server in nginx", d.runServer},
+		{"run container asker in nginx", d.askOverLocalhost},
 		{"have the server crash", d.crashServer},
 		{"create it again", d.runServer},
 		{"ask it by exec", d.askByExec},
 		{"run pod client", d.runSecond},
-		{"ping web from inside client", d.pingBetween},
+		{"ping nginx from inside client", d.pingBetween},
 		{"kill the daemon with SIGKILL", d.kill},
 		{"start it again", d.startDaemon},
 		{"find the pods as they were", d.compare},
-		{"ping web from inside client again", d.pingBetween},
+		{"ping nginx from inside client again", d.pingBetween},
 		{"ask the server by exec again", d.askByExec},
 		{"stop both pods", d.stopAll},
 		{"remove both pods", d.removeAll},
@@ -135,7 +135,7 @@ func (d *demonstration) awaitConditions(ctx context.Context) ([]string, error) {
 }
 
 func (d *demonstration) runFirst(ctx context.Context) (result string, err error) {
-	d.first, err = d.node.runPod(ctx, "web")
+	d.first, err = d.node.runPod(ctx, "nginx")
 	return d.describe(d.first), err
 }
 
