@@ -170,7 +170,8 @@ func (p *Plugins) Create(ctx context.Context, pod *sandbox.Sandbox, c *container
 	}
 	noted := proto.CloneOf(request.Container) // the library changes the other one
 	var answer *adaptation.CreateContainerResponse
-	updaters, err := p.request(ctx, func(d *door) {
+	// A pod may name plugins that it needs in an annotation, which the validator checks.
+	updaters, err := p.validate(ctx, func(d *door) {
 		delete(d.podsMade, pod.ID) // it is listed
 		d.containersMade[noted.GetId()] = noted
 	}, func(a *adaptation.Adaptation) (err error) {

@@ -171,6 +171,16 @@ func (d *door) close() (external []string) {
 	return external
 }
 
+// hasJoined reports whether requests reach a plugin. door.mu is held, and BlockPluginSync keeps others from joining.
+func (d *door) hasJoined() bool {
+	for l := range d.links {
+		if l.joined {
+			return true
+		}
+	}
+	return false
+}
+
 // synchronized notes that the current plugin has been synchronized, and returns its name.
 func (d *door) synchronized() (name string) {
 	d.mu.Lock()

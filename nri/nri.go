@@ -102,8 +102,24 @@ func (p *Plugins) settings() *Options { return p.reloaded.Load() }
 
 // request asks the plugins about something, and returns those that answered with updates. note
 // records it first, under door.mu, for a plugin that is synchronized later. A plugin that joins
-// waits for the requests that have begun, and others wait for it. Off, NRI asks nothing.
-func (p *Plugins) request(ctx context.Context, note func(*door), ask func(*adaptation.Adaptation) error) (updaters []string, err error) {
+// waits for the requests that have begun, and others wait for it. Off or without a plugin, NRI asks
+// nothing, so that a node without plugins does not pay for the messages.
+func (p *Plugins) request(
+	ctx context.Context, note func(*door), ask func(*adaptation.Adaptation) error,
+) (updaters []string, err error) {
+	return p.enter(ctx, note, (*door).hasJoined, ask)
+}
+
+// validate is request for what the library's own validator decides also without a plugin.
+func (p *Plugins) validate(
+	ctx context.Context, note func(*door), ask func(*adaptation.Adaptation) error,
+) (updaters []string, err error) {
+	return p.enter(ctx, note, func(*door) bool { return true }, ask)
+}
+
+func (p *Plugins) enter(
+	ctx context.Context, note func(*door), asks func(*door) bool, ask func(*adaptation.Adaptation) error,
+) (updaters []string, err error) {
 	d := p.door.Load()
 	if d == nil {
 		return nil, nil
@@ -112,7 +128,11 @@ func (p *Plugins) request(ctx context.Context, note func(*door), ask func(*adapt
 	defer block.Unblock()
 	d.mu.Lock()
 	note(d)
+	asked := asks(d)
 	d.mu.Unlock()
+	if !asked {
+		return nil, nil
+	}
 	if p.asking.Acquire(ctx, 1) != nil {
 		return nil, fmt.Errorf("NRI: wait for the plugins, which are asked about something else: %w", context.Cause(ctx))
 	}
