@@ -5,6 +5,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -68,4 +70,55 @@ func TestContainerdSocket(t *testing.T) {
 	n.Stop()
 	_, err = os.Lstat(socket)
 	check(t, err)
+}
+
+// agent recognises a container by the path of a process's cgroup, or by the mountinfo line of its /etc/hostname.
+type agent struct {
+	name, source string
+	recognises   func(cgroup, hostname, container, pod string) bool
+}
+
+// agents have their own rules, written down here in their own terms.
+func agents() []agent {
+	matches := func(pattern string) func(string, string, string, string) bool {
+		expression := regexp.MustCompile(pattern)
+		return func(cgroup, _, container, _ string) bool {
+			found := expression.FindStringSubmatch(cgroup)
+			return found != nil && strings.Join(found[1:], "") == container
+		}
+	}
+	return []agent{
+		{"Falco", "falcosecurity/plugins container/src/matchers/cri.cpp", matches(
+			`/(?:crio-)?([0-9a-f]{64})$|/(?:cri-containerd|crio|docker)-([0-9a-f]{64})\.scope`)},
+		{"cAdvisor", "google/cadvisor container/containerd/factory.go", func(cgroup, _, container, _ string) bool {
+			return regexp.MustCompile(`[a-z0-9]{64}`).FindString(filepath.Base(cgroup)) == container
+		}},
+		{"Cilium", "cilium pkg/cgroups/manager/provider.go", func(cgroup, _, container, _ string) bool {
+			forms := []string{container, "cri-containerd-" + container + ".scope", "crio-" + container + ".scope"}
+			return slices.Contains(forms, filepath.Base(cgroup))
+		}},
+		{"Tetragon", "tetragon pkg/sensors/exec/procevents LookupContainerId", func(cgroup, _, container, _ string) bool {
+			leaf := filepath.Base(cgroup)
+			leaf = leaf[strings.LastIndexAny(leaf, ":-")+1:]
+			return len(leaf) >= 64 && leaf[:31] == container[:31]
+		}},
+		{"Datadog", "datadog-agent pkg/util/cgroups/reader.go", matches(`([0-9a-f]{64})`)},
+		{"OpenTelemetry", "opentelemetry-java-instrumentation CgroupV2ContainerIdExtractor",
+			func(_, hostname, _, pod string) bool { // containerd's path has the id of the sandbox there, too
+				return regexp.MustCompile(`[0-9a-f]{64}`).FindString(hostname) == pod
+			}},
+	}
+}
+
+// Agents do not ask the runtime: they recognise containers by names that containerd and CRI-O have made usual.
+func TestAgentsRecogniseContainers(t *testing.T) {
+	p := newPod(t)
+	id := p.run("app", forever)
+	path := p.info(id).CgroupsPath
+	hostname := p.exec(id, "grep ' /etc/hostname ' /proc/self/mountinfo")
+	for _, one := range agents() {
+		t.Run(one.name, func(t *testing.T) {
+			harness.Want(t, one.recognises(path, hostname, id, p.id), "%s, as in %s: %s and %s", id, one.source, path, hostname)
+		})
+	}
 }
