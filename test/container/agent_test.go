@@ -103,10 +103,12 @@ func agents() []agent {
 			return len(leaf) >= 64 && leaf[:31] == container[:31]
 		}},
 		{"Datadog", "datadog-agent pkg/util/cgroups/reader.go", matches(`([0-9a-f]{64})`)},
-		{"OpenTelemetry", "opentelemetry-java-instrumentation CgroupV2ContainerIdExtractor",
+		{
+			"OpenTelemetry", "opentelemetry-java-instrumentation CgroupV2ContainerIdExtractor",
 			func(_, hostname, _, pod string) bool { // containerd's path has the id of the sandbox there, too
 				return regexp.MustCompile(`[0-9a-f]{64}`).FindString(hostname) == pod
-			}},
+			},
+		},
 	}
 }
 
