@@ -104,17 +104,20 @@ func (c *Container) security() *runtimeapi.LinuxContainerSecurityContext {
 	return c.Config.GetLinux().GetSecurityContext()
 }
 
-// containerProcess: a command replaces the image's entrypoint, and drops its cmd, which was meant for that.
+// containerProcess: a command replaces the image's entrypoint, and drops its cmd, which was meant for that. An image's
+// entrypoint of one empty string resets the entrypoint of the image below it (Docker's exec form), so it means none.
 func containerProcess(c *Container, spec *specs.Spec) error {
 	command, args := c.Config.GetCommand(), c.Config.GetArgs()
 	if len(command) == 0 {
-		command = c.Image.Entrypoint
+		if !slices.Equal(c.Image.Entrypoint, []string{""}) {
+			command = c.Image.Entrypoint
+		}
 		if len(args) == 0 {
 			args = c.Image.Cmd
 		}
 	}
 	spec.Process.Args = slices.Concat(command, args)
-	if len(spec.Process.Args) == 0 || spec.Process.Args[0] == "" {
+	if len(spec.Process.Args) == 0 {
 		return errors.New("no command specified: neither the container nor its image says what to run: give the container a command, or the image an entrypoint")
 	}
 	// The runtime makes the directory if it is missing.

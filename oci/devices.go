@@ -156,6 +156,19 @@ func containerCDI(c *Container, spec *specs.Spec) error {
 		}
 		return errors.Join(all...)
 	}
+	if UserNamespace(c.Pod) == nil {
+		return nil
+	}
+	// InjectDevices sets the path on the host in no field of the spec, so the edits are looked at again.
+	for _, name := range devices {
+		device := c.CDI.GetDevice(name)
+		for _, node := range slices.Concat(device.GetSpec().ContainerEdits.DeviceNodes, device.ContainerEdits.DeviceNodes) {
+			injected := func(d specs.LinuxDevice) bool { return d.Path == node.Path } // and not bound yet
+			if node.HostPath != "" && node.HostPath != node.Path && slices.ContainsFunc(spec.Linux.Devices, injected) {
+				c.addDevice(spec, hostDevice{specs.LinuxDevice{Path: node.Path}, node.HostPath})
+			}
+		}
+	}
 	return nil
 }
 

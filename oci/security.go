@@ -49,8 +49,8 @@ const AllCapabilities = "ALL"
 func containerCapabilities(c *Container, spec *specs.Spec) error {
 	all := func(names []string) bool { return slices.Contains(names, AllCapabilities) }
 	asked, own := c.security().GetCapabilities(), c.Machine.Capabilities
-	ambient, drop := CapabilityNames(asked.GetAddAmbientCapabilities()), CapabilityNames(asked.GetDropCapabilities())
-	add := slices.Concat(CapabilityNames(asked.GetAddCapabilities()), ambient)
+	ambient, drop := RequestedCapabilities(asked.GetAddAmbientCapabilities()), RequestedCapabilities(asked.GetDropCapabilities())
+	add := slices.Concat(RequestedCapabilities(asked.GetAddCapabilities()), ambient)
 	set := c.Defaults.Capabilities
 	if set == nil {
 		set = DefaultCapabilities()
@@ -70,11 +70,23 @@ func containerCapabilities(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-// CapabilityNames returns names for runtime-spec. Kubernetes omits CAP_, and takes any case.
+// CapabilityNames returns the names of a configuration for runtime-spec. They may omit CAP_, and have any case.
 func CapabilityNames(names []string) (full []string) {
 	for _, name := range names {
 		name = strings.ToUpper(name)
 		if name != AllCapabilities && !strings.HasPrefix(name, "CAP_") {
+			name = "CAP_" + name
+		}
+		full = append(full, name)
+	}
+	return full
+}
+
+// RequestedCapabilities returns the names of a CRI request for runtime-spec. The CRI's names have no prefix: CAP_KILL
+// becomes CAP_CAP_KILL, which no kernel has, and containerd and minicri ignore unknown names.
+func RequestedCapabilities(names []string) (full []string) {
+	for _, name := range names {
+		if name = strings.ToUpper(name); name != AllCapabilities {
 			name = "CAP_" + name
 		}
 		full = append(full, name)

@@ -181,20 +181,14 @@ func Mount(destination, source string) error {
 	return p.err()
 }
 
-// capabilities: the daemon can give only what it has, and "all" means that.
+// capabilities: the daemon can give only what it has, and "all" means that. Unknown names have no effect.
 func (c *container) capabilities() {
 	asked := c.security.GetCapabilities()
-	drop := oci.CapabilityNames(asked.GetDropCapabilities())
-	for list, names := range map[string][]string{
-		"drop": drop, "add": oci.CapabilityNames(asked.GetAddCapabilities()), "add_ambient": oci.CapabilityNames(asked.GetAddAmbientCapabilities()),
-	} {
-		for i, name := range names {
-			field := fmt.Sprintf("%scapabilities.%s_capabilities[%d]", securityContext, list, i)
-			switch {
-			case name == oci.AllCapabilities:
-			case !machine.IsCapability(name):
-				c.bad(field, "%q is unknown", name)
-			case !slices.Contains(drop, name) && !slices.Contains(c.machine.Capabilities, name):
+	drop := oci.RequestedCapabilities(asked.GetDropCapabilities())
+	for list, names := range map[string][]string{"add": asked.GetAddCapabilities(), "add_ambient": asked.GetAddAmbientCapabilities()} {
+		for i, name := range oci.RequestedCapabilities(names) {
+			if machine.IsCapability(name) && !slices.Contains(drop, name) && !slices.Contains(c.machine.Capabilities, name) {
+				field := fmt.Sprintf("%scapabilities.%s_capabilities[%d]", securityContext, list, i)
 				c.bad(field, "the runtime itself does not have %s on this machine", name)
 			}
 		}

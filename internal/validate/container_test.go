@@ -113,8 +113,7 @@ func TestContainerRefuses(t *testing.T) {
 			"linux.resources.hugepage_limits[0].page_size": {"16MB", "../x"},
 		},
 		"linux.security_context.": {
-			"privileged": {true}, "capabilities.add_capabilities[1]": {"FLY", "SYS_RESOURCE"},
-			"capabilities.drop_capabilities[0]": {"FLY"}, "capabilities.add_ambient_capabilities[0]": {""},
+			"privileged": {true}, "capabilities.add_capabilities[1]": {"SYS_RESOURCE"}, "capabilities.add_ambient_capabilities[0]": {"SYS_RESOURCE"},
 			"namespace_options.network": {7}, "namespace_options.ipc": {1}, "namespace_options.target_id": {""},
 			"run_as_user": {-1, 1 << 31}, "run_as_username": {"app"}, "run_as_group": {-1}, "supplemental_groups[0]": {-1},
 			"supplemental_groups_policy": {5}, "masked_paths[0]": {"proc"}, "readonly_paths[0]": {"/proc/../etc"},
