@@ -332,23 +332,7 @@ func (g Group) killOnce(pids []int) error {
 	if g.V2 && os.WriteFile(filepath.Join(g.Dir, "cgroup.kill"), []byte("1"), 0) == nil {
 		return nil
 	}
-	opened := make(map[int]int, len(pids))
-	for _, pid := range pids {
-		if pid == os.Getpid() {
-			continue
-		}
-		if fd, err := unix.PidfdOpen(pid, 0); err == nil {
-			opened[pid] = fd
-			defer unix.Close(fd)
-		}
-	}
-	// A pid that is still inside now is that of the pidfd.
-	again, err := g.Processes()
-	for _, pid := range again {
-		if fd, found := opened[pid]; found {
-			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-		}
-	}
+	_, err := process.SignalListed(slices.DeleteFunc(pids, func(pid int) bool { return pid == os.Getpid() }), g.Processes, unix.SIGKILL)
 	return err
 }
 

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -216,6 +217,32 @@ func (p *Process) Kill(limit time.Duration) error {
 	return nil
 }
 
+// SignalListed signals those of pids that list still returns after they are opened, and returns them: a pid that was listed once
+// may be another process's by the time of kill(2), of the node too, and a container can have its pids reused. A pid of
+// another pid namespace is listed as 0.
+func SignalListed(pids []int, list func() ([]int, error), signal unix.Signal) (sent []int, err error) {
+	const most = 256 // descriptors at a time
+	for some := range slices.Chunk(pids, most) {
+		opened := make(map[int]int, len(some))
+		for _, pid := range some {
+			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+				opened[pid] = fd
+			}
+		}
+		again, listErr := list()
+		for _, pid := range again {
+			if fd, found := opened[pid]; found && unix.PidfdSendSignal(fd, signal, nil, 0) == nil {
+				sent = append(sent, pid)
+			}
+		}
+		for _, fd := range opened {
+			_ = unix.Close(fd)
+		}
+		err = errors.Join(err, listErr)
+	}
+	return sent, err
+}
+
 // Reap takes the exit status of an ended process if it is our child.
 func (p *Process) Reap() {
 	_ = p.Control(func(pidfd int) {
@@ -259,6 +286,26 @@ func ReadStat(pid int) (Stat, error) {
 		State: fields[state][0], Parent: ppid, StartTime: start,
 		Exiting: set&flagExiting != 0, Executed: set&flagNotExecuted == 0,
 	}, nil
+}
+
+// LiveThread returns a thread of a process that does not end, the first one if it lives; ErrGone if there is none.
+// The first thread may end long before the others, and has no namespaces and no files then.
+func LiveThread(pid int) (tid int, err error) {
+	stat, err := ReadStat(pid)
+	if err != nil || !stat.Exiting {
+		return pid, err
+	}
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+		return 0, err
+	}
+	for _, task := range tasks {
+		tid, _ := strconv.Atoi(task.Name())
+		if stat, err := ReadStat(tid); err == nil && !stat.Exiting {
+			return tid, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d: all of its threads have ended: %w", pid, ErrGone)
 }
 
 // Monotonic returns the time since boot, by a clock that nobody sets.

@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -188,32 +190,50 @@ func (g Cgroups) Signal(sub string, sig syscall.Signal) error {
 			return nil
 		}
 	}
-	if freezer := g["freezer"]; freezer != "" { // of v1; processes frozen by v2 take their signals
-		_ = os.WriteFile(filepath.Join(freezer, "freezer.state"), []byte("THAWED"), 0)
-	}
-	// A process that is being forked is not in the list of its cgroup yet, but its
-	// parent is, which ends after it: one look at the list, or two, can miss it.
+	// A process that is being forked is not in the list of its cgroup yet, but its parent is, which ends after it: one
+	// look at the list, or two, can miss it.
 	signalled := map[int]bool{}
+	list := func() ([]int, error) { return cgroups.GetAllPids(path) }
 	var failed error
 	process.AwaitKilled(func() (done bool) {
-		pids, err := cgroups.GetAllPids(path)
+		pids, err := list()
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return pid < 1 || sig != syscall.SIGKILL && signalled[pid] })
+		if err == nil && len(pids) > 0 {
+			g.thaw(pids)
+			var sent []int
+			sent, err = process.SignalListed(pids, list, sig)
+			for _, pid := range sent {
+				signalled[pid] = true
+			}
+		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENODEV) { // it is removed
 			failed = fmt.Errorf("signal %s: %w", path, err)
 			return true
 		}
-		done = true
-		for _, pid := range pids {
-			if pid < 1 { // of another pid namespace; 0 would be our own process group
-				continue
-			}
-			if sig == syscall.SIGKILL || !signalled[pid] {
-				signalled[pid], done = true, false
-				_ = syscall.Kill(pid, sig) // ESRCH: it ended meanwhile
-			}
-		}
-		return done
+		return len(pids) == 0
 	})
 	return failed
+}
+
+// thaw thaws the processes that the container's freezer of version 1, or a cgroup below it, has frozen: a runtime in the
+// container may freeze some, and a frozen process does not end. Processes that version 2 has frozen do.
+func (g Cgroups) thaw(pids []int) {
+	top := g["freezer"]
+	if top == "" {
+		return
+	}
+	_ = filepath.WalkDir(top, func(dir string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return nil // it may be removed meanwhile
+		}
+		inside, _ := cgroups.GetPids(dir)
+		if slices.ContainsFunc(inside, func(pid int) bool { return slices.Contains(pids, pid) }) {
+			for ; len(dir) >= len(top); dir = filepath.Dir(dir) { // a cgroup above may have frozen it
+				_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
+			}
+		}
+		return nil
+	})
 }
 
 // RemoveSub removes a child of the container's cgroup. One with processes is left, unless

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -51,6 +52,54 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 	(Cgroups{"": path}).RemoveSub("sub", false)
 	harness.Want(t, time.Since(began) < process.KillLimit, "it took %v", time.Since(began))
 	harness.Check(t, errors.Join(os.WriteFile(path+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0), os.Remove(below), os.Remove(path+"/sub")))
+}
+
+// A runtime inside of a container may freeze cgroups below the container's. SIGKILL ends what is in them all the same, and
+// that to an exec's cgroup ends the exec alone.
+func TestKillThawsWhatIsFrozen(t *testing.T) {
+	frozen := "1"
+	name := fmt.Sprintf("minicri-unit-frozen-%d", time.Now().UnixNano())
+	tracker, freezer, file := "/sys/fs/cgroup/"+name, "/sys/fs/cgroup/"+name, "cgroup.freeze"
+	g := Cgroups{"": tracker}
+	if _, err := os.Stat("/sys/fs/cgroup/freezer"); err == nil { // version 1
+		tracker, freezer, file, frozen = "/sys/fs/cgroup/pids/"+name, "/sys/fs/cgroup/freezer/"+name, "freezer.state", "FROZEN"
+		g = Cgroups{"pids": tracker, "freezer": freezer}
+	}
+	var sleepers []*exec.Cmd
+	sleeper := func(dirs ...string) {
+		command := exec.Command("sleep", "1000")
+		harness.Check(t, command.Start())
+		sleepers = append(sleepers, command)
+		for _, dir := range dirs {
+			harness.Check(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/cgroup.procs", fmt.Append(nil, command.Process.Pid), 0)))
+		}
+	}
+	freeze := func(below string) {
+		harness.Check(t, os.WriteFile(filepath.Join(freezer, below, file), []byte(frozen), 0))
+	}
+	defer func() {
+		for _, dir := range []string{"/a/b/c", "/a/b", "/a", "/sub/x", "/sub", "/d", ""} {
+			_ = errors.Join(os.Remove(tracker+dir), os.Remove(freezer+dir))
+		}
+		_, err := os.Stat(freezer)
+		harness.Want(t, errors.Is(err, os.ErrNotExist), "cgroups are left behind: %v", err)
+	}()
+	harness.Check(t, errors.Join(os.MkdirAll(tracker, 0o755), os.MkdirAll(freezer, 0o755)))
+	for _, below := range []string{"/d", "/a/b", "/a/b/c", "/d"} {
+		sleeper(tracker+below, freezer+below)
+	}
+	sleeper(tracker+"/sub", freezer+"/sub/x") // of an exec
+	for _, below := range []string{"d", "a/b/c", "a", "sub"} {
+		freeze(below)
+	}
+	harness.Check(t, g.Signal("sub", syscall.SIGKILL))
+	_ = sleepers[4].Wait()
+	state, err := os.ReadFile(filepath.Join(freezer, "d", file))
+	harness.Want(t, err == nil && strings.TrimSpace(string(state)) != "THAWED", "the end of an exec thaws others: %q, %v", state, err)
+	harness.Check(t, g.Signal("", syscall.SIGKILL))
+	for _, command := range sleepers[:4] {
+		_ = command.Wait()
+	}
 }
 
 // Containers of a program that are removed at the same moment leave none of its
