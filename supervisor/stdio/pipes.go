@@ -57,7 +57,8 @@ func NewTerminalPipes() *Pipes {
 func (p *Pipes) TakeTerminal(master *os.File) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.stdin, p.terminal, p.outputs[api.Stdout] = master, master, master
+	p.take(master)
+	p.outputs[api.Stdout] = master
 }
 
 // Take makes a pump of an output that has none yet. The caller runs it, and AwaitOutput waits for it.
@@ -103,6 +104,7 @@ func (p *Pipes) AwaitOutput() {
 // Close closes what is open; pumps end at once.
 func (p *Pipes) Close() {
 	p.CloseStdin()
+	p.hangUp()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	socket.CloseAll(slices.Collect(maps.Values(p.outputs))...)
@@ -191,7 +193,7 @@ func (p *Pump) Run() {
 		case errors.Is(err, os.ErrDeadlineExceeded) && p.unread():
 			p.Finish()
 		default:
-			return // the end, EIO from a terminal without users included
+			return // the end, EIO from a terminal that hangs up included
 		}
 	}
 }

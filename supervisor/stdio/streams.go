@@ -46,6 +46,32 @@ type input struct {
 	mu       sync.Mutex
 	stdin    *os.File // write end, or the master; nil without or when closed
 	terminal *os.File // master; nil without
+	slave    *os.File // see take
+}
+
+// take keeps the master of a terminal, and a slave as long as the process lives: a program may close its terminal and
+// open it again, as systemd does with /dev/console for each line, and without a user a terminal hangs up. So the process
+// ends the output, not the last user of the terminal.
+func (i *input) take(master *os.File) {
+	i.terminal, i.stdin = master, master
+	raw, err := master.SyscallConn()
+	if err != nil {
+		return // it is closed
+	}
+	_ = raw.Control(func(fd uintptr) {
+		slave, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
+		if errno == 0 { // else its file system is gone
+			i.slave = os.NewFile(slave, "terminal")
+		}
+	})
+}
+
+// hangUp lets a terminal go whose process has ended.
+func (i *input) hangUp() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	socket.CloseAll(i.slave)
+	i.slave = nil
 }
 
 // Terminal is the terminal's master, nil without one.
@@ -178,7 +204,7 @@ func (s *Streams) addOutput(stream string, source *os.File) *output {
 
 // TakeTerminal makes the master the source of output, which moves from now on, and the sink of input.
 func (s *Streams) TakeTerminal(master *os.File) {
-	s.terminal, s.stdin = master, master
+	s.take(master)
 	go s.addOutput(api.Stdout, master).pump.Run()
 }
 
@@ -262,6 +288,7 @@ func (s *Streams) ReopenLog() error {
 // Close is for streams that do not run (any more).
 func (s *Streams) Close() {
 	s.CloseStdin()
+	s.hangUp()
 	for _, out := range s.outputs {
 		_ = out.pump.Close()
 		out.spool.close()
