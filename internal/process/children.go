@@ -96,15 +96,16 @@ func sigchldPID(info *unix.Siginfo) int32 {
 	return (*sigchld)(unsafe.Pointer(info)).pid
 }
 
-// Start owns the child that fork makes or finds, before it can be reaped. fork must not wait for the child.
-func (p *Parent) Start(fork func() (pid int, err error)) (*Child, error) {
+// Start owns the child that fork makes or finds, before it can be reaped. fork must not wait for the child. before is as
+// for Own.
+func (p *Parent) Start(fork func() (pid int, err error), before func(pid int)) (*Child, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	pid, err := fork()
 	if err != nil {
 		return nil, err
 	}
-	return p.own(pid, nil)
+	return p.own(pid, before)
 }
 
 // Own makes pid a child with an owner: our child, or that of a living child of ours, which leaves it to us.

@@ -286,7 +286,7 @@ func shell(t *testing.T, c *process.Parent, script string) (*process.Child, *os.
 	t.Cleanup(func() { _ = r.Close() })
 	child, err := c.Start(func() (int, error) {
 		return syscall.ForkExec("/bin/sh", []string{"sh", "-c", script}, &syscall.ProcAttr{Files: []uintptr{0, w.Fd(), 2}})
-	})
+	}, nil)
 	_ = w.Close()
 	harness.Check(t, err)
 	return child, r
@@ -324,4 +324,16 @@ func TestOrphansAreReaped(t *testing.T) {
 	_, out := shell(t, c, `(sleep 0.1; exit 3) & echo $!`)
 	orphan := readPID(t, out)
 	harness.Eventually(t, "the orphan is reaped", func() bool { return !exists(orphan) })
+}
+
+// A pid that is not listed again after the process is opened may be that of another process by now.
+func TestSignalsReachOnlyWhatIsListedTwice(t *testing.T) {
+	stays, other := exec.Command("sleep", "1000"), exec.Command("sleep", "1000")
+	harness.Check(t, errors.Join(stays.Start(), other.Start()))
+	pids := []int{stays.Process.Pid, other.Process.Pid, 0}
+	sent, err := process.SignalListed(pids, func() ([]int, error) { return pids[:1], nil }, syscall.SIGKILL)
+	harness.Want(t, err == nil && slices.Equal(sent, pids[:1]), "signalled %v, %v", sent, err)
+	_ = stays.Wait()
+	harness.Check(t, errors.Join(other.Process.Signal(syscall.Signal(0)), other.Process.Kill()))
+	_ = other.Wait()
 }

@@ -12,8 +12,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -33,8 +37,11 @@ import (
 	"github.com/minicri/minicri/supervisor/starter"
 )
 
-// Main serves a starter's one request.
-func Main() error { return serve(do) }
+// Main serves a starter's one request. The process of an exec is a child of this thread, which ends with the starter.
+func Main() error {
+	runtime.LockOSThread()
+	return serve(do)
+}
 
 // serve waits for the request, does it, answers, and returns when the supervisor has taken over what was
 // made. If the supervisor has ended, it ends what it starts meanwhile, or calls undo.
@@ -45,18 +52,12 @@ func serve(do func(request starter.Request, files []*os.File) (answer starter.An
 	// When the supervisor ends, the kernel sends SIGHUP to the groups of starters that have stopped children, which these
 	// starters have to kill. It is caught, as what they execute would ignore it, too.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP)
-	unix.CloseOnExec(starter.Socket)
-	supervisor, err := socket.Conn(os.NewFile(starter.Socket, "socket"))
-	if err != nil {
-		return fmt.Errorf("open the socket of a starter: %w", err)
-	}
-	var request starter.Request
-	files, err := starter.Receive(supervisor, &request)
+	supervisor, request, files, err := receive()
 	if errors.Is(err, io.EOF) {
 		return nil // it is not needed
 	}
 	if err != nil {
-		return fmt.Errorf("read the request of a starter: %w", err)
+		return err
 	}
 	if err := failpoint.Hit("starter/asked"); err != nil {
 		return err
@@ -94,9 +95,34 @@ func serve(do func(request starter.Request, files []*os.File) (answer starter.An
 		err = <-word
 	}
 	if err != nil && undo != nil {
-		err = errors.Join(err, undo())
+		return errors.Join(err, undo())
+	}
+	if err == nil && request.Verb == starter.Exec && answer.PID > 0 {
+		outlive(supervisor, answer.PID)
 	}
 	return err
+}
+
+// receive waits for the request.
+func receive() (supervisor *net.UnixConn, request starter.Request, files []*os.File, err error) {
+	unix.CloseOnExec(starter.Socket)
+	if supervisor, err = socket.Conn(os.NewFile(starter.Socket, "socket")); err != nil {
+		return nil, request, nil, fmt.Errorf("open the socket of a starter: %w", err)
+	}
+	if files, err = starter.Receive(supervisor, &request); err != nil {
+		return nil, request, files, fmt.Errorf("read the request of a starter: %w", err)
+	}
+	return supervisor, request, files, nil
+}
+
+// outlive returns when a process has ended, and leaves it to the supervisor to reap: see package starter. Orphans of the
+// container go to the supervisor at once.
+func outlive(supervisor io.Closer, pid int) {
+	_ = supervisor.Close()
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+	debug.FreeOSMemory()
+	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
 }
 
 // killChildren kills what this process, a sub-reaper, has started. It may miss what is made meanwhile, or listed while
@@ -271,14 +297,44 @@ func giveStreams(lib *libcontainer.Container, process *libcontainer.Process, std
 	return nil
 }
 
+// load loads the container. libcontainer takes one whose init's first thread has ended for stopped, and looks for the
+// namespaces of that thread. Its state then gets another thread, which it cannot tell from a process.
+func (c *libContainer) load() (lib *libcontainer.Container, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("load container %s: %w", c.ID, err)
+		}
+	}()
+	if lib, err = libcontainer.Load(c.Root, c.ID); err != nil {
+		return nil, err
+	}
+	state, err := lib.State()
+	if err != nil {
+		return nil, err
+	}
+	live, err := process.LiveThread(state.InitProcessPid)
+	if err != nil || live == state.InitProcessPid {
+		return lib, nil // libcontainer says what is wrong
+	}
+	stat, err := process.ReadStat(live)
+	if err != nil {
+		return nil, err
+	}
+	state.InitProcessPid, state.InitProcessStartTime = live, stat.StartTime
+	if err := bundle.WriteJSON(filepath.Join(c.Dir(), "state.json"), state); err != nil {
+		return nil, err
+	}
+	return libcontainer.Load(c.Root, c.ID)
+}
+
 func (c *libContainer) exec(given streams) (int, error) {
 	process, err := newProcess(c.Process)
 	if err != nil {
 		return 0, err
 	}
-	lib, err := libcontainer.Load(c.Root, c.ID)
+	lib, err := c.load()
 	if err != nil {
-		return 0, fmt.Errorf("load container %s: %w", c.ID, err)
+		return 0, err
 	}
 	if c.ExecCgroup.Sub != "" {
 		process.SubCgroupPaths = map[string]string{c.ExecCgroup.Controller: c.ExecCgroup.Sub}

@@ -13,7 +13,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/fs2"
-	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/specconv"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -53,9 +52,9 @@ func update(r starter.Request, c container) error {
 }
 
 func (c *libContainer) setResources(wanted *specs.LinuxResources, oomScoreAdj *int) error {
-	lib, err := libcontainer.Load(c.Root, c.ID)
+	lib, err := c.load()
 	if err != nil {
-		return fmt.Errorf("load container %s: %w", c.ID, err)
+		return err
 	}
 	config := lib.Config()
 	resources, err := resourcesOf(wanted)

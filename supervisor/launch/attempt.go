@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -37,6 +38,7 @@ type attempt struct {
 	parents []*os.File // pidfds of the first process and of the helper
 	parent  int        // the pid of the last of them
 	made    *Launched  // the process; nil before its pid is known
+	ran     *bool      // it has executed its program; set when it has ended, before it is reaped
 	barrier bool       // there is an exec barrier
 	waiting string     // for what, in errors
 }
@@ -95,7 +97,7 @@ func (a *attempt) fork() (*process.Child, error) {
 	}
 	first, err := a.launcher.parent.Start(func() (int, error) {
 		return syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", programFD), []string{name}, attributes)
-	})
+	}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("start the program launch: %w", err)
 	}
@@ -114,7 +116,7 @@ func (a *attempt) run(ctx context.Context) error {
 		err = a.files[socketFD].Close() // or reads would not end with the process
 	}
 	for done := false; err == nil && !done; {
-		done, err = a.step()
+		done, err = a.step(ctx)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("not done in time, waiting for %s: %w", a.waiting, context.Cause(ctx))
@@ -129,15 +131,9 @@ func (a *attempt) end(err error) {
 		_ = made.Process.Signal(unix.SIGKILL) // it may have ended
 		_ = made.Process.Close()
 	}
-	for _, pidfd := range slices.Backward(a.parents) {
-		_ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0)
-	}
-	// Until they end, the container's cgroup cannot be removed. In a frozen cgroup of version 1 that is at the thaw.
-	deadline := time.Now().Add(process.KillLimit)
-	const first, most = 50 * time.Microsecond, 10 * time.Millisecond // between two looks
-	for pause := first; slices.ContainsFunc(a.parents, lives) && time.Now().Before(deadline); pause = min(2*pause, most) {
-		time.Sleep(pause)
-	}
+	limit, over := context.WithTimeout(context.Background(), process.KillLimit)
+	defer over()
+	a.endParents(limit.Done()) // until they end, the container's cgroup cannot be removed
 	for _, pidfd := range a.parents {
 		_ = pidfd.Close()
 	}
@@ -148,7 +144,7 @@ func lives(pidfd *os.File) bool { return !process.HasEnded(int(pidfd.Fd())) }
 
 // step handles one message. Once the process is made, it may only say that it has failed: a container that
 // traces it can write to the socket.
-func (a *attempt) step() (done bool, err error) {
+func (a *attempt) step(ctx context.Context) (done bool, err error) {
 	said := make([]byte, 8)
 	_, err = io.ReadFull(a.ours, said)
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
@@ -163,7 +159,7 @@ func (a *attempt) step() (done bool, err error) {
 		a.waiting = "its helper in the cgroup of the container"
 		return false, a.openHelper(value)
 	case what == pidMade && a.made == nil:
-		return false, a.own(value)
+		return false, a.own(ctx, value)
 	case what >= 0 && what < len(a.what):
 		err = fmt.Errorf("%s: %w", a.what[what], syscall.Errno(value))
 	case what == len(a.what):
@@ -203,22 +199,48 @@ func (a *attempt) isChild(pid int) error {
 	return err
 }
 
-// own makes the launched process a child that we own, and lets it go on.
-func (a *attempt) own(pid int) error {
+// own makes the launched process a child that we own, ends its parents, and lets it go on. The program may ask for a
+// signal when its parent ends (PR_SET_PDEATHSIG(2const)), so the process has its last parent before: it has become a
+// child of the supervisor's first thread (find_new_reaper of kernel/exit.c), which lives as long as the supervisor.
+func (a *attempt) own(ctx context.Context, pid int) error {
 	// Start, not Own: its lock keeps the process from being reaped, and the pid from being reused, after isChild.
-	child, err := a.launcher.parent.Start(func() (int, error) { return pid, a.isChild(pid) })
+	ran := new(bool) // the attempt may be over when the process ends
+	child, err := a.launcher.parent.Start(func() (int, error) { return pid, a.isChild(pid) }, func(pid int) {
+		stat, err := process.ReadStat(pid)
+		*ran = err == nil && stat.Executed
+	})
 	if err != nil {
 		return err
 	}
-	a.made = &Launched{Child: child}
-	a.waiting = fmt.Sprintf("process %d to execute its program", pid)
+	a.made, a.ran = &Launched{Child: child}, ran
 	if a.made.Process, err = process.Find(pid); err != nil {
 		return fmt.Errorf("open the launched process: %w", err)
 	}
 	if child.HasExited() {
 		return errKilled
 	}
+	a.waiting = "the parents of process " + strconv.Itoa(pid) + " to end"
+	if !a.endParents(ctx.Done()) {
+		return os.ErrDeadlineExceeded // see run
+	}
+	a.waiting = fmt.Sprintf("process %d to execute its program", pid)
 	return a.goOn()
+}
+
+// endParents kills the parents, and reports whether they have ended. In a frozen cgroup of version 1 they end at the thaw.
+func (a *attempt) endParents(giveUp <-chan struct{}) bool {
+	for _, pidfd := range slices.Backward(a.parents) {
+		_ = unix.PidfdSendSignal(int(pidfd.Fd()), unix.SIGKILL, nil, 0) // it may have ended
+	}
+	const first, most = 50 * time.Microsecond, 10 * time.Millisecond // between two looks
+	for pause := first; slices.ContainsFunc(a.parents, lives); pause = min(2*pause, most) {
+		select {
+		case <-giveUp:
+			return false
+		case <-time.After(pause):
+		}
+	}
+	return true
 }
 
 // goOn lets the process that was forked last go on.
@@ -239,7 +261,11 @@ func (a *attempt) closed() error {
 		return errKilled
 	}
 	stat, err := process.ReadStat(a.made.Child.PID)
-	if err == nil && !a.made.Child.HasExited() && (stat.Executed || a.barrier && !stat.Exiting) {
+	reaped := errors.Is(err, process.ErrGone) || err == nil && stat.StartTime != a.made.Process.StartTime
+	if reaped {
+		<-a.made.Child.Exited()
+	}
+	if reaped && *a.ran || !reaped && err == nil && (stat.Executed || a.barrier && !stat.Exiting) {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", errKilled, errdefs.ErrFailedPrecondition)

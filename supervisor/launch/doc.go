@@ -14,7 +14,8 @@
 //     owns it (process.Parent), makes the remaining calls and executes its program. A pause is cloned into
 //     namespaces of its own, with a copy of the mounts that all pauses share.
 //
-// The parents live until then, so that no pid is reused. Then they are killed.
+// The parents live until the supervisor owns the process, so that no pid is reused. They end before the process
+// executes its program: a program may ask for a signal when its parent ends.
 //
 // A launch ends with its context, whatever a container does to the process (SIGSTOP, a frozen cgroup, a
 // mount that hangs); the error says what was waited for.

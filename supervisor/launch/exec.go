@@ -68,7 +68,7 @@ func (a *attempt) fillExec(e Exec) error {
 	if err != nil {
 		return err
 	}
-	init, err := a.give(e.Init.Pidfd())
+	joins, err := a.openNamespaces(e)
 	if err != nil {
 		return err
 	}
@@ -87,16 +87,51 @@ func (a *attempt) fillExec(e Exec) error {
 	if err := a.enterCgroups(e.Cgroups); err != nil {
 		return err
 	}
-	var all uint64 // namespaces
-	for _, n := range e.Spec.Linux.Namespaces {
-		all |= namespaceFlags[n.Type]
+	for _, join := range joins {
+		a.add("join the namespaces of the container", unix.SYS_SETNS, join.fd, join.kinds)
 	}
-	a.add("join the namespaces of the container", unix.SYS_SETNS, init, all)
 	a.add("close what is of the node", unix.SYS_CLOSE_RANGE, programFD, ^uint64(0)>>32, 0)
 	a.forkLast(0)
 	a.add("close the socket with the exec", unix.SYS_FCNTL, socketFD, unix.F_SETFD, unix.FD_CLOEXEC)
 	a.joinKeyring(e.ID, 0)
 	return a.become(e.Process, filter)
+}
+
+// namespaces are a descriptor for setns(2) and the kinds to join by it.
+type namespaces struct{ fd, kinds uint64 }
+
+// openNamespaces opens the container's namespaces: all by the pidfd of the first process, or each by the file of another
+// thread of it if its first thread, for which the pidfd stands, has ended.
+func (a *attempt) openNamespaces(e Exec) (joins []namespaces, err error) {
+	tid, err := process.LiveThread(e.Init.PID)
+	if err != nil {
+		return nil, fmt.Errorf("find the namespaces of the container: %w", err)
+	}
+	if tid == e.Init.PID {
+		pidfd, err := a.give(e.Init.Pidfd())
+		all := namespaces{fd: pidfd}
+		for _, n := range e.Spec.Linux.Namespaces {
+			all.kinds |= namespaceFlags[n.Type]
+		}
+		return []namespaces{all}, err
+	}
+	for _, n := range e.Spec.Linux.Namespaces {
+		file, err := a.give(os.Open(fmt.Sprintf("/proc/%d/task/%d/ns/%s", e.Init.PID, tid, namespaceFiles[n.Type])))
+		if err != nil {
+			return nil, fmt.Errorf("open a namespace of the container: %w", err)
+		}
+		joins = append(joins, namespaces{file, namespaceFlags[n.Type]})
+	}
+	if e.Init.Ended() { // these may be another process's that got its pid
+		return nil, os.ErrProcessDone
+	}
+	return joins, nil
+}
+
+// namespaceFiles are the names in /proc/PID/ns.
+var namespaceFiles = map[specs.LinuxNamespaceType]string{
+	specs.MountNamespace: "mnt", specs.UTSNamespace: "uts", specs.IPCNamespace: "ipc",
+	specs.NetworkNamespace: "net", specs.PIDNamespace: "pid", specs.CgroupNamespace: "cgroup",
 }
 
 // become sets the process's attributes in the container. Without no_new_privs only a privileged process may

@@ -138,7 +138,7 @@ func run(t *testing.T, program string, args ...string) (output string, status in
 	defer reader.Close()
 	child, err := family().Start(func() (int, error) {
 		return syscall.ForkExec(program, append([]string{program}, args...), &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{reader.Fd(), writer.Fd(), 2}})
-	})
+	}, nil)
 	harness.Check(t, errors.Join(err, writer.Close()))
 	said, err := io.ReadAll(reader)
 	harness.Check(t, err)

@@ -112,7 +112,10 @@ func (p *proc) wait() (status syscall.WaitStatus, known bool) {
 func (p *proc) exiting() (exiting, reaped bool) {
 	stat, err := process.ReadStat(p.PID)
 	reaped = errors.Is(err, process.ErrGone) || err == nil && stat.StartTime != p.StartTime
-	return reaped || err == nil && stat.Exiting, reaped
+	if !reaped && err == nil && stat.Exiting {
+		_, err = process.LiveThread(p.PID)
+	}
+	return reaped || errors.Is(err, process.ErrGone), reaped
 }
 
 // kernelExit returns the status of a reaped process that is not our child, if the kernel tells it.

@@ -4,7 +4,9 @@
 //
 // One starter waits ready ([Starters]). Its only descriptors are a socket, /dev/null and those of its request. It is
 // the sub-reaper of what it starts: the supervisor owns a process ([process.Parent.Own]) while the starter still
-// lives, and inherits it when the starter ends. A starter that is ended early is ended with all that it has started.
+// lives, and inherits it when the starter ends. That is at once for an init, which waits at its barrier. The process of
+// an exec runs already and may have asked for a signal when its parent ends (PR_SET_PDEATHSIG(2const)), so the starter
+// ends after it, and leaves it to the supervisor to reap. A starter that is ended early is ended with all that it has started.
 // The supervisor runs [Starters.Run]; package engine, in the starter, serves the request.
 //
 // Locks: Starters.mu is held for moments, the longest a fork.
@@ -128,7 +130,7 @@ func (s *Starters) start() (*starter, error) {
 		return syscall.ForkExec(program, []string{"minicri-shim", Command}, &syscall.ProcAttr{
 			Dir: "/", Env: os.Environ(), Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()}, Sys: group,
 		})
-	})
+	}, nil)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start a starter: %w: %w", errdefs.ErrUnavailable, err), conn.Close())
 	}
