@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // tool is a mount of testdata/process.c, compiled.
@@ -34,8 +34,8 @@ func TestProgramsThatDieWithTheirParent(t *testing.T) {
 	n, program := newNode(t), tool(t)
 	for _, users := range []struct {
 		name    string
-		options []harness.PodOption
-	}{{name: "launched"}, {"by-a-starter", []harness.PodOption{harness.UserNamespace}}} {
+		options []nodetest.PodOption
+	}{{name: "launched"}, {"by-a-starter", []nodetest.PodOption{nodetest.UserNamespace}}} {
 		p := runPod(t, n, users.name, users.options...)
 		first := p.run("first", "", program, command("/process", "die-with-parent"))
 		id := p.run("app", forever, program)
@@ -49,7 +49,7 @@ func TestProgramsThatDieWithTheirParent(t *testing.T) {
 		execs.Wait()
 		p.wantExit(first, 0, "Completed")
 		// No starter stays.
-		eventually(t, "the starters have ended", func() bool { return len(startersOf(n.Supervisors()[0])) <= 1 })
+		harness.Eventually(t, "the starters have ended", func() bool { return len(startersOf(n.Supervisors()[0])) <= 1 })
 	}
 }
 
@@ -58,8 +58,8 @@ func TestFirstThreadThatEnded(t *testing.T) {
 	n, program := newNode(t), tool(t)
 	for _, users := range []struct {
 		name    string
-		options []harness.PodOption
-	}{{name: "launched"}, {"by-a-starter", []harness.PodOption{harness.UserNamespace}}} {
+		options []nodetest.PodOption
+	}{{name: "launched"}, {"by-a-starter", []nodetest.PodOption{nodetest.UserNamespace}}} {
 		p := runPod(t, n, users.name, users.options...)
 		for _, test := range []struct {
 			name    string
@@ -73,7 +73,8 @@ func TestFirstThreadThatEnded(t *testing.T) {
 			p.awaitLine(id, "ready")
 			same(t, test.name+": an exec", p.exec(id, "echo hi; hostname"), "hi\n"+users.name)
 			update := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}
-			check(t, harness.Err(t, p.Runtime.UpdateContainerResources, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: update}))
+			request := &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: update}
+			check(t, nodetest.Err(t, p.Runtime.UpdateContainerResources, request))
 			same(t, test.name+": an exec after the update", p.exec(id, "echo hi"), "hi")
 			expect(t, p.status(id).State == running, "%s: it is %v", test.name, p.status(id))
 			check(t, p.stop(id, 0))
@@ -90,19 +91,20 @@ func TestTerminalThatIsOpenedAgain(t *testing.T) {
 	}
 	for _, pids := range []struct {
 		name    string
-		options []harness.PodOption
-	}{{name: "own"}, {"shared", []harness.PodOption{shared}}} {
+		options []nodetest.PodOption
+	}{{name: "own"}, {"shared", []nodetest.PodOption{shared}}} {
 		p := runPod(t, n, pids.name, pids.options...)
 		for _, terminal := range []string{"/dev/console", "/dev/tty"} {
-			const script = "exec <&- >&- 2>&-; for i in 1 2 3; do usleep 20000; echo line $i >TERMINAL; done; exec >TERMINAL <TERMINAL; echo end; read x; echo got $x"
-			id := p.run(filepath.Base(terminal), strings.ReplaceAll(script, "TERMINAL", terminal), tty, func(c *runtimeapi.ContainerConfig) {
+			const script = "exec <&- >&- 2>&-; for i in 1 2 3; do usleep 20000; echo line $i >TERMINAL; done\n" +
+				"exec >TERMINAL <TERMINAL; echo end; read x; echo got $x"
+			ofThePod := func(c *runtimeapi.ContainerConfig) {
 				if len(pids.options) > 0 {
 					c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD}
 				}
-			})
-			eventually(t, "all lines are in the log", func() bool {
-				out := p.stdout(id)
-				return !slices.ContainsFunc([]string{"line 1\r\n", "line 2\r\n", "line 3\r\n", "end\r\n"}, func(line string) bool { return !strings.Contains(out, line) })
+			}
+			id := p.run(filepath.Base(terminal), strings.ReplaceAll(script, "TERMINAL", terminal), tty, ofThePod)
+			harness.Eventually(t, "all lines are in the log", func() bool {
+				return p.stdout(id) == "line 1\r\nline 2\r\nline 3\r\nend\r\n"
 			})
 			check(t, p.stop(id, 0))
 			p.wantExit(id, 137, "Error")
