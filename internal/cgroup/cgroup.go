@@ -332,7 +332,8 @@ func (g Group) killOnce(pids []int) error {
 	if g.V2 && os.WriteFile(filepath.Join(g.Dir, "cgroup.kill"), []byte("1"), 0) == nil {
 		return nil
 	}
-	_, err := process.SignalListed(slices.DeleteFunc(pids, func(pid int) bool { return pid == os.Getpid() }), g.Processes, unix.SIGKILL)
+	others := slices.DeleteFunc(pids, func(pid int) bool { return pid == os.Getpid() })
+	_, err := process.SignalListed(others, g.Processes, unix.SIGKILL)
 	return err
 }
 

@@ -96,8 +96,8 @@ func sigchldPID(info *unix.Siginfo) int32 {
 	return (*sigchld)(unsafe.Pointer(info)).pid
 }
 
-// Start owns the child that fork makes or finds, before it can be reaped. fork must not wait for the child. before is as
-// for Own.
+// Start owns the child that fork makes or finds, before it can be reaped. fork must not wait for the child. before is
+// as for Own.
 func (p *Parent) Start(fork func() (pid int, err error), before func(pid int)) (*Child, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
