@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 
-	copying "github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -210,7 +209,7 @@ func (s *Store) volumes(id string) string {
 	return filepath.Join(s.options.Root, "container-volumes", id)
 }
 
-func (c *creation) fillVolumes(context.Context) error {
+func (c *creation) fillVolumes(ctx context.Context) error {
 	if len(c.plan.Volumes) == 0 {
 		return nil
 	}
@@ -218,7 +217,7 @@ func (c *creation) fillVolumes(context.Context) error {
 		return err
 	}
 	for _, v := range c.plan.Volumes {
-		if err := c.owner.fillVolume(c.parts.Rootfs, v, onNode(c.parts.Pod, c.plan.Spec.Process.User)); err != nil {
+		if err := c.owner.fillVolume(ctx, c.parts.Rootfs, v, onNode(c.parts.Pod, c.plan.Spec.Process.User)); err != nil {
 			return fmt.Errorf("fill the image's volume %s: %w", v.ContainerPath, err)
 		}
 	}
@@ -226,8 +225,8 @@ func (c *creation) fillVolumes(context.Context) error {
 }
 
 // fillVolume makes a volume from what the image has in its place, owners and modes included, or an empty one
-// of the container's user. It removes device nodes, which would work on a filesystem of the node.
-func (s *Store) fillVolume(rootfs string, v oci.Volume, user ids) error {
+// of the container's user.
+func (s *Store) fillVolume(ctx context.Context, rootfs string, v oci.Volume, user ids) error {
 	if err := os.MkdirAll(v.HostPath, 0o755); err != nil {
 		return err
 	}
@@ -248,16 +247,7 @@ func (s *Store) fillVolume(rootfs string, v oci.Volume, user ids) error {
 	if !info.IsDir() {
 		return errors.New("it is not a directory in the image")
 	}
-	// A filesystem without extended attributes holds all the rest.
-	if err := copying.CopyDir(v.HostPath, source, copying.WithAllowXAttrErrors()); err != nil {
-		return err
-	}
-	return filepath.WalkDir(v.HostPath, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && entry.Type()&fs.ModeDevice != 0 {
-			err = os.Remove(path)
-		}
-		return err
-	})
+	return copyTree(ctx, v.HostPath, source)
 }
 
 // makeSources makes missing sources of mounts, and collects what the plan is made from, with the users of the image.

@@ -161,7 +161,7 @@ func seccompOf(t *testing.T, pid int) string {
 // ask has libcontainer do something, in a starter.
 func (n *node) ask(r starter.Request, files ...*os.File) (pid int, err error) {
 	r.Root, r.SystemdCgroup, r.Bundle, r.CgroupsPath = n.dir+"/states", bySystemd(), n.bundle(r.ID), n.cgroupOf(r.ID)
-	err = n.starters.Run(context.Background(), r, files, func(answer starter.Answer) (err error) {
+	err = n.starters.Run(context.Background(), r, files, func(answer starter.Answer, _ *process.Child) (err error) {
 		if pid = answer.PID; pid > 0 {
 			_, err = family().Own(pid, nil)
 		}

@@ -290,6 +290,9 @@ func (c *container) start(ctx context.Context) error {
 	if c.state().Status != api.Status_STATUS_CREATED {
 		return fmt.Errorf("it was started before: %w", errdefs.ErrFailedPrecondition)
 	}
+	if err := c.init.awaitStarter(ctx); err != nil {
+		return err
+	}
 	// Recorded before the barrier opens: a successor must not take a running program for one that waits.
 	c.setStarted(time.Now().UnixNano())
 	if err := c.writeRecord(); err != nil {

@@ -27,6 +27,7 @@ type proc struct {
 	terminal *os.File         // the terminal's master; nil without one
 	found    *process.Process // nil for one that had ended before it was found
 	child    *process.Child   // nil: it is not ours
+	starter  *process.Child   // the starter that made it, and is its parent until it ends; nil without one
 }
 
 // findProc finds a process that is not our child. It is no error if the process has ended.
@@ -66,12 +67,12 @@ func (c *container) startByStarter(ctx context.Context, request starter.Request,
 		defer theirs.Close()
 		console, files = ours, append(files, theirs)
 	}
-	err = c.sup.starters.Run(ctx, request, files, func(given starter.Answer) error {
+	err = c.sup.starters.Run(ctx, request, files, func(given starter.Answer, by *process.Child) error {
 		found, err := process.Find(given.PID)
 		if err != nil {
 			return err
 		}
-		answer, p = given, &proc{Facts: found.Facts, found: found}
+		answer, p = given, &proc{Facts: found.Facts, found: found, starter: by}
 		if p.child, err = c.sup.parent.Own(given.PID, ended); err == nil && console != nil {
 			p.terminal, err = stdio.ReceiveMaster(console)
 		}
@@ -82,6 +83,20 @@ func (c *container) startByStarter(ctx context.Context, request starter.Request,
 		return nil, answer, errors.Join(err, p.close())
 	}
 	return p, answer, err
+}
+
+// awaitStarter returns when the starter that made the process has ended, and is no longer its parent: the program may ask
+// for a signal when its parent ends.
+func (p *proc) awaitStarter(ctx context.Context) error {
+	if p.starter == nil {
+		return nil
+	}
+	select {
+	case <-p.starter.Exited():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the starter that made the first process has not ended: %w", context.Cause(ctx))
+	}
 }
 
 // gone reports whether the process had ended before it was found.

@@ -4,7 +4,7 @@
 //
 // One starter waits ready ([Starters]). Its only descriptors are a socket, /dev/null and those of its request. It is
 // the sub-reaper of what it starts: the supervisor owns a process ([process.Parent.Own]) while the starter still
-// lives, and inherits it when the starter ends. That is at once for an init, which waits at its barrier. The process of
+// lives, and inherits it when the starter ends. That is before an init may leave its barrier. The process of
 // an exec runs already and may have asked for a signal when its parent ends (PR_SET_PDEATHSIG(2const)), so the starter
 // ends after it, and leaves it to the supervisor to reap. A starter that is ended early is ended with all that it has started.
 // The supervisor runs [Starters.Run]; package engine, in the starter, serves the request.
@@ -138,9 +138,11 @@ func (s *Starters) start() (*starter, error) {
 }
 
 // Run has a starter do the request, with the descriptors. When ctx ends, the starter is ended with all that
-// it has started, and the error has the cause. take is called with the answer while the starter still
+// it has started, and the error has the cause. take is called with the answer while the starter, by, still
 // lives, and has to own what was made.
-func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, take func(Answer) error) error {
+func (s *Starters) Run(
+	ctx context.Context, request Request, files []*os.File, take func(answer Answer, by *process.Child) error,
+) error {
 	one, err := s.get()
 	if err != nil {
 		return err
@@ -154,7 +156,7 @@ func (s *Starters) Run(ctx context.Context, request Request, files []*os.File, t
 		return answer.Err() // it ends
 	}
 	if err == nil && take != nil {
-		err = take(answer)
+		err = take(answer, one.child)
 	}
 	if err == nil {
 		_, err = one.conn.Write([]byte(Taken))

@@ -44,7 +44,8 @@ func TestProgramsThatDieWithTheirParent(t *testing.T) {
 		for range 10 {
 			execs.Go(func() {
 				answer, err := p.tryExec(id, 0, "/process", "die-with-parent")
-				expect(t, err == nil && answer.ExitCode == 0 && string(answer.Stdout) == "lived\n", "%s: %v, %v", users.name, answer, err)
+				lived := err == nil && answer.ExitCode == 0 && string(answer.Stdout) == "lived\n"
+				expect(t, lived, "%s: %v, %v", users.name, answer, err)
 			})
 		}
 		execs.Wait()
