@@ -261,11 +261,15 @@ func (c *creation) create(ctx context.Context) error {
 		Id: c.ID, Bundle: c.owner.dir(c.ID), Runtime: handler.Runtime, LogPath: c.logFile(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
 	})
 	startError := ""
-	if errdefs.IsFailedPrecondition(err) {
-		startError, err = errtext.Of(err), nil
-	}
 	if err != nil {
-		return err
+		advice := startAdvice(c.plan.Spec, err.Error())
+		if advice != "" {
+			advice = "; " + advice
+		}
+		if !errdefs.IsFailedPrecondition(err) {
+			return fmt.Errorf("%w%s", err, advice)
+		}
+		startError = errtext.Of(err) + advice
 	}
 	user, userErr := protojson.Marshal(oci.UserOf(c.plan.Spec))
 	resources, err := protojson.Marshal(inForce(c.plan.Spec.Linux.Resources, *c.plan.Spec.Process.OOMScoreAdj))
@@ -358,6 +362,11 @@ func (s *Store) start(ctx context.Context, c *Container) error {
 	}
 	before := time.Now().UnixNano() // the container may have ended when the call returns
 	if err := supervisor.Start(ctx, c.ID); err != nil {
+		if spec, specErr := s.Spec(c); specErr == nil && errdefs.IsFailedPrecondition(err) {
+			if advice := startAdvice(spec, err.Error()); advice != "" {
+				err = fmt.Errorf("%s; %s: %w", errtext.Of(err), advice, errdefs.ErrFailedPrecondition)
+			}
+		}
 		return s.noteStartError(ctx, c, err)
 	}
 	// The supervisor's event says the same, earlier or later.

@@ -224,17 +224,19 @@ func ForExec(spec *specs.Spec, command []string, terminal bool) *specs.Process {
 func containerUser(c *Container, spec *specs.Spec) error {
 	// "user" or "user:group", names or numbers. The image's group goes with the image's user only.
 	security, wanted := c.security(), c.Image.User
+	image := cmp.Or(c.Config.GetImage().GetUserSpecifiedImage(), c.Config.GetImage().GetImage())
+	from := strings.TrimSpace("of the image " + image)
 	switch {
 	case security.GetRunAsUser() != nil:
-		wanted = strconv.FormatInt(security.GetRunAsUser().GetValue(), 10)
+		wanted, from = strconv.FormatInt(security.GetRunAsUser().GetValue(), 10), "of the pod's securityContext"
 	case security.GetRunAsUsername() != "":
-		wanted = security.GetRunAsUsername()
+		wanted, from = security.GetRunAsUsername(), "of the pod's securityContext"
 	}
 	name, _, _ := strings.Cut(wanted, ":")
 	if group := security.GetRunAsGroup(); group != nil {
 		wanted = name + ":" + strconv.FormatInt(group.GetValue(), 10)
 	}
-	found, err := lookUp(c, wanted)
+	found, err := lookUp(c, wanted, from)
 	if err != nil {
 		return err
 	}
@@ -242,7 +244,7 @@ func containerUser(c *Container, spec *specs.Spec) error {
 	// With this group, a program that drops its groups cannot get around a file that denies it.
 	groups := []int64{int64(found.Gid)}
 	if security.GetSupplementalGroupsPolicy() != runtimeapi.SupplementalGroupsPolicy_Strict {
-		member, err := lookUp(c, name)
+		member, err := lookUp(c, name, from)
 		if err != nil {
 			return err
 		}
@@ -258,7 +260,7 @@ func containerUser(c *Container, spec *specs.Spec) error {
 		}
 	}
 	if len(has) > maxGroups {
-		return fmt.Errorf("user %q of the image: it has %d groups, setgroups(2) takes %d: %w", wanted, len(has), maxGroups, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("user %q %s: it has %d groups, setgroups(2) takes %d: %w", wanted, from, len(has), maxGroups, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -275,7 +277,7 @@ func containerHome(c *Container, spec *specs.Spec) error {
 	if slices.ContainsFunc(spec.Process.Env, says) || slices.ContainsFunc(spec.Mounts, hides) {
 		return nil
 	}
-	found, err := lookUp(c, strconv.FormatUint(uint64(spec.Process.User.UID), 10))
+	found, err := lookUp(c, strconv.FormatUint(uint64(spec.Process.User.UID), 10), "of the container")
 	if err != nil {
 		return err
 	}
@@ -284,15 +286,16 @@ func containerHome(c *Container, spec *specs.Spec) error {
 	return nil
 }
 
-func lookUp(c *Container, wanted string) (*user.ExecUser, error) {
+// lookUp finds a user in the image's files. from says in errors where its name comes from.
+func lookUp(c *Container, wanted, from string) (*user.ExecUser, error) {
 	found, err := user.GetExecUser(wanted, nil, bytes.NewReader(c.Passwd), bytes.NewReader(c.Group))
 	if err != nil {
-		return nil, fmt.Errorf("user %q of the image: %w: %w", wanted, err, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("user %q %s: %w of the image; add it there, or use a numeric id: %w", wanted, from, err, errdefs.ErrInvalidArgument)
 	}
 	// Any number may be in these files; cut to 32 bits it could become root.
 	for _, id := range append(found.Sgids, found.Uid, found.Gid) {
 		if id < 0 || id > math.MaxInt32 {
-			return nil, fmt.Errorf("user %q of the image: %d is not a user or group id: %w", wanted, id, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("user %q %s: %d is not a user or group id: %w", wanted, from, id, errdefs.ErrInvalidArgument)
 		}
 	}
 	return found, nil

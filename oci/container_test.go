@@ -169,7 +169,7 @@ func FuzzPasswd(f *testing.F) {
 		if containerHome(c, spec) == nil { // JSON carries it
 			harness.Want(t, utf8.ValidString(spec.Process.Env[0]), "the home of user %q is %q", wanted, spec.Process.Env)
 		}
-		found, err := lookUp(c, wanted)
+		found, err := lookUp(c, wanted, "")
 		if err != nil {
 			return
 		}

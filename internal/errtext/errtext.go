@@ -16,8 +16,9 @@ var kinds = []error{
 	errdefs.ErrUnavailable, errdefs.ErrDataLoss,
 }
 
-// Of is the text of an error without the errdefs kinds at its end. Of "invalid argument" and "permission
-// denied" it removes one: a second is the kernel's word for EINVAL or EACCES.
+// Of is the text of an error without the errdefs kinds at its end. It removes one "invalid argument" and "permission
+// denied": a second is the kernel's word for EINVAL or EACCES. It keeps "not found" unless the rest says so: the kubelet
+// shows the text without the code.
 func Of(err error) string {
 	text := strings.TrimRight(err.Error(), " \n")
 	left := slices.DeleteFunc(slices.Clone(kinds), func(kind error) bool { return !errors.Is(err, kind) })
@@ -26,7 +27,11 @@ func Of(err error) string {
 		if i < 0 {
 			return text
 		}
-		text = strings.TrimRight(strings.TrimSuffix(text, ": "+left[i].Error()), " \n")
+		rest := strings.TrimRight(strings.TrimSuffix(text, ": "+left[i].Error()), " \n")
+		if left[i] == errdefs.ErrNotFound && !strings.Contains(rest, "not found") {
+			return text
+		}
+		text = rest
 		if left[i] == errdefs.ErrInvalidArgument || left[i] == errdefs.ErrPermissionDenied {
 			left = slices.Delete(left, i, i+1)
 		}

@@ -27,6 +27,8 @@ func TestOf(t *testing.T) {
 		{fmt.Errorf("%w: %s", errdefs.ErrInvalidArgument, "config: is missing"), "invalid argument: config: is missing"},
 		{errdefs.ErrNotFound, "not found"},
 		{errors.New("it is said: not found"), "it is said: not found"},
+		{fmt.Errorf("pull app:v1: %w", errdefs.ErrNotFound), "pull app:v1: not found"},
+		{fmt.Errorf("exec: not found in $PATH: %w", errdefs.ErrNotFound), "exec: not found in $PATH"},
 		// The kernel has the same words for its own.
 		{kernel, "write cpu.shares: invalid argument"},
 		{fmt.Errorf("%w: %w", kernel, errdefs.ErrInvalidArgument), "write cpu.shares: invalid argument"},

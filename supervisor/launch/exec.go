@@ -43,7 +43,7 @@ type Exec struct {
 // errdefs.ErrFailedPrecondition says that the container lacks what the process asks for. The error of an ended ctx
 // wraps its cause.
 func (l *Launcher) Exec(ctx context.Context, e Exec) (*Launched, error) {
-	return l.launch("a command in container "+e.ID, e.Streams, func(a *attempt) error {
+	return l.launch("a command", e.Streams, func(a *attempt) error {
 		for _, stream := range e.Streams {
 			// So that the user can open it again, by its name in /proc/self/fd.
 			if err := stream.Chown(int(e.Process.User.UID), -1); err != nil {
