@@ -158,8 +158,7 @@ func TestStatusOfOlderNetworks(t *testing.T) {
 
 // After a start there is no verdict before the plugins have answered, however long they take within the limit.
 func TestNoVerdictBeforeTheFirstAnswer(t *testing.T) {
-	n := newScripted(t, func(o *Options) { o.Limits.Status = within })
-	n.tell(t, "STATUS.slow")
+	n := newScripted(t, nil)
 	n.reopen(t)
 	left, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -235,41 +234,52 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 			list := map[string]any{"cniVersion": "1.0.0", "name": "net", "plugins": []any{n.script()}}
 			put(t, n.ConfDir+"/10.conflist", marshal(t, list))
 		},
-		"by the node": func(t *testing.T, n *node) {
-			n.configure(t, "10.conflist", "net", n.script())
-			limits := n.Options.Limits
-			limits.GCPeriod = 0
-			n.SetLimits(limits)
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, func(o *Options) { o.Limits.GCPeriod = often })
+			n := newNode(t, nil)
 			configure(t, n)
 			n.Reload()
-			n.runs(t)
-			time.Sleep(3 * often)
+			for _, c := range n.networksInUse() {
+				n.collect(t.Context(), c)
+			}
 			harness.Same(t, "collected", n.calls(t, "GC"), nil)
 		})
 	}
+	synctest.Test(t, func(t *testing.T) { // by the node
+		n, ended := &CNI{base: t.Context()}, false
+		n.SetLimits(Limits{})
+		wake := make(chan struct{}, 1)
+		go func() {
+			n.awaitPeriod(wake, func(l Limits) time.Duration { return l.GCPeriod })
+			ended = true
+		}()
+		time.Sleep(time.Hour)
+		harness.Want(t, !ended, "a period of 0 has an end")
+		notify(wake)
+		synctest.Wait()
+		harness.Want(t, ended, "a period of 0 does not end when it is woken")
+	})
 }
 
-// A collection does not begin beside a plugin that runs.
+// A collection does not begin beside a plugin that runs, but after it.
 func TestGCDoesNotRunBesideAnAdd(t *testing.T) {
 	n := newScripted(t, func(o *Options) { o.Limits.GCPeriod = often })
 	n.journalled(t, "web", nil)
-	n.tell(t, "ADD.hang")
-	ctx, cancel := context.WithCancel(t.Context())
+	n.tell(t, "ADD.held")
 	done := make(chan error, 1)
 	go func() {
-		_, err := n.try(ctx, "web")
+		_, err := n.try(t.Context(), "web")
 		done <- err
 	}()
-	hanging(t, "web")
+	harness.Eventually(t, "ADD runs", func() bool { return len(n.calls(t, "ADD")) == 1 })
 	n.runs(t)
-	time.Sleep(3 * often)
-	harness.Same(t, "collected beside ADD", n.calls(t, "GC"), nil)
-	cancel()
-	<-done
+	asked := len(n.calls(t, "STATUS"))
+	harness.Eventually(t, "other work of the background is done", func() bool { return len(n.calls(t, "STATUS")) > asked+1 })
+	n.untell(t, "ADD.held")
+	must(t, <-done)
+	harness.Eventually(t, "GC runs", func() bool { return len(n.calls(t, "GC")) > 0 })
+	log := string(harness.Read(t, filepath.Join(n.scripted, "log")))
+	harness.Want(t, strings.Index(log, "ADD-end") < strings.Index(log, "GC "), "GC began beside ADD: %s", log)
 	n.detach(t, "web")
 }
 
