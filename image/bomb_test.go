@@ -12,7 +12,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -181,7 +180,7 @@ func TestHeadersOfALayerAreNotKept(t *testing.T) {
 }
 
 // attack: images: a hundred images have the largest accepted configuration, full of history, labels or environment
-// held: they cost less than 20 MiB, and the daemon starts within a second
+// held: they cost less than 20 MiB
 // field: containerd keeps 16 MB of configuration as 500 MB each
 //
 // The cost is that of each image, so a quarter of the hundred has to do with a quarter of the memory.
@@ -201,17 +200,10 @@ func TestLargestConfigurationsCostLittle(t *testing.T) {
 	harness.Want(t, grown <= limit, "%d pulled images take %d bytes of heap", images, grown)
 	must(t, s.Close())
 	before = heap()
-	began := time.Now()
 	s = openStoreAt(t, filepath.Dir(s.dir))
-	took := time.Since(began)
 	grown = heap() - before
-	t.Logf("opened in %s, %d KiB of heap", took, grown>>10)
 	harness.Want(t, len(s.List()) == images && grown <= limit, "%d images take %d bytes of heap", len(s.List()), grown)
-	harness.Want(t, took <= time.Second*time.Duration(slowness), "opened in %s", took)
 }
-
-// slowness stretches the second on a machine that does more than this test.
-const slowness = 30
 
 func heap() int64 {
 	runtime.GC()

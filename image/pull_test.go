@@ -221,7 +221,7 @@ func TestTwentyPullsFetchEachLayerOnce(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	references, layers := sharing(t, registry, 5)
 	registry.breakWith(onBlob("", func(http.ResponseWriter, *http.Request, http.Handler) bool {
-		time.Sleep(20 * time.Millisecond) // long enough for pulls to meet
+		registry.awaitHeads(t, 20) // so that pulls meet
 		return false
 	}))
 	var work sync.WaitGroup
@@ -239,6 +239,13 @@ func TestTwentyPullsFetchEachLayerOnce(t *testing.T) {
 	for i, image := range s.List() {
 		must(t, s.Prepare(t.Context(), fmt.Sprint(i), image.ID, PrepareOptions{}))
 	}
+}
+
+// awaitHeads waits until so many pulls have begun.
+func (r *testRegistry) awaitHeads(t *testing.T, count int) {
+	harness.Eventually(t, "pulls have begun", func() bool {
+		return len(r.seen(func(s seenRequest) bool { return s.method == http.MethodHead })) >= count
+	})
 }
 
 // TestOneCancelledPullDoesNotEndOthers cancels the one pull that fetches the
@@ -268,9 +275,7 @@ func TestOneCancelledPullDoesNotEndOthers(t *testing.T) {
 			harness.Same(t, "a pull's error", err, nil)
 		})
 	}
-	for len(registry.seen(func(r seenRequest) bool { return r.method == http.MethodHead })) < 7 {
-		time.Sleep(time.Millisecond)
-	}
+	registry.awaitHeads(t, 7)
 	cancel()
 	first.Wait()
 	close(heal)
@@ -335,9 +340,7 @@ func TestSlowPullIsNotWaitedFor(t *testing.T) {
 		_, err := s.Pull(t.Context(), attack, Auth{}, nil)
 		attacked <- err
 	}()
-	for len(tenant.blobGets(digestOf(t, shared))) == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	harness.Eventually(t, "the layer is asked for", func() bool { return len(tenant.blobGets(digestOf(t, shared))) > 0 })
 	pull(t, s, victim)
 	select {
 	case err := <-attacked:
@@ -417,11 +420,8 @@ func TestEndlessAnswersAreCutOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t)
 			registry.breakWith(test.fault)
-			began := time.Now()
 			_, err := s.Pull(t.Context(), test.reference, Auth{}, nil)
 			harness.Want(t, err != nil && !errdefs.IsUnavailable(err), "error: %v", err)
-			took := time.Since(began)
-			harness.Want(t, took <= time.Minute, "it took %s", took)
 		})
 	}
 }

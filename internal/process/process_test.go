@@ -42,12 +42,17 @@ func TestWaitOutsideThePoller(t *testing.T) {
 	facts := start(t, exec.Command("sleep", "60"))
 	p, err := process.OpenOutsideThePoller(facts)
 	harness.Check(t, err)
-	waited := make(chan error, 1)
-	go func() { waited <- p.Wait() }()
-	time.Sleep(100 * time.Millisecond)
+	begun, waited := make(chan struct{}), make(chan error, 1)
+	go func() {
+		close(begun)
+		waited <- p.Wait()
+	}()
+	<-begun
 	harness.Same(t, "returned before the end", len(waited), 0)
 	harness.Check(t, unix.Kill(facts.PID, unix.SIGKILL))
 	harness.Check(t, <-waited)
+	stat, err := process.ReadStat(facts.PID)
+	harness.Want(t, err == nil && stat.State == 'Z', "returned before the end: %+v, %v", stat, err)
 	harness.Check(t, p.Close())
 	harness.Want(t, p.Wait() != nil, "a closed one is waited for")
 }
@@ -81,7 +86,6 @@ func TestCloseEndsWait(t *testing.T) {
 	harness.Check(t, err)
 	waited := make(chan error, 1)
 	go func() { waited <- p.Wait() }()
-	time.Sleep(20 * time.Millisecond)
 	harness.Check(t, p.Close())
 	harness.Want(t, <-waited != nil, "Wait says that the process ended, but the handle was only closed")
 	stat, err := process.ReadStat(p.PID)
@@ -203,11 +207,11 @@ func readPID(t *testing.T, from io.Reader) (pid int) {
 // reaping runs the reaper of orphans for as long as the test takes.
 func reaping(t *testing.T) {
 	harness.Check(t, process.Adopt())
-	meanwhile(t, "ReapOrphans", func(ctx context.Context) { process.ReapOrphans(ctx, nil) })
+	meanwhile(t, func(ctx context.Context) { process.ReapOrphans(ctx, nil) })
 }
 
 // meanwhile runs what ends with its context, for as long as the test takes.
-func meanwhile(t *testing.T, what string, run func(context.Context)) {
+func meanwhile(t *testing.T, run func(context.Context)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
@@ -216,11 +220,7 @@ func meanwhile(t *testing.T, what string, run func(context.Context)) {
 	}()
 	t.Cleanup(func() {
 		cancel()
-		select {
-		case <-ended:
-		case <-time.After(within):
-			t.Error(what + " does not end with its context")
-		}
+		<-ended
 	})
 }
 
@@ -251,8 +251,10 @@ func TestReapOrphans(t *testing.T) {
 // however many children end at once and whatever orphans end beside them.
 func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 	reaping(t)
-	began := time.Now()
-	for n := 0; time.Since(began) < process.ReapAfter+500*time.Millisecond; n++ {
+	out, err := exec.Command("sh", "-c", "sleep 0.01 >/dev/null 2>&1 & echo $!").Output()
+	harness.Check(t, err)
+	first := readPID(t, strings.NewReader(string(out)))
+	for n := 0; exists(first) || n < 200; n++ { // until orphans are reaped
 		status := n % 200
 		command := exec.Command("sh", "-c", fmt.Sprintf("sleep 0.01 >/dev/null 2>&1 & exit %d", status))
 		err := command.Run()
@@ -275,7 +277,7 @@ func TestReapOrphansLeavesChildrenToTheirWaiters(t *testing.T) {
 func run(t *testing.T) *process.Parent {
 	c, err := process.NewParent()
 	harness.Check(t, err)
-	meanwhile(t, "Run", c.Run)
+	meanwhile(t, c.Run)
 	return c
 }
 
@@ -305,11 +307,11 @@ func TestOwnedBeforeItsParentEnds(t *testing.T) {
 	harness.Check(t, err)
 	_, err = c.Own(pid, nil)
 	harness.Want(t, err != nil, "a second owner")
-	select {
-	case <-child.Exited():
-		t.Fatal("reaped while its parent lives")
-	case <-time.After(300 * time.Millisecond):
-	}
+	harness.Eventually(t, "it has ended", func() bool {
+		stat, err := process.ReadStat(pid)
+		return err == nil && stat.State == 'Z'
+	})
+	harness.Same(t, "ends that are told while its parent lives", len(seen), 0)
 	harness.Check(t, syscall.Kill(parent.PID, syscall.SIGKILL))
 	status := child.Wait()
 	harness.Want(t, status.ExitStatus() == 7, "status %v, want exit code 7", status)

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -23,8 +22,7 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 		content, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		harness.Want(t, err == nil && string(content) == "0\n", "the kernel lists %q, %v", content, err)
 		harness.Check(t, (Cgroups{"": path}).Signal("", syscall.SIGTERM))
-		time.Sleep(200 * time.Millisecond) // it would end us
-		return
+		return // alive: a signal to one's own group comes before kill(2) returns
 	}
 	root := "/sys/fs/cgroup/unified" // of a hybrid machine
 	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
@@ -45,12 +43,11 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 	said, err := inside.CombinedOutput()
 	harness.Want(t, err == nil, "%v\n%s", err, said)
 	// The cgroup of an exec goes with those below it; what runs there keeps them, and holds up nobody.
-	began, below := time.Now(), path+"/sub/below"
+	below := path + "/sub/below"
 	harness.Check(t, os.MkdirAll(below, 0o755))
 	(Cgroups{"": path}).RemoveSub("sub", false)
 	harness.Check(t, errors.Join(os.Mkdir(path+"/sub", 0o755), os.Mkdir(below, 0o755), os.WriteFile(below+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0)))
 	(Cgroups{"": path}).RemoveSub("sub", false)
-	harness.Want(t, time.Since(began) < process.KillLimit, "it took %v", time.Since(began))
 	harness.Check(t, errors.Join(os.WriteFile(path+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0), os.Remove(below), os.Remove(path+"/sub")))
 }
 

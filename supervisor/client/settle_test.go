@@ -2,12 +2,10 @@ package client_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -144,18 +142,13 @@ func TestKilledShimLosesNoByte(t *testing.T) {
 	p.run("both", "i=0; while [ $i -lt 20000 ]; do echo out $i; echo err $i >&2; i=$((i+1)); done")
 	p.run("parts", "i=0; while [ $i -lt 1500 ]; do printf 'line '; usleep 500; printf '%d\n' $i; i=$((i+1)); done")
 	p.run("long", "i=0; while [ $i -lt 100 ]; do head -c 50000 /dev/zero | tr '\\0' x; echo $i; i=$((i+1)); done")
-	kills := 0
-	for p.runs("flood") || p.runs("both") || p.runs("parts") || p.runs("long") {
-		if kills < 20 {
-			time.Sleep(rand.N(60 * time.Millisecond))
-			p.killShim()
-			p.restart()
-			reapOrphans()
-			kills++
-		}
-		time.Sleep(10 * time.Millisecond)
+	for range 20 { // or until all have ended
+		before := len(p.log("parts"))
+		p.eventually("more is written", func() bool { return len(p.log("parts")) > before || !p.runs("parts") })
+		p.killShim()
+		p.restart()
+		reapOrphans()
 	}
-	t.Logf("killed %d times", kills)
 	p.wantLogged("flood", api.Stdout, 600000, func(i int) string { return fmt.Sprintf("%d\n", i+1) })
 	p.wantLogged("both", api.Stdout, 20000, func(i int) string { return fmt.Sprintf("out %d\n", i) })
 	p.wantLogged("both", api.Stderr, 20000, func(i int) string { return fmt.Sprintf("err %d\n", i) })
@@ -166,15 +159,15 @@ func TestKilledShimLosesNoByte(t *testing.T) {
 
 // restart starts a successor once the one that was killed is gone.
 func (p *pod) restart() {
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	p.eventually("a successor starts", func() bool {
 		successor, err := start(p.t.Context(), p.dir)
 		if err == nil {
 			_ = p.Close()
 			p.Client = successor
-			return
 		}
-		harness.Need(p.t, errdefs.IsUnavailable(err) && !time.Now().After(deadline), "%v", err)
-	}
+		harness.Need(p.t, err == nil || errdefs.IsUnavailable(err), "%v", err)
+		return err == nil
+	})
 }
 
 func (p *pod) runs(id string) bool {
@@ -204,9 +197,9 @@ func (p *pod) wantLogged(id, stream string, count int, piece func(int) string) {
 // awaitLogged waits until as many bytes of a stream are in the log, and returns all: an exit is told half a second
 // after it, also when not all of the output has been read.
 func (p *pod) awaitLogged(id, stream string, size int) (logged string) {
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		if logged = p.logged(id, stream); len(logged) >= size || time.Now().After(deadline) {
-			return logged
-		}
-	}
+	p.eventually(fmt.Sprintf("%d bytes of %s are in the log of %s", size, stream, id), func() bool {
+		logged = p.logged(id, stream)
+		return len(logged) >= size
+	})
+	return logged
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/profiles/seccomp"
@@ -255,14 +254,13 @@ func TestForgedWords(t *testing.T) {
 	defer n.end(t, attacker)
 	forged := func() int { return strings.Count(read(output.Name()), "forged") }
 	failed := 0
-	for deadline := time.Now().Add(2 * time.Minute); forged() < 50 && time.Now().Before(deadline); {
+	for forged() < 50 {
 		if l, err := c.exec(t, t.Context(), execProcess()); err == nil {
 			n.end(t, l)
 		} else {
 			failed++
 		}
 	}
-	harness.Want(t, forged() >= 50, "%d words were forged: this shows nothing", forged())
 	t.Logf("%d words were forged, %d execs failed", forged(), failed)
 	select {
 	case err := <-ended:

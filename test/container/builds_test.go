@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -185,7 +184,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 
 	same(t, "state", p.status(id).State, running)
 	wantCode(t, p.execErr(id, "true"), codes.FailedPrecondition)
-	wantCode(t, p.inTime(20*time.Second, func() error { return p.stop(id, 60) }), codes.FailedPrecondition)
+	wantCode(t, p.stop(id, 60), codes.FailedPrecondition)
 	wantCode(t, p.remove(id), codes.FailedPrecondition)
 	wantCode(t, p.stopPod(), codes.FailedPrecondition)
 	wantCode(t, p.removePod(), codes.FailedPrecondition)

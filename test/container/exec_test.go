@@ -2,13 +2,13 @@ package container
 
 import (
 	"bytes"
+	"context"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -59,11 +59,8 @@ func TestP58_TimeoutEndsTheCommandOnly(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
 	before := p.inCgroup(p.info(id).CgroupsPath + "*")
-	began := time.Now()
 	_, err := p.tryExec(id, 1, "/bin/sh", "-c", "trap '' TERM; tail -f /dev/null & (tail -f /dev/null & tail -f /dev/null); sleep 1000")
 	wantCode(t, err, codes.DeadlineExceeded)
-	took := time.Since(began)
-	expect(t, took >= time.Second && took <= 20*time.Second, "it took %v", took)
 	harness.Eventually(t, "the command's processes are gone", func() bool { return !slices.Contains(p.tree(id), "tail") })
 	expect(t, p.status(id).State == running && len(before) != 0, "the container is %v", p.status(id))
 	p.exec(id, "true")
@@ -107,10 +104,7 @@ func (p *pod) tree(id string) []string { return strings.Fields(p.exec(id, "ps -o
 func TestP36_BackgroundChildKeepsThePipe(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
-	check(t, p.inTime(20*time.Second, func() error {
-		same(t, "output", p.exec(id, "tail -f /dev/null & echo done"), "done")
-		return nil
-	}))
+	same(t, "output", p.exec(id, "tail -f /dev/null & echo done"), "done")
 	check(t, p.stop(id, 0))
 }
 
@@ -149,12 +143,8 @@ func TestExecThatSleepsUninterruptibly(t *testing.T) {
 	cgroup := p.info(id).CgroupsPath
 	// A busy machine may not have come to the write when the time is over.
 	for seconds := int64(1); len(p.pidsInCgroup(cgroup+"/minicri-exec-*")) == 0; seconds *= 4 {
-		harness.Need(t, seconds <= 16, "the command does not sleep uninterruptibly: nothing is tested")
-		began := time.Now()
 		_, err := p.tryExec(id, seconds, "/bin/sh", "-c", "echo x > /disk/file")
-		if late := time.Since(began) - time.Duration(seconds)*time.Second; err == nil || late > 14*time.Second { // 5 s of it are the supervisor's
-			t.Errorf("a command that writes to a frozen disk ended %v after its time-out: %v", late, err)
-		}
+		wantCode(t, err, codes.DeadlineExceeded)
 	}
 	thaw()
 	harness.Eventually(t, "the command is reaped, and its cgroup removed", func() bool {
@@ -182,12 +172,16 @@ func zombies(parents []int) (count int) {
 // attack: denial of service: the server of a volume (FUSE) does not answer the mount
 // held: only that container waits, until the limit of creations
 func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
-	n := newNode(t, nodetest.Config("[limits]\ncreate = '30s'"))
+	n := newNode(t, nodetest.Config("[limits]\ncreate = '1h'"))
 	p, other := runPod(t, n, "hangs"), runPod(t, n, "other")
 	witness, neighbour := other.run("witness", forever), p.run("neighbour", forever)
 	config := shell("hangs", forever, mounted(filepath.Join(harness.DeadMount(t), "volume"), "/volume"))
-	hangs := beside(func() error { return p.createErr(config) })
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+	ctx, leave := context.WithCancel(t.Context())
+	hangs := beside(func() error {
+		_, err := p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
+		return err
+	})
+	for range 10 {
 		other.list(nil)
 		other.status(witness)
 		other.address()
@@ -198,7 +192,12 @@ func TestP41_DeadMountOfAnotherContainer(t *testing.T) {
 		same(t, "exec in the same pod", p.exec(neighbour, "echo here"), "here")
 		harness.Need(t, len(hangs) == 0, "it was given up, or the mount is not dead, when the others were answered")
 	}
-	wantCode(t, <-hangs, codes.Unavailable, "/volume")
+	leave()
+	wantCode(t, <-hangs, codes.Canceled)
+	reload(t, n, "[limits]\ncreate = '3s'\n")
+	config.Metadata.Name = "limited"
+	wantCode(t, p.createErr(config), codes.Unavailable, "/volume")
+	reload(t, n, "[limits]\ncreate = '1h'\n")
 	// It has left nothing behind: its name is free.
 	config.Mounts = nil
 	check(t, p.start(p.create(config)))
@@ -214,8 +213,7 @@ func (p *pod) sleepsUninterruptibly(cgroup string) bool {
 
 // cri: ContainerFilter.id
 func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
-	const kill = 2 * time.Second // also the time in which a supervisor has to answer
-	n := newNode(t, nodetest.Config("[limits]\nkill = '2s'"))
+	n := newNode(t, nodetest.Config("[limits]\nkill = '2s'")) // also the time in which a supervisor has to answer
 	p, together := runPod(t, n, "web"), runPod(t, n, "together", podPID(runtimeapi.NamespaceMode_POD))
 	witness := p.run("witness", forever)
 	const writes = "while true; do echo x >> /disk/file; sleep 0.01; done"
@@ -240,7 +238,7 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 			thaw := freeze()
 			harness.Eventually(t, "the container sleeps", func() bool { return p.sleepsUninterruptibly(cgroup) })
 			for _, call := range []func() error{func() error { return p.stop(id, 0) }, func() error { return p.remove(id) }} {
-				err := p.inTime(20*kill, call)
+				err := call()
 				expect(t, err == nil || status.Code(err) == codes.Unavailable, "while it sleeps: %v", err)
 			}
 			harness.Need(t, p.sleepsUninterruptibly(cgroup), "the process does not sleep any more: this proves nothing")
@@ -254,12 +252,4 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 		})
 	}
 	p.t, together.t = t, t
-}
-
-func (p *pod) inTime(limit time.Duration, call func() error) error {
-	began := time.Now()
-	err := call()
-	took := time.Since(began)
-	expect(p.t, took <= limit, "it took %v", took)
-	return err
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc/codes"
@@ -167,7 +166,7 @@ func TestHostileOCIRuntimes(t *testing.T) {
 			}
 			n := newNode(t, nodetest.Runtime("hostile", hostile(t, runc(t), c.verb, c.script)), nodetest.Config(limit))
 			p, other := runPod(t, n, "web"), runBuiltin(t, n, "other")
-			err := p.inTime(time.Minute, func() error { return p.runErr(shell("app", forever)) })
+			err := p.runErr(shell("app", forever))
 			wantError(t, err, c.says)
 			expect(t, len(fmt.Sprint(err)) <= 5000, "an error of %d bytes", len(fmt.Sprint(err)))
 			other.exec(other.run("app", forever), "true")
@@ -276,7 +275,7 @@ func TestHookThatHangs(t *testing.T) {
 	for script, says := range map[string]string{"exec sleep 7776": "hook ran past specified timeout of 1.0s", "sleep 7776 & sleep 7776": ""} {
 		for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
 			before := p.Look()
-			wantError(t, p.inTime(time.Minute, func() error { return p.runErr(with(script, kind)) }), says)
+			wantError(t, p.runErr(with(script, kind)), says)
 			same(t, "the supervisors", n.Supervisors(), pids)
 			p.exec(witness, "true")
 			same(t, fmt.Sprintf("%s, %q: differences", kind, script), p.Differences(before), nil)
@@ -301,7 +300,7 @@ func TestStopBesideAHookThatHangs(t *testing.T) {
 			config := shell("app", "true", hooked(t, nodetest.Hook{Kind: kind, Script: "touch " + began + "; sleep 7775 & sleep 7775"}))
 			made := beside(func() error { return p.createErr(config) })
 			harness.Eventually(t, "the hook runs", func() bool { _, err := os.Stat(began); return err == nil })
-			check(t, p.inTime(20*time.Second, p.stopPod))
+			check(t, p.stopPod())
 			wantError(t, <-made)
 			for _, pid := range n.Supervisors() { // one of its own goes with the pod
 				expect(t, slices.Contains(pids, pid), "supervisors %v, before %v", n.Supervisors(), pids)

@@ -32,8 +32,6 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m))
 }
 
-const patience = 2 * time.Minute
-
 const (
 	created = runtimeapi.ContainerState_CONTAINER_CREATED
 	running = runtimeapi.ContainerState_CONTAINER_RUNNING

@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -59,9 +58,6 @@ func wantRefused(t *testing.T, n *nodetest.Node, config *runtimeapi.PodSandboxCo
 	_, err := run(t, n, config)
 	harness.WantError(t, err, says...)
 }
-
-// patience is the longest that a test waits for what has no limit of its own.
-const patience = 3 * time.Minute
 
 func run(t testing.TB, n *nodetest.Node, config *runtimeapi.PodSandboxConfig) (string, error) {
 	return runBy(t, n, config, "")

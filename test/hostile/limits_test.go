@@ -27,9 +27,10 @@ func TestLimitsOfAUser(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			n := newAttackedNode(t, nodetest.Config("cgroup_writable = true"))
 			p := newTenant(t, n, "attacker")
-			besides(t, n, func() {
+			besides(t, n, func(others func()) {
 				id := p.run("app", ofAttacker("take", what, count.asked), powerless(runtimeapi.SecurityProfile_Unconfined))
 				p.awaitLog("app", "has "+count.given)
+				others()
 				for range 2 {
 					later := newTenant(t, n, "later")
 					later.run("app", func(c *runtimeapi.ContainerConfig) { c.Tty = true })

@@ -7,7 +7,6 @@
 package hostile
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -173,29 +171,21 @@ func (p *tenant) awaitLog(name, text string) {
 // holdings are what supervisors have of what an exec may leave.
 type holdings struct{ descriptors, threads, children int }
 
-// held is what supervisors have at the quietest of several moments: other pods come and go.
-func held(t testing.TB, pids []int) (least holdings) {
-	for try := range 11 {
-		var now holdings
-		for _, pid := range pids {
-			open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-			check(t, err)
-			threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-			check(t, err)
-			now.descriptors, now.threads = now.descriptors+len(open), now.threads+len(threads)
-		}
-		for _, p := range harness.Processes() {
-			if slices.Contains(pids, p.Parent) {
-				now.children++
-			}
-		}
-		if try == 0 {
-			least = now
-		}
-		least = holdings{min(least.descriptors, now.descriptors), min(least.threads, now.threads), min(least.children, now.children)}
-		time.Sleep(30 * time.Millisecond)
+// held is what supervisors have.
+func held(t testing.TB, pids []int) (now holdings) {
+	for _, pid := range pids {
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		check(t, err)
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		check(t, err)
+		now.descriptors, now.threads = now.descriptors+len(open), now.threads+len(threads)
 	}
-	return least
+	for _, p := range harness.Processes() {
+		if slices.Contains(pids, p.Parent) {
+			now.children++
+		}
+	}
+	return now
 }
 
 func pidNamespaceOf(pid int) string {
@@ -219,30 +209,20 @@ func releaseStopped(t testing.TB, of int) {
 	theirs := pidNamespaceOf(of)
 	harness.Need(t, theirs != "" && theirs != pidNamespaceOf(os.Getpid()), "process %d is in no pid namespace of its own", of)
 	t.Cleanup(func() {
-		for began := time.Now(); time.Since(began) < time.Second; time.Sleep(10 * time.Millisecond) {
-			for _, pid := range stoppedIn(theirs) {
-				_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
-			}
+		for _, pid := range stoppedIn(theirs) {
+			_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
 		}
 	})
 }
 
-const (
-	// reference is how long is looked before an attack for what is usual.
-	reference = 4 * time.Second
-	// mostLonger is how much longer than usual another pod's calls may take in one.
-	mostLonger = 2 * time.Second
-	// tact is how often something happens in the other pod.
-	tact = 100 * time.Millisecond
-	// moreThreads is what Go's scheduler may start of its own accord.
-	moreThreads = 8
-)
+// moreThreads is what Go's scheduler may start of its own accord.
+const moreThreads = 8
 
 // neighbour is the pod of another tenant: things happen in it that no attack may delay.
 type neighbour struct {
 	*tenant
-	witness, made string
-	number        int
+	witness string
+	number  int
 }
 
 func newNeighbour(t testing.TB, n *nodetest.Node) *neighbour {
@@ -257,118 +237,49 @@ func command(words ...string) change {
 	return func(c *runtimeapi.ContainerConfig) { c.Command = words }
 }
 
-// calls are made in turn, each by its name.
-func (p *neighbour) calls() (names []string, calls []func() error) {
-	return []string{"exec", "create and start", "log line", "stop and remove"}, []func() error{
-		func() error { _, err := p.exec(p.witness, 0, "true"); return err },
-		func() (err error) {
-			p.number++
-			if p.made, err = p.create(fmt.Sprint("short", p.number)); err == nil {
-				err = p.start(p.made)
-			}
-			return err
-		},
-		func() error {
-			size := len(p.log("writes"))
-			for began := time.Now(); len(p.log("writes")) == size; time.Sleep(time.Millisecond) {
-				if time.Since(began) > patience {
-					return fmt.Errorf("no line within %v", patience)
-				}
-			}
-			return nil
-		},
-		func() error { return errors.Join(p.stop(p.made), p.remove(p.made)) },
+// rounds is how often each call is made beside an attack.
+const rounds = 5
+
+// calls makes execs, containers, lines of a log and ends of containers. Each has to succeed.
+func (p *neighbour) calls() {
+	for range rounds {
+		_, err := p.exec(p.witness, 0, "true")
+		check(p.t, err)
+		p.number++
+		id := p.run(fmt.Sprint("short", p.number))
+		size := len(p.log("writes"))
+		harness.Eventually(p.t, "another line comes", func() bool { return len(p.log("writes")) > size })
+		check(p.t, errors.Join(p.stop(id), p.remove(id)))
 	}
 }
 
-// watch makes calls, one after the other, until it is told to end, and says how long the slowest of each kind
-// took. After one that fails there is nothing to learn.
-func (p *neighbour) watch(end <-chan struct{}) (slowest map[string]time.Duration) {
-	slowest = make(map[string]time.Duration)
-	names, calls := p.calls()
-	ticks := time.NewTicker(tact)
-	defer ticks.Stop()
-	for ended := false; ; {
-		for i, call := range calls {
-			began := time.Now()
-			err := call()
-			slowest[names[i]] = max(slowest[names[i]], time.Since(began))
-			if err != nil {
-				p.t.Errorf("%s in another pod, after %v: %v", names[i], time.Since(began), err)
-				return slowest
-			}
-			select {
-			case <-ticks.C:
-			case <-end:
-				ended = true
-			}
-		}
-		if ended {
-			return slowest
-		}
-	}
-}
-
-// usual is watch for a while in which nothing is attacked.
-func (p *neighbour) usual(while time.Duration) map[string]time.Duration {
-	end := make(chan struct{})
-	time.AfterFunc(while, func() { close(end) })
-	return p.watch(end)
-}
-
-// besides makes an attack while things happen in another pod, and fails the test if that delays them, costs a
-// supervisor its life or leaves anything with it. target is what is attacked, and stays.
-func besides(t *testing.T, n *nodetest.Node, attack func()) {
+// besides makes an attack. Once it is in force, and holds something up that only its end releases, it calls others:
+// then execs, starts, stops and logs of another pod have to come to their end all the same. After the attack no
+// supervisor has ended, and nothing of it is left.
+func besides(t *testing.T, n *nodetest.Node, attack func(others func())) {
 	t.Helper()
 	p := newNeighbour(t, n)
-	usual := p.usual(reference)
-	harness.Need(t, !t.Failed(), "this failed before the attack")
+	p.calls()
 	pids := n.Supervisors()
 	node, own := n.Look(), held(t, pids)
-
-	began, end, watched := time.Now(), make(chan struct{}), make(chan map[string]time.Duration, 1)
-	go func() { watched <- p.watch(end) }()
-	func() {
-		defer close(end)
-		attack()
-	}()
-	slowest, lasted := <-watched, time.Since(began)
-	beside := time.Duration(1)
-	if bytes.Contains(harness.Read(t, "/proc/cpuinfo"), []byte("User Mode Linux")) {
-		beside = 4 // there each system call takes longer beside any work, an attack or not
-	}
-	slow := func(name string) bool { return slowest[name] > beside*usual[name]+mostLonger }
-	for name := range slowest {
-		if slow(name) {
-			// Perhaps the machine is busier than it was before, or one in many calls is slow: what is usual now, in as
-			// long a time?
-			for name, took := range p.usual(max(lasted, reference)) {
-				usual[name] = max(usual[name], took)
-			}
-			break
-		}
-	}
-	for name, took := range slowest {
-		t.Logf("%s in another pod: at most %v, %v without the attack", name, took, usual[name])
-		harness.Want(t, !slow(name), "%s in another pod took %v, %v without the attack", name, took, usual[name])
-	}
+	called := false
+	attack(func() {
+		p.calls()
+		called = true
+	})
+	harness.Need(t, called, "nothing was done beside the attack: this shows nothing")
 	harness.Same(t, "the supervisors", n.Supervisors(), pids)
-	if !t.Failed() {
-		wantNothingLeft(t, n, pids, own)
-		for _, left := range n.Differences(node) {
-			t.Error(left)
-		}
+	wantNothingLeft(t, n, pids, own)
+	for _, left := range n.Differences(node) {
+		t.Error(left)
 	}
 }
 
 // wantNothingLeft waits until supervisors have what they had before.
 func wantNothingLeft(t testing.TB, n *nodetest.Node, pids []int, before holdings) {
 	t.Helper()
-	after := held(t, pids)
-	for began := time.Now(); (after.descriptors > before.descriptors || after.children > before.children) && time.Since(began) < patience/2; {
-		after = held(t, pids)
-	}
-	t.Logf("of the supervisor: before %+v, after %+v", before, after)
-	harness.Want(t, after.descriptors <= before.descriptors && after.children <= before.children && after.threads <= before.threads+moreThreads,
-		"the supervisor has %+v, before the attack %+v", after, before)
+	harness.Eventually(t, fmt.Sprintf("supervisors have no more than %+v", before), func() bool {
+		after := held(t, pids)
+		return after.descriptors <= before.descriptors && after.children <= before.children && after.threads <= before.threads+moreThreads
+	})
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -39,14 +38,12 @@ func newSpiedNode(t *testing.T) (n *nodetest.Node, args func(kinds string) []str
 // it has seen of one of them what it should not have.
 func (p *tenant) wantNoBreach(id, spy string, execs int) {
 	p.t.Helper()
-	const limit = 5 * time.Minute // a busy machine lets a spy see few
-	seen, made, breaches := 0, 0, make(map[string]int)
-	for began := time.Now(); seen < execs/20 && len(breaches) == 0 && time.Since(began) < limit; made += execs {
+	seen, breaches := 0, make(map[string]int)
+	for seen < execs/20 && len(breaches) == 0 { // a busy machine lets a spy see few
 		p.execs(id, execs, 10, 2, false)
 		seen, breaches = p.sightings(spy)
 	}
 	p.t.Logf("the spy has looked at %d processes", seen)
-	harness.Want(p.t, seen >= execs/20 || len(breaches) != 0, "of %d execs the spy has seen %d: this shows nothing", made, seen)
 	for what, times := range breaches {
 		p.t.Errorf("seen of the node, %d times: %s", times, map[string]string{
 			"r": "its files, by /proc/PID/root", "m": "its mounts, by /proc/PID/mountinfo", "u": "its sockets, by /proc/PID/net/unix",

@@ -61,7 +61,7 @@ func (p *pod) forward(client forwardClient, ports ...int) (addresses []string, s
 		defer close(ended)
 		_ = f.ForwardPorts()
 	}()
-	within(p.t, "port-forward is ready", func() { <-ready })
+	<-ready
 	forwarded, err := f.GetPorts()
 	check(p.t, err)
 	for _, port := range forwarded {
@@ -153,27 +153,9 @@ func openPair(t testing.TB, conn httpstream.Connection, port, id int) (data, err
 
 // readAll reads a stream to its end.
 func readAll(t testing.TB, from io.Reader) (text string) {
-	within(t, "the stream ends", func() {
-		data, err := io.ReadAll(from)
-		harness.Want(t, err == nil, "%v", err)
-		text = string(data)
-	})
-	return text
-}
-
-// within fails the test unless do returns.
-func within(t testing.TB, what string, do func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		do()
-	}()
-	select {
-	case <-done:
-	case <-time.After(patience):
-		t.Fatalf("not within %v: %s", patience, what)
-	}
+	data, err := io.ReadAll(from)
+	check(t, err)
+	return string(data)
 }
 
 // Each side closes its half while the other one continues.
@@ -205,9 +187,7 @@ func TestPortForwardHalfClose(t *testing.T) {
 			check(t, err)
 		}
 		check(t, data.Close())
-		within(t, name+": the pod sees the client's end", func() {
-			harness.Same(t, name+": what the pod got after its end", <-counted, 100_000)
-		})
+		harness.Same(t, name+": what the pod got after its end", <-counted, 100_000)
 	}
 }
 
@@ -223,12 +203,12 @@ func TestPortForwardReset(t *testing.T) {
 		}
 		ended <- struct{}{}
 	})
-	for name, client := range forwardClients {
+	for _, client := range forwardClients {
 		data, _ := openPair(t, p.rawForward(client), 7, 0)
 		_, err := io.ReadFull(data, make([]byte, 100_000))
 		check(t, err)
 		check(t, data.Reset())
-		within(t, name+": the pod ends writing", func() { <-ended })
+		<-ended
 	}
 }
 
@@ -286,5 +266,5 @@ func TestCreationTimeout(t *testing.T) {
 	check(t, err)
 	defer conn.Close()
 	open(t, conn, "stdout", 0, 0)
-	within(t, "exec waits no longer for its streams", func() { <-conn.CloseChan() })
+	<-conn.CloseChan() // exec waits no longer for its streams
 }

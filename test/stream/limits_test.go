@@ -50,7 +50,7 @@ func (p *pod) silent(client client, program string) {
 	harness.Eventually(p.t, program+" is begun", func() bool { return p.run("ls", "/tmp") == "begun\n" })
 	harness.Eventually(p.t, program+" is ended", func() bool { return !strings.Contains(p.run("ps", "-o", "args"), program+"\n") })
 	close(to.stop)
-	within(p.t, program+": the client is told", session.Wait)
+	session.Wait()
 	p.run("rm", "/tmp/begun")
 }
 
@@ -156,28 +156,10 @@ func (p *pod) memory() int { return harness.ProcKiB(p.t, p.PID(), "VmRSS") }
 //
 // cri: AttachResponse.url ContainerConfig.stdin
 func TestShutdown(t *testing.T) {
-	p := newPod(t, forever, func(c *runtimeapi.ContainerConfig) { c.Stdin = true })
+	p := newPod(t, forever, func(c *runtimeapi.ContainerConfig) { c.Stdin = true }, nodetest.Config("[limits]\nshutdown = '1h'\n"))
 	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", echo)
-	// A busy machine may be slow once. What waits for a limit is so each time.
-	took := time.Hour
-	for try := 0; try < 4 && took > shutdownTime; try++ {
-		took = p.stopWithSessions()
-		p.Start()
-		p.settle()
-	}
-	harness.Want(t, took <= shutdownTime, "the daemon took %v to end", took)
-}
-
-const (
-	shutdownTime     = 5 * time.Second // half of the limit that the daemon has for it
-	shutdownSessions = 20
-)
-
-// stopWithSessions opens sessions of all kinds and ends the daemon.
-func (p *pod) stopWithSessions() (took time.Duration) {
-	p.t.Helper()
 	var sessions sync.WaitGroup
-	for i := range shutdownSessions {
+	for i := range 20 {
 		request := shell("echo here; sleep 1000")
 		request.Stdin = true
 		in, typed := io.Pipe()
@@ -200,12 +182,10 @@ func (p *pod) stopWithSessions() (took time.Duration) {
 		_, err = io.ReadFull(data, make([]byte, 1))
 		check(p.t, err)
 	}
-	began := time.Now()
-	p.Stop()
-	took = time.Since(began)
-	p.t.Logf("the daemon ended within %v of SIGTERM, with %d sessions", took, shutdownSessions+len(forwardClients))
-	within(p.t, "each client sees the end", sessions.Wait)
-	return took
+	p.Stop() // which would take the hour of its limit if it waited for a session
+	sessions.Wait()
+	p.Start()
+	p.settle()
 }
 
 const (
@@ -224,10 +204,9 @@ func TestAbortedCycles(t *testing.T) {
 	p.runCycles(60) // what the first ones make stays, such as caches
 	p.settle()
 	before := p.least()
-	began := time.Now()
 	for done := 0; done < total; done += 1000 {
 		p.runCycles(min(total-done, 1000))
-		t.Logf("%d cycles in %v: %v", min(done+1000, total), time.Since(began), p.holdings())
+		t.Logf("%d cycles: %v", min(done+1000, total), p.holdings())
 	}
 	p.settle()
 	after := p.least()
