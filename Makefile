@@ -55,7 +55,7 @@ test-stream: root setup build ## 10000 clients of exec, attach and port-forward 
 test-supervisor: root setup test-deps build ## Kill and stop the supervisor under many pods; docs/supervisor.md (root)
 	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
 	cd test/container && MINICRI_TEST_WHOLE=1 ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m \
-		-test.run '^(TestKilledUnderManyPods|TestEndedPodsCostNothing)$$' $(TESTFLAGS)
+		-test.run '^TestKilledUnderManyPods$$' $(TESTFLAGS)
 	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^TestManyLives$$' ./supervisor/client
 
 # A run takes as long as the container tests do in make test: some 10 minutes.

@@ -129,6 +129,9 @@ func TestCgroupsPath(t *testing.T) {
 func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
 
 // A seccomp profile is in sandbox.json by its name alone.
+//
+// cri: LinuxSandboxSecurityContext.run_as_group LinuxSandboxSecurityContext.run_as_user Int64Value.value
+// cri: LinuxSandboxSecurityContext.supplemental_groups LinuxSandboxSecurityContext.readonly_rootfs
 func TestForSandbox(t *testing.T) {
 	for name, part := range map[string]func(*specs.Spec) any{
 		"sandbox":  func(s *specs.Spec) any { return s },

@@ -132,10 +132,18 @@ var version2Files = map[string]string{
 	"memory.swap.max":     "max\n",
 	"pids.current":        "3\n",
 	"pids.max":            "max\n",
-	"cpu.pressure":        "some avg10=1.50 avg60=0.25 avg300=0.05 total=7654321\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=12\n",
+	"cpu.pressure":        pressure,
+	"memory.pressure":     pressure,
+	"io.pressure":         pressure,
 }
 
-// cri: PsiData.Avg10 PsiData.Avg300 PsiData.Total PsiStats.Full PsiStats.Some
+const pressure = "some avg10=1.50 avg60=0.25 avg300=0.05 total=7654321\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=12\n"
+
+// cri: ContainerStats.io ContainerStats.memory ContainerStats.swap CpuUsage.psi CpuUsage.usage_core_nano_seconds
+// cri: CpuUsage.usage_nano_cores IoUsage.psi IoUsage.timestamp MemoryUsage.available_bytes MemoryUsage.major_page_faults
+// cri: MemoryUsage.page_faults MemoryUsage.psi MemoryUsage.rss_bytes MemoryUsage.usage_bytes MemoryUsage.working_set_bytes
+// cri: PsiData.Avg10 PsiData.Avg300 PsiData.Avg60 PsiData.Total PsiStats.Full PsiStats.Some
+// cri: SwapUsage.swap_available_bytes SwapUsage.swap_usage_bytes SwapUsage.timestamp
 func TestVersion2Files(t *testing.T) {
 	hierarchy := t.TempDir()
 	for name, text := range version2Files {
@@ -143,17 +151,21 @@ func TestVersion2Files(t *testing.T) {
 	}
 	cgroups.TestMode = true
 	defer func() { cgroups.TestMode = false }()
-	got, err := (&Meter{hierarchies: hierarchies{unified: hierarchy}}).readUsage("", forStats, "/")
+	m := &Meter{hierarchies: hierarchies{unified: hierarchy}, samples: make(map[string]sample)}
+	used, err := m.readUsage("", forStats, "/")
 	must(t, err)
-	harness.Want(t, got.CpuStats.CpuUsage.TotalUsage == 1234567000, "cpu time is %v", got.CpuStats.CpuUsage.TotalUsage)
-	if m := got.memory; m.usage != 200<<20 || m.limit != 256<<20 || m.workingSet() != 130<<20 || m.anon != 100<<20 || m.activeFile != 20<<20 || m.inactiveFile != 70<<20 || m.faults != 51200 || m.major != 7 {
-		t.Errorf("memory is %+v", *m)
+	at, psi := used.at.UnixNano(), &runtimeapi.PsiStats{
+		Some: &runtimeapi.PsiData{Avg10: 1.5, Avg60: 0.25, Avg300: 0.05, Total: 7654321000}, Full: &runtimeapi.PsiData{Total: 12000},
 	}
-	harness.Want(t, got.swap.usage == 4<<20 && got.swap.limit >= unlimited && got.PidsStats.Current == 3,
-		"swap is %+v, processes are %+v", *got.swap, got.PidsStats)
-	if p := psi(got.CpuStats.PSI); p.GetSome().GetAvg10() != 1.5 || p.GetSome().GetTotal() != 7654321000 || p.GetFull().GetTotal() != 12000 || p.GetSome().GetAvg300() != 0.05 {
-		t.Errorf("pressure is %v", p)
-	}
+	harness.Same(t, "cpu", m.cpuUsage("", used), &runtimeapi.CpuUsage{Timestamp: at, Psi: psi, UsageCoreNanoSeconds: value(1234567000)})
+	harness.Same(t, "memory", used.memoryUsage(), &runtimeapi.MemoryUsage{
+		Timestamp: at, Psi: psi, WorkingSetBytes: value(130 << 20), AvailableBytes: value(126 << 20), UsageBytes: value(200 << 20),
+		RssBytes: value(100 << 20), PageFaults: value(51200), MajorPageFaults: value(7),
+	})
+	harness.Same(t, "swap", used.swapUsage(), &runtimeapi.SwapUsage{Timestamp: at, SwapUsageBytes: value(4 << 20)})
+	harness.Same(t, "io", used.ioUsage(), &runtimeapi.IoUsage{Timestamp: at, Psi: psi})
+	harness.Same(t, "processes", used.PidsStats.Current, 3)
+	harness.Want(t, used.memory.activeFile == 20<<20 && used.memory.inactiveFile == 70<<20, "memory is %+v", *used.memory)
 }
 
 // newNamespace is a network namespace with an eth0, which a process of the test holds.
@@ -228,6 +240,46 @@ func TestEveryMetricIsDescribedAndMeasured(t *testing.T) {
 	}
 	for name := range found {
 		t.Errorf("%s is measured and not described", name)
+	}
+}
+
+// The numbers of a container are those of its cgroup at that moment.
+//
+// cri: ContainerStats.cpu CpuUsage.timestamp MemoryUsage.timestamp
+func TestNumbersAreTheKernels(t *testing.T) {
+	m := newMeter(t, directories(t.TempDir()))
+	path := makeCgroup(t, m.hierarchies, "numbers")
+	start(t, m.hierarchies, path)
+	files := map[string][2]string{ // of version 1, and of version 2 with the key of a row
+		"cpu": {"cpuacct.usage"}, "usage": {"memory.usage_in_bytes"}, "anon": {"memory.stat", "total_rss"}, "faults": {"memory.stat", "total_pgfault"},
+	}
+	if m.hierarchies.unified != "" {
+		files = map[string][2]string{
+			"cpu": {"cpu.stat", "usage_usec"}, "usage": {"memory.current"}, "anon": {"memory.stat", "anon"}, "faults": {"memory.stat", "pgfault"},
+		}
+	}
+	look := func() map[string]uint64 {
+		now := make(map[string]uint64)
+		for name, file := range files {
+			controller := map[bool]string{true: "cpuacct", false: "memory"}[name == "cpu"]
+			now[name] = kernel(t, m.hierarchies.dir(controller, path), file[0], file[1])
+		}
+		if m.hierarchies.unified != "" {
+			now["cpu"] *= 1000
+		}
+		return now
+	}
+	before, began := look(), time.Now().UnixNano()
+	s, err := m.Container(t.Context(), Container{ID: "numbers", Cgroup: path})
+	must(t, err)
+	after := look()
+	const slack = 4 << 20 // counts of pages, one for each CPU, are added up late
+	between(t, "cpu", before["cpu"], s.GetCpu().GetUsageCoreNanoSeconds().GetValue(), after["cpu"])
+	between(t, "usage", before["usage"]-min(slack, before["usage"]), s.GetMemory().GetUsageBytes().GetValue(), after["usage"]+slack)
+	between(t, "rss", before["anon"]-min(slack, before["anon"]), s.GetMemory().GetRssBytes().GetValue(), after["anon"]+slack)
+	between(t, "page faults", before["faults"]-min(2000, before["faults"]), s.GetMemory().GetPageFaults().GetValue(), after["faults"]+2000)
+	for what, at := range map[string]int64{"cpu": s.GetCpu().GetTimestamp(), "memory": s.GetMemory().GetTimestamp()} {
+		between(t, "the time of "+what, uint64(began), uint64(at), uint64(time.Now().UnixNano()))
 	}
 }
 

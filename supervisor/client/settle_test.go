@@ -69,6 +69,9 @@ func (p *pod) hangs(id string, commands int) {
 
 // A log on a disk that hangs keeps a successor neither from serving nor from seeing how
 // its container ends; what was written meanwhile is in the log when the disk goes on.
+//
+// attack: denial of service: the disk of a container's log hangs
+// held: only that log is delayed; the end of the container is seen, and it can be stopped and removed
 func TestSuccessorBesideALogThatHangs(t *testing.T) {
 	disk := t.TempDir()
 	freeze := harness.Disk(t, disk) // its end comes after that of the pod, which has files there

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -62,38 +61,6 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 	}
 }
 
-// A log on a disk that hangs hides neither the end of its container nor its
-// exit code, and keeps no one from stopping and removing it.
-//
-// attack: denial of service: the disk of a container's log hangs
-// held: only that log is delayed; the end of the container is seen, and it can be stopped and removed
-func TestEndOnALogDiskThatHangs(t *testing.T) {
-	n := newNode(t)
-	disk := t.TempDir()
-	freeze := harness.Disk(t, disk)
-	p := runPod(t, n, "web", func(c *runtimeapi.PodSandboxConfig) { c.LogDirectory = filepath.Join(disk, "logs") })
-	other := runPod(t, n, "other")
-	witness := other.run("witness", forever)
-	ends := p.run("ends", "until test -e /enough; do sleep 0.02; done; echo last words; exit 7")
-	stops := p.run("stops", "until test -e /enough; do sleep 0.02; done; while true; do echo more; sleep 0.02; done")
-	cgroup := p.info(stops).CgroupsPath
-	thaw := freeze()
-	p.exec(stops, "touch /enough")
-	p.letEnd(ends)
-	p.wantExit(ends, 7, "Error")
-	check(t, p.stop(ends, 1))
-	check(t, p.stop(stops, 0))
-	p.wantExit(stops, 137, "Error")
-	same(t, "left", p.inCgroup(cgroup), nil)
-	same(t, "a container of another pod", other.exec(witness, "echo here"), "here")
-	thaw()
-	harness.Eventually(t, "the last words are in the log", func() bool { return strings.HasSuffix(p.stdout(ends), "last words\n") })
-	for _, id := range []string{ends, stops} {
-		check(t, p.remove(id))
-	}
-	n.RemovePod(p.id) // before its logs go
-}
-
 // A log that the next shim cannot open is opened when the kubelet asks for it.
 func TestLogThatIsOpenedLate(t *testing.T) {
 	p := newPod(t)
@@ -139,26 +106,6 @@ func TestP59_NothingRunsAfterRemove(t *testing.T) {
 	check(t, p.remove(p.create(shell("app", "true"))))
 	same(t, "shims", len(p.Node.Supervisors()), 1)
 	p.RemovePod(p.id)
-}
-
-// A pod that has ended costs nothing: after StopPodSandbox nothing of it is in
-// a supervisor, and no descriptor or thread for it.
-func TestEndedPodsCostNothing(t *testing.T) {
-	p := newPod(t)
-	p.wantExit(p.run("warm", "true"), 0, "Completed")
-	before := entries(p.Node, "fd")
-	pods := 10
-	if whole() {
-		pods = 200
-	}
-	for i := range pods {
-		ended := runPod(t, p.Node, fmt.Sprint("ended-", i))
-		ended.wantExit(ended.run("app", "exit 3"), 3, "Error")
-		check(t, ended.stopPod())
-	}
-	harness.Eventually(t, "descriptors, threads and shims are as before", func() bool {
-		return entries(p.Node, "fd") <= before && len(p.Node.Supervisors()) == 1 && entries(p.Node, "task") <= 24
-	})
 }
 
 func entries(n *nodetest.Node, dir string) (count int) {

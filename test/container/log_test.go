@@ -5,7 +5,6 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -233,48 +232,4 @@ func fileSize(t *testing.T, path string) int64 {
 	info, err := os.Stat(path)
 	check(t, err)
 	return info.Size()
-}
-
-// A container writes on while its supervisor does not live, however short, and then, when the next one reads, while
-// the daemon does not, and nothing of it is lost, nor the last words of one that ends meanwhile.
-func TestWritersOutliveTheirSupervisor(t *testing.T) {
-	p := newPod(t)
-	const writes = "i=0; until test -e /enough; do echo out $i; echo err $i >&2; i=$((i+1)); usleep 2000; done; echo end"
-	id := p.run("app", writes)
-	for round := range 2 {
-		ends := p.run(fmt.Sprint("ends-", round), "usleep 300000; echo last words; exit 7")
-		p.awaitLine(id, fmt.Sprint("out ", 20*round))
-		p.killShim()
-		p.wantExit(ends, 7, "Error")
-		harness.Eventually(t, "the last words of a container that ended meanwhile are in the log", func() bool { return p.stdout(ends) == "last words\n" })
-		path := p.status(id).LogPath
-		stdout, stderr := p.logs(id)
-		harness.Eventually(t, "both outputs are read", func() bool {
-			o, e := p.logs(id)
-			return len(o) > len(stdout) && len(e) > len(stderr)
-		})
-		p.Kill()
-		before := fileSize(t, path)
-		harness.Eventually(t, "the log grows without a daemon", func() bool { return fileSize(t, path) > before })
-		p.Start()
-		harness.Eventually(t, "the container is known to run", func() bool { return p.status(id).State == running })
-	}
-	p.awaitLine(id, "out 100")
-	p.letEnd(id)
-	p.wantExit(id, 0, "Completed")
-	var stdout, stderr string
-	var lines int
-	harness.Eventually(t, "the last words are in the log", func() bool {
-		stdout, stderr = p.logs(id)
-		lines = strings.Count(stderr, "\n")
-		return strings.HasSuffix(stdout, "end\n") && lines >= strings.Count(stdout, "\n")-1
-	})
-	for _, stream := range []struct{ name, got, end string }{{"out", stdout, "end\n"}, {"err", stderr, ""}} {
-		var all strings.Builder
-		for i := range lines {
-			all.WriteString(stream.name + " " + strconv.Itoa(i) + "\n")
-		}
-		same(t, "std"+stream.name, stream.got, all.String()+stream.end)
-	}
-	expect(t, lines >= 100, "only %d lines", lines)
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -157,39 +156,6 @@ func TestNRIEvents(t *testing.T) {
 	}
 	updated := n.find("PostUpdateContainer", "web", "app")
 	expect(t, updated.Memory == 64<<20 && updated.Shares == 512, "resources after the update: %+v", updated)
-}
-
-// A file in the plugins' directory that cannot be started is skipped, and named by the
-// log, by Status and by minicri check; the node starts, and so do the others.
-func TestNRISkipsWhatIsNoPlugin(t *testing.T) {
-	n := newNRINode(t, "")
-	n.install("05", "logger")
-	n.install("06", "adjuster")
-	for _, name := range []string{"logger", "5-logger", "README"} {
-		n.writePlugin(name)
-	}
-	check(t, os.Mkdir(filepath.Join(n.dir, "conf", "06-adjuster.conf"), 0o755))
-	n.Restart()
-	n.awaitPlugin("05-logger", true)
-	answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
-	for _, name := range []string{"logger", "5-logger", "README", "06-adjuster"} {
-		says := "NRI plugin " + filepath.Join(n.dir, "plugins", name) + " is not started"
-		wantFound(t, n.Node, says)
-		for what, text := range map[string]string{"the log": n.Log(), "Status": answer.Info["nriProblems"]} {
-			expect(t, strings.Contains(text, says), "%s does not say %q: %s", what, says, text)
-		}
-	}
-	runPod(t, n.Node, "web").run("app", forever)
-
-	// All is well again.
-	n.reload("enabled = false\n")
-	for _, name := range []string{"plugins/logger", "plugins/5-logger", "plugins/README", "conf/06-adjuster.conf"} {
-		check(t, os.Remove(filepath.Join(n.dir, name)))
-	}
-	n.reload("enabled = true\n")
-	n.awaitPlugin("06-adjuster", true)
-	same(t, "problems", nodetest.Info[[]string](t, n.Node, "nriProblems"), nil)
-	n.withoutPlugins("05-logger", "06-adjuster") // the oracle knows one plugin's descriptors
 }
 
 // Everything that a plugin may adjust is so in the container that runs.
@@ -410,59 +376,3 @@ func (n *nriNode) reload(keys string) { reload(n.t, n.Node, "[nri]\n"+keys) }
 
 // isOn reports whether Status shows plugins, be there none.
 func (n *nriNode) isOn() bool { return nodetest.Info[any](n.t, n.Node, "nriPlugins") != nil }
-
-// withoutPlugins switches NRI off and on, and leaves it without those that the daemon starts.
-func (n *nriNode) withoutPlugins(names ...string) {
-	if n.isOn() {
-		n.reload("enabled = false\n")
-	}
-	for _, name := range names {
-		check(n.t, os.Remove(filepath.Join(n.dir, "plugins", name)))
-	}
-	n.reload("enabled = true\n")
-}
-
-// NRI is switched off and on, and over to another socket, without a restart:
-// plugins come and end, and those that come are sent the pods that there are.
-func TestNRIIsSwitchedByAReload(t *testing.T) {
-	n := newNRINode(t, "")
-	n.install("05", "logger")
-	pid := n.PID()
-	n.reload("enabled = false\n")
-	_, err := os.Stat(filepath.Join(n.dir, "nri.sock"))
-	expect(t, os.IsNotExist(err) && !n.isOn(), "NRI is on, or its socket is there: %v", err)
-	before := runPod(t, n.Node, "before")
-	before.run("app", forever)
-
-	n.reload("enabled = true\n")
-	n.awaitPlugin("05-logger", true)
-	n.wantSynchronized("before")
-	during := runPod(t, n.Node, "during")
-	during.run("app", forever)
-	n.RemovePod(before.id)
-	n.wantEvents("before", "", "StopPodSandbox", "RemovePodSandbox")
-	n.wantEvents("before", "app", "StopContainer", "RemoveContainer")
-	n.wantEvents("during", "", "RunPodSandbox")
-	n.wantEvents("during", "app", "CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer")
-
-	// The socket of another runtime is not taken, and NRI stays as it is.
-	other := filepath.Join(n.dir, "other.sock")
-	listener, err := net.Listen("unix", other)
-	check(t, err)
-	dropIn(t, n.Node, "[nri]\nsocket = '"+other+"'\n") // which the daemon sees by itself
-	harness.Eventually(t, "it is not taken", func() bool { return strings.Contains(n.Log(), "NRI cannot be reloaded") })
-	same(t, "plugins", n.plugins(), []string{"05-logger"})
-	check(t, listener.Close())
-	n.reload("socket = '" + other + "'\nrequest_timeout = '3s'\n")
-	check(t, os.Rename(other, filepath.Join(n.dir, "nri.sock"))) // where connect looks
-	n.connect("20", "adjuster")
-	same(t, "plugins on the other socket", n.plugins(), []string{"05-logger", "20-adjuster"})
-
-	n.reload("enabled = false\n")
-	heard := len(n.seen())
-	runPod(t, n.Node, "after").run("app", forever)
-	n.RemovePod(during.id)
-	same(t, "requests that plugins have heard, and whether NRI is on", fmt.Sprint(len(n.seen()), n.isOn()), fmt.Sprint(heard, false))
-	n.withoutPlugins("05-logger")
-	expect(t, n.PID() == pid && !strings.Contains(n.Log(), "need a restart"), "the daemon was restarted, or wants to be")
-}

@@ -215,130 +215,10 @@ func TestStatusIsWhatIsInForce(t *testing.T) {
 	expect(t, free.MemoryLimitInBytes == 0 && len(free.HugepageLimits) == 0, "status of a container without limits: %v", free)
 }
 
-// kernelNumbers are where the kernel has the numbers of a container: files of version 1,
-// below their controller, and of version 2, some with the key of a line.
-var kernelNumbers = map[string][2]string{
-	"cpu":    {"cpuacct/cpuacct.usage", "cpu.stat usage_usec"},
-	"usage":  {"memory/memory.usage_in_bytes", "memory.current"},
-	"anon":   {"memory/memory.stat total_rss", "memory.stat anon"},
-	"faults": {"memory/memory.stat total_pgfault", "memory.stat pgfault"},
-	"major":  {"memory/memory.stat total_pgmajfault", "memory.stat pgmajfault"},
-}
-
-// kernels are the numbers of a container as the kernel has them.
-func (p *pod) kernels(path string) map[string]uint64 {
-	numbers := make(map[string]uint64)
-	for name, of := range kernelNumbers {
-		file, key, _ := strings.Cut(of[1], " ")
-		file = filepath.Join("/sys/fs/cgroup", path, file)
-		if !cgroup.Unified() {
-			file, key, _ = strings.Cut(of[0], " ")
-			file = filepath.Join("/sys/fs/cgroup", filepath.Dir(file), path, filepath.Base(file))
-		}
-		for line := range strings.Lines(string(harness.Read(p.t, file))) {
-			words := strings.Fields(line)
-			if key == "" || words[0] == key {
-				number, err := strconv.ParseUint(words[len(words)-1], 10, 64)
-				check(p.t, err)
-				numbers[name] = number
-			}
-		}
-	}
-	if cgroup.Unified() {
-		numbers["cpu"] *= 1000
-	}
-	return numbers
-}
-
 // within fails unless a number is between what the kernel said before and after, give or take.
 func within(t *testing.T, what string, before, got, after, slack uint64) {
 	holds := got+slack >= min(before, after) && got <= max(before, after)+slack
 	expect(t, holds, "%s: %d, the kernel says %d before and %d after", what, got, before, after)
-}
-
-// The numbers of a container are those of its cgroup at that moment; pressure and swap are there exactly where the
-// kernel counts them. A page that has to come from the disk is a major fault.
-//
-// cri: ContainerStats.cpu ContainerStats.io ContainerStats.memory ContainerStats.swap CpuUsage.psi CpuUsage.timestamp
-// cri: CpuUsage.usage_core_nano_seconds CpuUsage.usage_nano_cores IoUsage.psi IoUsage.timestamp MemoryUsage.available_bytes
-// cri: MemoryUsage.page_faults MemoryUsage.psi MemoryUsage.rss_bytes MemoryUsage.timestamp MemoryUsage.usage_bytes
-// cri: MemoryUsage.working_set_bytes PsiData.Avg10 PsiData.Avg300 PsiData.Avg60 PsiData.Total PsiStats.Full PsiStats.Some
-// cri: SwapUsage.swap_available_bytes SwapUsage.swap_usage_bytes SwapUsage.timestamp MemoryUsage.major_page_faults
-func TestStatsAreTheKernels(t *testing.T) {
-	p := newPod(t)
-	const limit = 256 << 20
-	id := p.run("app", "mkdir /disk; cp /bin/busybox /disk/; sync; x=$(head -c 8000000 /dev/zero | tr '\\0' a); echo ready; while true; do i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done; sleep 0.05; done", memory(limit))
-	p.awaitLine(id, "ready")
-	path := p.info(id).CgroupsPath
-	harness.Eventually(t, "there is a rate of CPU, that since the last time", func() bool { return p.containerStats(id).GetCpu().GetUsageNanoCores() != nil })
-	start := p.kernels(path)
-	file, err := os.Open(fmt.Sprintf("/proc/%d/root/disk/busybox", p.info(id).PID))
-	check(t, err)
-	check(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
-	check(t, file.Close())
-	p.exec(id, "/disk/busybox true")
-	before, began := p.kernels(path), time.Now().UnixNano()
-	s := p.containerStats(id)
-	after := p.kernels(path)
-	const slack = 4 << 20 // per-CPU counts of pages are added up late
-	within(t, "cpu", before["cpu"], s.Cpu.GetUsageCoreNanoSeconds().GetValue(), after["cpu"], 0)
-	within(t, "memory usage", before["usage"], s.Memory.GetUsageBytes().GetValue(), after["usage"], slack)
-	within(t, "rss", before["anon"], s.Memory.GetRssBytes().GetValue(), after["anon"], slack)
-	within(t, "page faults", before["faults"], s.Memory.GetPageFaults().GetValue(), after["faults"], 2000)
-	within(t, "major faults", before["major"], s.Memory.GetMajorPageFaults().GetValue(), after["major"], 0)
-	expect(t, after["anon"] >= 8_000_000, "the container holds %d bytes", after["anon"])
-	expect(t, before["major"] > start["major"], "it had no major fault")
-	cores := s.Cpu.GetUsageNanoCores().GetValue()
-	expect(t, cores != 0 && cores <= 4e9, "a rate of %d nanocores", cores)
-	same(t, "available", fmt.Sprint(s.Memory.GetAvailableBytes().GetValue()), fmt.Sprint(limit-s.Memory.GetWorkingSetBytes().GetValue()))
-	now := time.Now().UnixNano()
-	for what, at := range map[string]int64{"cpu": s.Cpu.GetTimestamp(), "memory": s.Memory.GetTimestamp()} {
-		expect(t, at <= now && at >= began, "the time of %s is %v", what, time.Unix(0, at))
-	}
-	p.pressure(path, "cpu", s.Cpu.GetPsi())
-	p.pressure(path, "memory", s.Memory.GetPsi())
-	p.pressure(path, "io", s.GetIo().GetPsi())
-	p.swap(path, s)
-}
-
-func (p *pod) containerStats(id string) *runtimeapi.ContainerStats {
-	return nodetest.Call(p.t, p.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id}).Stats
-}
-
-// pressure compares with the file of version 2, if it can be read: a kernel may
-// have it and refuse (psi=0). Its totals are microseconds, the API's nanoseconds.
-func (p *pod) pressure(path, of string, got *runtimeapi.PsiStats) {
-	data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", path, of+".pressure"))
-	same(p.t, "pressure of "+of+" is there", got != nil, err == nil)
-	if got == nil {
-		return
-	}
-	for line := range strings.Lines(string(data)) {
-		kind, rest, _ := strings.Cut(line, " ")
-		one := map[string]*runtimeapi.PsiData{"some": got.Some, "full": got.Full}[kind]
-		_, total, _ := strings.Cut(rest, "total=")
-		after, err := strconv.ParseUint(strings.TrimSpace(total), 10, 64)
-		check(p.t, err)
-		holds := one != nil && one.Total <= after*1000 && one.Total%1000 == 0 && max(one.Avg10, one.Avg60, one.Avg300) <= 100
-		expect(p.t, holds, "pressure of %s: %v, the kernel says %s", of, one, line)
-	}
-}
-
-// swap is counted by a file that some kernels do not have.
-func (p *pod) swap(path string, s *runtimeapi.ContainerStats) {
-	file := filepath.Join("/sys/fs/cgroup/memory", path, "memory.memsw.usage_in_bytes")
-	if cgroup.Unified() {
-		file = filepath.Join("/sys/fs/cgroup", path, "memory.swap.current")
-	}
-	_, err := os.Stat(file)
-	same(p.t, "swap is there", s.Swap != nil, err == nil)
-	if s.Swap == nil {
-		return
-	}
-	usage := s.Swap.GetSwapUsageBytes()
-	expect(p.t, s.Swap.GetTimestamp() != 0 && usage != nil && usage.GetValue() <= 256<<20, "swap is %v", s.Swap)
-	left := s.Swap.GetSwapAvailableBytes()
-	expect(p.t, left == nil || left.GetValue() <= 1<<40, "%d bytes of swap are available", left.GetValue())
 }
 
 // The numbers of a pod are those of its interfaces and processes.
@@ -377,8 +257,6 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 		}
 		return c
 	}
-	slice := filepath.Dir(p.info(id).CgroupsPath)
-	beforePod := p.kernels(slice)
 	before, beforeSecond := counters("eth0"), counters("second*")
 	answer := nodetest.Call(t, p.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})
 	after, afterSecond := counters("eth0"), counters("second*")
@@ -396,10 +274,6 @@ func TestStatsOfAPodAreTheKernels(t *testing.T) {
 		}
 	}
 	expect(t, s.GetMemory().GetUsageBytes().GetValue() != 0 && s.GetMemory().GetTimestamp() != 0, "the memory is %v", s.GetMemory())
-	within(t, "cpu of the pod", beforePod["cpu"], s.GetCpu().GetUsageCoreNanoSeconds().GetValue(), p.kernels(slice)["cpu"], 0)
-	for of, got := range map[string]*runtimeapi.PsiStats{"cpu": s.GetCpu().GetPsi(), "memory": s.GetMemory().GetPsi(), "io": s.GetIo().GetPsi()} {
-		p.pressure(slice, of, got)
-	}
 	expect(t, s.GetProcess().GetTimestamp() != 0, "the processes are %v", s.GetProcess())
 	harness.Eventually(t, "pause and httpd are counted, and no child any more that took the connection", func() bool {
 		answer := nodetest.Call(t, p.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: p.id})

@@ -62,18 +62,6 @@ func TestHungSupervisor(t *testing.T) {
 	check(t, p.remove(id))
 }
 
-// What an exec has started goes when its supervisor dies: no one holds its streams any more.
-func TestExecsOfAKilledSupervisor(t *testing.T) {
-	p := newPod(t)
-	id := p.run("app", forever)
-	failed := beside(func() error { _, err := p.tryExec(id, 300, "sleep", "7779"); return err })
-	has := func() bool { return len(processesWithArgument(t, "7779")) > 0 }
-	harness.Eventually(t, "the exec runs", has)
-	p.killShim()
-	wantError(t, <-failed)
-	harness.Eventually(t, "the exec is ended", func() bool { return !has() })
-}
-
 // A supervisor that cannot be started for longer than any limit, for want of space or memory for example, serves
 // when it can, without any call: what ended meanwhile is told.
 func TestSupervisorThatCannotStartForAWhile(t *testing.T) {

@@ -222,27 +222,6 @@ func TestProperty20_HalfWrittenFileThatWasInUse(t *testing.T) {
 	check(t, os.Remove(filepath.Join(n.CNIConf, "87-podman.conflist")))
 }
 
-// ConfigMaps are mounted so: FILE -> ..data/FILE, ..data -> ..VERSION.
-func TestProperty20_SymlinkSwitched(t *testing.T) {
-	n := newNode(t)
-	path := n.WriteNetwork()
-	whole := string(harness.Read(t, path))
-	check(t, os.Remove(path))
-	for _, version := range []string{"..v1", "..v2"} {
-		check(t, os.Mkdir(filepath.Join(n.CNIConf, version), 0o755))
-		text := strings.Replace(whole, `"name": "`+n.Network, `"name": "`+n.Network+strings.Trim(version, "."), 1)
-		check(t, os.WriteFile(filepath.Join(n.CNIConf, version, "10-test.conflist"), []byte(text), 0o644))
-	}
-	data := filepath.Join(n.CNIConf, "..data")
-	check(t, os.Symlink("..v1", data))
-	check(t, os.Symlink("..data/10-test.conflist", path))
-	becomesNetwork(t, n, n.Network+"v1")
-	check(t, os.Symlink("..v2", data+"_new"))
-	check(t, os.Rename(data+"_new", data))
-	becomesNetwork(t, n, n.Network+"v2")
-	becomesReady(t, n, true)
-}
-
 func becomesNetwork(t *testing.T, n *nodetest.Node, name string) {
 	harness.Eventually(t, "the network is "+name, func() bool { return strings.Contains(currentNetwork(t, n), `"`+name+`"`) })
 }

@@ -43,25 +43,6 @@ func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 	}
 }
 
-func TestSIGTERMLetsCallsFinish(t *testing.T) {
-	n, r := newRecorded(t, fast+`shutdown = "50s"`)
-	r.order("one", "ADD", "wait")
-	answered := begin(context.Background(), n, n.PodConfig("web"))
-	harness.Eventually(t, "ADD runs", func() bool { return len(r.calls("ADD")) == 1 })
-	ctx := harness.Limited(t)
-	go func() {
-		for !strings.Contains(n.Log(), "shutting down") && ctx.Err() == nil {
-			time.Sleep(time.Millisecond)
-		}
-		r.order("one", "ADD", "")
-	}()
-	n.Stop()
-	check(t, <-answered)
-	n.Start()
-	pods := list(t, n, nil)
-	harness.Want(t, len(pods) == 1 && pods[0].State == runtimeapi.PodSandboxState_SANDBOX_READY, "listed: %v", pods)
-}
-
 // cri: PodSandboxConfig.metadata PodSandboxMetadata.attempt PodSandboxMetadata.name PodSandboxStatus.metadata
 // cri: PodSandboxStatus.state
 func TestProperty23_RestartChangesNothing(t *testing.T) {
@@ -129,53 +110,6 @@ func TestPauseThatDiesIsSeen(t *testing.T) {
 	harness.Want(t, !ready(t, n, id) && ready(t, n, lives), "got %v", list(t, n, nil))
 	failed, err := n.RunCommand("timeline", "--failed")
 	harness.Want(t, err == nil && strings.Count(failed, "the pod, pause: the pause process ended by itself") == int(attempt)+1, "of %d pods: %v\n%s", attempt+1, err, failed)
-}
-
-// What stands in the place of a file, and cannot be read as one, costs its pod nothing and blocks nothing:
-// check names it, and when the file is back the pod is what it was.
-func TestWhatIsNoFileCostsNoPod(t *testing.T) {
-	for kind, put := range map[string]func(path string) error{
-		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
-		"fifo":      func(path string) error { return unix.Mkfifo(path, 0o600) },
-		"loop":      func(path string) error { return os.Symlink(filepath.Base(path), path) }, // ELOOP
-	} {
-		t.Run(kind, func(t *testing.T) {
-			n := newNode(t)
-			type damaged struct {
-				id, file string
-				pid      int
-				was      *runtimeapi.PodSandboxStatus
-			}
-			var all []damaged
-			for name, dir := range map[string]string{"record": n.Root + "/sandboxes", "facts": n.State + "/facts", "attachment": n.Root + "/attachments"} {
-				id := n.RunPod(n.PodConfig(name))
-				all = append(all, damaged{id, filepath.Join(dir, id+".json"), pausePID(t, n, id), podStatus(t, n, id)})
-			}
-			n.Kill()
-			for _, pod := range all {
-				check(t, os.Rename(pod.file, pod.file+".aside"))
-				check(t, put(pod.file))
-			}
-			n.Start()
-			harness.Same(t, "listed are", len(list(t, n, nil)), 2)
-			shown := statusInfo(t, n)["quarantinedRecords"]
-			output, err := n.RunCommand("check")
-			for _, pod := range all {
-				harness.Want(t, err != nil && strings.Contains(output, pod.file) && (pod.was.Metadata.Name != "record" || strings.Contains(shown, pod.file)), "nothing is said of %s: %v\n%s\n%s", pod.file, err, output, shown)
-				harness.Want(t, alive(pod.pid), "the pod whose %s cannot be read was ended", pod.was.Metadata.Name)
-			}
-			n.Kill()
-			for _, pod := range all {
-				check(t, os.Remove(pod.file))
-				check(t, os.Rename(pod.file+".aside", pod.file))
-			}
-			n.Start()
-			for _, pod := range all {
-				now := podStatus(t, n, pod.id)
-				harness.Want(t, proto.Equal(now, pod.was) && pausePID(t, n, pod.id) == pod.pid, "%s is back, and its pod is not what it was:\nwas %v\nis  %v", pod.file, pod.was, now)
-			}
-		})
-	}
 }
 
 // A daemon that was started from a shell with umask 077 makes what containers of any user can read, and pods

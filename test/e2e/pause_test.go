@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -252,48 +251,6 @@ func wantOwner(t *testing.T, info podInfo) {
 
 func security(change func(*runtimeapi.LinuxSandboxSecurityContext)) nodetest.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) { change(c.Linux.SecurityContext) }
-}
-
-// Pause can do nothing, whatever is asked for, and is of the user that is asked for; its root is the same for
-// all pods. It has three descriptors, all of a pipe that nobody else has. For its oom_score_adj the wish is
-// -998; without CAP_SYS_RESOURCE the nearest is the daemon's own.
-//
-// cri: LinuxSandboxSecurityContext.run_as_group LinuxSandboxSecurityContext.supplemental_groups Int64Value.value
-// cri: LinuxSandboxSecurityContext.run_as_user LinuxSandboxSecurityContext.readonly_rootfs
-func TestPauseIsConfined(t *testing.T) {
-	n := newNode(t)
-	user := security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
-		s.RunAsUser, s.RunAsGroup, s.SupplementalGroups = &runtimeapi.Int64Value{Value: 1234}, &runtimeapi.Int64Value{Value: 2345}, []int64{3456, 4567}
-	})
-	mapped := pausePID(t, n, n.RunPod(n.PodConfig("mapped", userNamespace(0, 100000, 65536), user)))
-	harness.Same(t, "the user on the node", harness.ProcStatus(t, mapped, "Uid"), "101234 101234 101234 101234")
-	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", user, security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.ReadonlyRootfs = false }))))
-	for field, want := range map[string]string{
-		"Uid": "1234 1234 1234 1234", "Gid": "2345 2345 2345 2345", "Groups": "3456 4567", "NoNewPrivs": "1", "CapInh": "0000000000000000",
-		"CapPrm": "0000000000000000", "CapEff": "0000000000000000", "CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
-	} {
-		harness.Same(t, field, harness.ProcStatus(t, pid, field), want)
-	}
-	inside(t, pid, "mnt", func() error {
-		if err := os.WriteFile("/written", nil, 0o600); !errors.Is(err, unix.EROFS) {
-			return fmt.Errorf("want EROFS, got %w", err)
-		}
-		return nil
-	})
-	adjust := "-998"
-	capabilities, err := strconv.ParseUint(harness.ProcStatus(t, os.Getpid(), "CapEff"), 16, 64)
-	check(t, err)
-	if capabilities&(1<<unix.CAP_SYS_RESOURCE) == 0 {
-		adjust = procFile(t, n.PID(), "oom_score_adj")
-	}
-	harness.Same(t, "oom_score_adj", procFile(t, pid, "oom_score_adj"), adjust)
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	check(t, err)
-	harness.Same(t, "descriptors", len(entries), 3)
-	for _, entry := range entries {
-		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, entry.Name()))
-		harness.Want(t, entry.Name() <= "2" && strings.HasPrefix(target, "pipe:"), "descriptor %s is %s", entry.Name(), target)
-	}
 }
 
 // Seccomp of /proc/PID/status: 0 is off, 2 is a filter (proc_pid_status(5)). A profile of AppArmor that is

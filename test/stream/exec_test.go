@@ -28,7 +28,7 @@ const forever = "while true; do sleep 0.1; done"
 
 // An output that no one asked for does not stop the process.
 //
-// cri: Exec ExecRequest.stderr
+// cri: Exec ExecRequest.cmd ExecRequest.stderr ExecRequest.stdout
 func TestExec(t *testing.T) {
 	p := newPod(t, forever, nil)
 	for name, client := range clients {

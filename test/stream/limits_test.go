@@ -104,51 +104,6 @@ func (p *pod) wantSecret(client client) {
 		"%s: %v, %q", u.Scheme, err, &out)
 }
 
-// Clients that do not read hold up no one else, and the daemon keeps little for them.
-//
-// cri: ExecRequest.cmd ExecRequest.stdout
-func TestSlowReaders(t *testing.T) {
-	p := newPod(t, forever, nil)
-	p.ServeInPod(p.id, "tcp", "127.0.0.1:7", func(conn *net.TCPConn) {
-		for err := error(nil); err == nil; {
-			_, err = conn.Write(make([]byte, 1<<20))
-		}
-	})
-	before := p.memory()
-	ctx, leave := context.WithCancel(context.Background())
-	var sessions sync.WaitGroup
-	stop := make(chan struct{})
-	const slow = 8 // of each kind
-	for range slow {
-		for _, client := range clients {
-			sessions.Go(func() {
-				_ = client(t, p.execURL(shell("yes"))).StreamWithContext(ctx, streams{Stdout: &stalled{stop}, Stderr: io.Discard})
-			})
-		}
-		for _, client := range forwardClients {
-			data, _ := openPair(t, p.rawForward(client), 7, 0)
-			_, err := io.ReadFull(data, make([]byte, 1000))
-			check(t, err)
-		}
-	}
-	const size = 8 << 20
-	for name, client := range clients {
-		var out safe
-		request := &runtimeapi.ExecRequest{Cmd: []string{"head", "-c", strconv.Itoa(size), "/dev/zero"}, Stdout: true}
-		err := p.session(client, p.execURL(request), streams{Stdout: &out})
-		harness.Want(t, err == nil && out.String() == strings.Repeat("\x00", size),
-			"%s beside slow ones: %v, %d bytes", name, err, len(out.String()))
-	}
-	after := p.memory()
-	t.Logf("resident memory of the daemon: %d KiB, with %d slow readers and after some traffic %d KiB", before, 5*slow, after)
-	// A session over SPDY costs most, because of the library's compressor.
-	each := (after - before) / (5 * slow)
-	harness.Want(t, each <= 2048, "each slow reader costs %d KiB", each)
-	leave()
-	close(stop)
-	sessions.Wait()
-}
-
 // memory is the daemon's resident memory in KiB.
 func (p *pod) memory() int { return harness.ProcKiB(p.t, p.PID(), "VmRSS") }
 
