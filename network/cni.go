@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -90,6 +91,7 @@ type CNI struct {
 	limits     atomic.Pointer[Limits]
 	network    atomic.Pointer[DefaultNetwork]
 	masquerade masquerade
+	forward    forward
 	programs   programs
 	runs       Runs
 	journal    *state.Records[Attachment]
@@ -117,6 +119,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	n := &CNI{
 		options:     options,
 		masquerade:  masquerade{table: options.Mark + "masquerade", logger: options.Logger},
+		forward:     forward{mark: options.Mark + "forward", logger: options.Logger},
 		slots:       semaphore.NewWeighted(atOnce),
 		checkNow:    make(chan struct{}, 1),
 		attachments: make(map[string]*attachment),
@@ -125,7 +128,8 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		byPath:      make(map[string]*Directory),
 		begun:       make(chan struct{}),
 	}
-	n.masquerade.attachments = n.masqueraded
+	n.masquerade.attachments = func() []netip.Prefix { return n.subnetsUnder(masqueradeKey) }
+	n.forward.attachments = func() []netip.Prefix { return n.subnetsUnder(forwardKey) }
 	n.base, n.end = context.WithCancel(context.WithoutCancel(ctx))
 	n.SetLimits(options.Limits)
 	n.network.Store(&options.Default)

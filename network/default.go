@@ -112,6 +112,9 @@ func (d DefaultNetwork) configuration(subnets []netip.Prefix, masqueraded bool, 
 	if masqueraded {
 		network[masqueradeKey] = subnets
 	}
+	if len(subnets) > 0 {
+		network[forwardKey] = subnets
+	}
 	if chosen.directory != "" {
 		network[firstKey] = chosen.directory
 	}
@@ -224,7 +227,7 @@ type Leftover struct {
 	Remove func() error
 }
 
-// Leftovers finds the bridge and the table that an embedded network has left. It first looks at what exists
+// Leftovers finds the bridge, the table and the rules that an embedded network has left. It first looks at what exists
 // and then for users in the lists of networks and attachments; unless it knows all, nothing is left.
 func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all bool)) (left []Leftover, err error) {
 	bridges, err := d.bridges()
@@ -235,8 +238,14 @@ func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all
 	tables, _ := nft("", "list", "tables", "inet") // what cannot list any has made none
 	inUse, all := lists()
 	hasTable := all && slices.Contains(strings.Split(tables, "\n"), "table inet "+table)
+	accepts := &forward{mark: mark + "forward"}
+	hasRules := all && accepts.left()
 	for _, list := range inUse {
-		hasTable = hasTable && len(masqueradedBy(list)) == 0
+		hasTable = hasTable && len(subnetsOf(list, masqueradeKey)) == 0
+		hasRules = hasRules && len(subnetsOf(list, forwardKey)) == 0
+	}
+	if hasRules {
+		left = append(left, Leftover{"nftables rules in chains of others", func() error { return accepts.put(nil) }})
 	}
 	for _, b := range bridges {
 		name := b.Attrs().Name

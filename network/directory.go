@@ -163,6 +163,7 @@ func (n *CNI) standIn(next *snapshot) {
 	network := n.network.Load()
 	if next.configuration != nil || !network.Enabled {
 		n.masquerade.use(nil)
+		n.forward.use(nil)
 		return
 	}
 	written := cmp.Or(network.Subnet, n.PodCIDR())
@@ -180,6 +181,7 @@ func (n *CNI) standIn(next *snapshot) {
 		if network.Masquerade {
 			masqueraded = subnets
 		}
+		n.forward.use(subnets)
 		inForce, again := n.masquerade.use(masqueraded)
 		next.configuration, err = network.configuration(subnets, inForce, network.choose(&n.programs, n.options.BinDirs))
 		if again {
@@ -246,10 +248,16 @@ func (d *Directory) Problems() []error { return d.current.Load().problems }
 // Remark returns what a person has to know of the files while another configuration is in use, "" if nothing.
 func (d *Directory) Remark() string {
 	s := d.current.Load()
-	if s.configuration == nil || len(s.problems) == 0 {
+	if s.configuration == nil {
 		return ""
 	}
 	problems := strings.Join(texts(s.problems), "; ")
+	if s.configuration.File == "" && problems == "" {
+		problems = d.owner.forward.blocked()
+	}
+	if problems == "" {
+		return ""
+	}
 	return fmt.Sprintf("network %q of %s is in use, but: %s", s.configuration.Name, s.configuration.source(), problems)
 }
 

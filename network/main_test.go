@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -63,12 +64,14 @@ type node struct {
 	// scripted is the folder of the plugin "scripted".
 	scripted string
 	log      *harness.Buffer
+	// given are the addresses of pods, by id.
+	given map[string][]netip.Addr
 }
 
 // newNode opens a network over an empty configuration directory. Periods are
 // those of the defaults, in tenths of the time; no limit is reached.
 func newNode(t *testing.T, change func(*Options)) *node {
-	n := &node{scripted: t.TempDir(), log: &harness.Buffer{}}
+	n := &node{scripted: t.TempDir(), log: &harness.Buffer{}, given: make(map[string][]netip.Addr)}
 	namespaces := newNamespaces(t, "net-")
 	n.Options = Options{
 		ConfDir: t.TempDir(), BinDirs: []string{absolute(t, realPlugins), absolute(t, testPlugins)},
@@ -230,6 +233,7 @@ func (n *node) attached(t *testing.T, id string) *Result {
 func (n *node) attach(t *testing.T, id string) *Result {
 	result, err := n.try(t.Context(), id)
 	must(t, err)
+	n.given[id] = result.Addresses
 	return result
 }
 

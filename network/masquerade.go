@@ -3,7 +3,6 @@ package network
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -70,9 +69,7 @@ func (m *masquerade) refresh() {
 }
 
 func (m *masquerade) put() error {
-	subnets := slices.Concat(m.network, m.attachments())
-	slices.SortFunc(subnets, netip.Prefix.Compare)
-	subnets = slices.Compact(subnets)
+	subnets := unique(m.network, m.attachments())
 	list := func() (string, error) {
 		if len(subnets) == 0 {
 			return "", nil
@@ -116,15 +113,20 @@ func (m *masquerade) script(subnets []netip.Prefix) string {
 }
 
 func nft(input string, arguments ...string) (string, error) {
+	return runFilter("nft", input, arguments...)
+}
+
+// runFilter runs a program that changes or lists the packet filter.
+func runFilter(program, input string, arguments ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), nftLimit)
 	defer cancel()
-	command := exec.CommandContext(ctx, "nft", arguments...)
+	command := exec.CommandContext(ctx, program, arguments...)
 	command.WaitDelay = nftLimit / 5 // a child of a wrapper may hold its output
 	command.Stdin = strings.NewReader(input)
 	var out, said bytes.Buffer
 	command.Stdout, command.Stderr = &out, &said
 	if err := command.Run(); err != nil {
-		return "", fmt.Errorf("nft %s: %w: %s", strings.Join(arguments, " "), err, bytes.TrimSpace(said.Bytes()))
+		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(arguments, " "), err, bytes.TrimSpace(said.Bytes()))
 	}
 	return out.String(), nil
 }
@@ -136,10 +138,12 @@ func (n *CNI) followMasquerade() {
 	n.inBackground(func() { watchRules(n.base, changed) })
 	for n.base.Err() == nil {
 		n.masquerade.refresh()
+		n.forward.refresh()
 		n.awaitPeriod(changed, func(l Limits) time.Duration { return l.StatusPeriod })
 	}
 	n.masquerade.use(nil)
 	n.masquerade.refresh()
+	n.forward.use(nil)
 }
 
 // watchRules reports changes of nftables rules, a few times a second at most, if the kernel does.
@@ -161,26 +165,16 @@ func watchRules(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// masqueraded returns the subnets that attachments need. Nearly all share a configuration, decoded once.
-func (n *CNI) masqueraded() []netip.Prefix {
+// subnetsUnder returns the subnets that attachments have under a key. Nearly all share a configuration, decoded once.
+func (n *CNI) subnetsUnder(key string) (subnets []netip.Prefix) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var subnets []netip.Prefix
 	seen := make(map[string]bool)
 	for _, a := range n.attachments {
 		if config := a.record.Config; !seen[string(config)] {
 			seen[string(config)] = true
-			subnets = append(subnets, masqueradedBy(config)...)
+			subnets = append(subnets, subnetsOf(config, key)...)
 		}
 	}
 	return subnets
-}
-
-// masqueradedBy returns the subnets that a configuration has masqueraded by the table.
-func masqueradedBy(config []byte) []netip.Prefix {
-	var list struct {
-		Subnets []netip.Prefix `json:"minicri.masquerade"`
-	}
-	_ = json.Unmarshal(config, &list) // one that cannot be decoded is go-cni's to report
-	return list.Subnets
 }

@@ -68,7 +68,8 @@ func TestTheRuleGoesWithTheLastPod(t *testing.T) {
 	n.SetDefault(other)
 	harness.Eventually(t, "the default network has the other subnet", func() bool {
 		c, err := n.Configuration()
-		return err == nil && slices.Equal(masqueradedBy(c.Bytes), []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")})
+		want := []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")}
+		return err == nil && slices.Equal(subnetsOf(c.Bytes, masqueradeKey), want)
 	})
 	n.wantMasqueraded(t, "10.98.0.0/24", "10.99.0.0/24")
 	n.configure(t, "10.conflist", "file", n.script())

@@ -223,6 +223,10 @@ func (c *checker) daemon() {
 	}
 	for _, condition := range c.Daemon.Conditions {
 		kind, _, _ := strings.Cut(condition.Type, "/")
+		if condition.Holds && condition.Message != "" {
+			c.add(condition.Type, Warning, condition.Message, "pods run, but not all of what they need works")
+			continue
+		}
 		grade := Problem
 		if condition.Type == "CadvisorReady" { // pods run, and a dashboard lacks them
 			grade = Warning
