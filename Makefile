@@ -288,7 +288,8 @@ fmt: bin/tools/.built ## Format the Go files
 generate: packages bin/tools/.built ## Make what is checked in and made by a program: NOTICE, supervisor/api, pages of docs/
 	go run $(goflags) ./hack/manual configuration > docs/configuration.md
 	go run $(goflags) ./hack/manual metrics > docs/metrics.md
-	go run $(goflags) ./hack/cri > docs/cri.md.new && mv docs/cri.md.new docs/cri.md
+	go run $(goflags) ./hack/cri > docs/cri.md
+	go run $(goflags) ./hack/cri tests > docs/contributors/cri.md
 	go test $(goflags) -tags seccomp,nri_no_wasm -run TestSecurityPageIsCurrent . -update
 	go build -C hack/notice $(goflags) -o $(CURDIR)/bin/tools/notice .
 	bin/tools/notice > bin/tools/NOTICE && cp bin/tools/NOTICE NOTICE

@@ -1,13 +1,13 @@
-// Command cri writes docs/cri.md: every RPC and every field of the CRI that a
-// Linux runtime can meet, how minicri serves it, and the tests that exercise it. The
-// list is that of k8s.io/cri-api's own descriptors. Tests say what they set or
-// read in their comments, by lines that begin with "cri:" and name RPCs and fields, as
-// in "cri: RunPodSandbox PodSandboxConfig.hostname". What is not simply served,
-// and why something has no test, is in notes.txt.
+// Command cri writes two pages from the descriptors of k8s.io/cri-api:
+//
+//	cri        docs/cri.md: RPCs and fields with limits, from notes.txt
+//	cri tests  docs/contributors/cri.md: the tests of each RPC and field
+//
+// The comments of tests list the RPCs and fields that they set or read, in lines such as
+// "cri: RunPodSandbox PodSandboxConfig.hostname".
 package main
 
 import (
-	"bytes"
 	_ "embed"
 	"fmt"
 	"go/ast"
@@ -25,12 +25,15 @@ import (
 )
 
 func main() {
-	page, err := write(".")
+	users, developers, err := write(".")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cri:", err)
 		os.Exit(1)
 	}
-	_, _ = os.Stdout.Write(page)
+	if len(os.Args) > 1 && os.Args[1] == "tests" {
+		users = developers
+	}
+	_, _ = os.Stdout.WriteString(users)
 }
 
 //go:embed notes.txt
@@ -42,7 +45,7 @@ type entry struct {
 	fields []string // "Message.field"
 }
 
-// api are the RPCs and the messages, in the order of the API's own file.
+// api returns the RPCs and the messages in the order of the API file.
 func api() (rpcs, messages []entry, err error) {
 	protoregistry.GlobalFiles.RangeFilesByPackage("runtime.v1", func(file protoreflect.FileDescriptor) bool {
 		for i := range file.Services().Len() {
@@ -72,7 +75,7 @@ func api() (rpcs, messages []entry, err error) {
 	return rpcs, messages, nil
 }
 
-// annotations are the tests by what they show.
+// annotations returns the tests of each RPC and field.
 func annotations(root string) (map[string][]string, error) {
 	shown := make(map[string][]string)
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -106,7 +109,7 @@ func annotations(root string) (map[string][]string, error) {
 	return shown, err
 }
 
-// annotate adds what the comment of a test says.
+// annotate adds the RPCs and fields in the comment of a test.
 func annotate(shown map[string][]string, directory string, function *ast.FuncDecl) {
 	if function.Doc == nil || !strings.HasPrefix(function.Name.Name, "Test") {
 		return
@@ -122,7 +125,7 @@ func annotate(shown map[string][]string, directory string, function *ast.FuncDec
 	}
 }
 
-// notes are what is to be said of a field or RPC, by its name.
+// notes returns the limits of RPCs and fields by name.
 func notes() (map[string]string, error) {
 	list := make(map[string]string)
 	for line := range strings.Lines(notesText) {
@@ -139,102 +142,69 @@ func notes() (map[string]string, error) {
 	return list, nil
 }
 
-// write makes the page from the sources below a directory.
-func write(root string) ([]byte, error) {
+// write returns the page for users and the page for developers, from the sources below a directory.
+func write(root string) (users, developers string, err error) {
 	rpcs, messages, err := api()
 	if err != nil {
-		return nil, err
+		return "", "", err
 	}
 	shown, err := annotations(root)
 	if err != nil {
-		return nil, err
+		return "", "", err
 	}
 	noted, err := notes()
 	if err != nil {
-		return nil, err
+		return "", "", err
 	}
-	p := &page{shown: shown, noted: noted, known: make(map[string]bool)}
+	names, fields := []string{}, 0
 	for _, rpc := range rpcs {
-		p.known[rpc.name] = true
+		names = append(names, rpc.name)
 	}
 	for _, message := range messages {
-		for _, field := range message.fields {
-			p.known[field] = true
+		names = append(names, message.fields...)
+		fields += len(message.fields)
+	}
+	for name := range shown {
+		if !slices.Contains(names, name) {
+			return "", "", fmt.Errorf("%s: the API has no %s", strings.Join(shown[name], ", "), name)
 		}
 	}
-	if err := p.unknown(); err != nil {
-		return nil, err
+	for name := range noted {
+		if !slices.Contains(names, name) {
+			return "", "", fmt.Errorf("notes.txt: the API has no %s", name)
+		}
 	}
-	p.render(rpcs, messages)
-	return p.text.Bytes(), nil
+	var limits, tests strings.Builder
+	fmt.Fprintf(&limits, forUsers, len(rpcs), fields)
+	tests.WriteString(forDevelopers)
+	for _, name := range names {
+		if noted[name] != "" {
+			fmt.Fprintf(&limits, "| %s | %s |\n", name, noted[name])
+		}
+		fmt.Fprintf(&tests, "| %s | %s |\n", name, strings.Join(shown[name], ", "))
+	}
+	return limits.String(), tests.String(), nil
 }
 
-// page is the page while it is written.
-type page struct {
-	shown map[string][]string
-	noted map[string]string
-	known map[string]bool
-	text  bytes.Buffer
-}
+const (
+	forUsers = `# CRI support
 
-// unknown fails for a name that the API does not have.
-func (p *page) unknown() error {
-	for name, tests := range p.shown {
-		if !p.known[name] {
-			return fmt.Errorf("%s: the API has no %s", strings.Join(tests, ", "), name)
-		}
-	}
-	for name := range p.noted {
-		if !p.known[name] {
-			return fmt.Errorf("notes.txt: the API has no %s", name)
-		}
-	}
-	return nil
-}
+<!-- Generated by "make generate" from hack/cri/notes.txt. -->
 
-func (p *page) render(rpcs, messages []entry) {
-	fields, tested := 0, 0
-	for _, message := range messages {
-		for _, field := range message.fields {
-			fields++
-			if len(p.shown[field]) > 0 {
-				tested++
-			}
-		}
-	}
-	fmt.Fprintf(&p.text, introduction, len(rpcs), fields, tested, fields-tested)
-	fmt.Fprint(&p.text, "\n## RPCs\n\n| RPC | how | exercised by |\n|---|---|---|\n")
-	for _, rpc := range rpcs {
-		p.row(rpc.name, rpc.name)
-	}
-	for _, message := range messages {
-		fmt.Fprintf(&p.text, "\n## %s\n\n| field | how | exercised by |\n|---|---|---|\n", message.name)
-		for _, field := range message.fields {
-			p.row(field, strings.TrimPrefix(field, message.name+"."))
-		}
-	}
-}
+minicri serves all %d RPCs of the CRI v1, and all %d fields of its messages for Linux, with these limits:
 
-const introduction = `<!-- Made by hack/cri: change the annotations of the tests, or hack/cri/notes.txt. -->
-
-# The CRI, field by field
-
-All %d RPCs of k8s.io/cri-api's runtime.v1 and the %d fields of its messages that
-are not Windows' own, as its descriptors list them. %d fields have a test that is
-named, %d have none; then the note says why. A test is named for what it sets in a
-request, or reads of an answer. Tests below test/ go through the daemon with a
-real client, tests of server through its gRPC socket; those of other packages ask
-the package.
+| RPC or field | support |
+| --- | --- |
 `
+	forDevelopers = `# Tests of the CRI
 
-func (p *page) row(name, title string) {
-	how := p.noted[name]
-	if how == "" {
-		how = "served"
-	}
-	tests := p.shown[name]
-	if len(tests) == 0 {
-		tests = []string{"-"}
-	}
-	fmt.Fprintf(&p.text, "| %s | %s | %s |\n", title, how, strings.Join(tests, "<br>"))
-}
+<!-- Generated by "make generate" from the comments of tests. -->
+
+The table lists the tests whose comment names an RPC or a field, because they set it or read it. Nothing measures that
+they do. Tests below test/ use the daemon with a real client, tests of server use its gRPC socket, and other tests call
+the package.
+
+| RPC or field | tests |
+| --- | --- |
+`
+)
