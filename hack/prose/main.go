@@ -33,19 +33,20 @@ func newRule(pattern, advice string) rule {
 
 var (
 	prose = []rule{
-		newRule(start+`((?:What|Whatever|Who|Whoever|Whose|Where|Of)\b[^?]*?[.:](?: |\z))`, subject),
-		newRule(start+`(For (?:what|who|those|that|it|them|all)\b)`, subject),
+		newRule(start+`((?:What(?:ever)?|Who(?:ever|se)?|Where|Of)\b[^?.!]*(?:[.!]|\z))`, subject),
+		newRule(start+`(For (?:an?|another|the|each|every|all|one|what|who|those|that|this|these|it|them)\b)`, subject),
 		newRule(`\b(what (?:is|are|was|were|has|have|had|does|did|can|cannot|must|may|would|it|its|they|the|a|an|this|`+
-			`that|each|every|no|nobody|comes|runs|remains|follows|fails|failed|ended|ends|minicri|containerd)\b)`,
+			`that|their|each|every|no|nobody|one|only|others?|another|there|comes|came|becomes?|became|goes|`+
+			`runs|ran|waits|needs|names|takes|took|belongs|remains|follows|fails|failed|ended|ends|minicri|containerd)\b)`,
 			"name the thing"),
 		newRule(`(,(?: of)? which\b)`, "make two sentences"),
-		newRule(`\b((?:that|those|the same) of)\b`, "repeat the noun"),
+		newRule(`\b((?:that|those|the same) of\b|of (?:the )?[a-z]+'s(?:[.,:;]|\z))`, "repeat the noun"),
 		newRule(`\b(says|knows|tells|hears|asks|(?:is|are|was|were|be|been|being) (?:said|told|asked|heard)`+
 			`|(?:does|did|do|can|could) ?not (?:say|know|hear|tell))\b`,
 			"programs return, report, log, request or check"),
-		newRule(`\b(stands? beside|(?:is|are|was|were) gone|holds? up|held up|comes? to)\b`,
+		newRule(`\b([Ww]ant of|stands? beside|(?:is|are|was|were) gone|holds? up|held up|comes? to)\b`,
 			"no metaphors: exists, was removed, blocks, returns"),
-		newRule(`\b((?:key|field|value|name|id|metadata|config|argument|flag) is missing)\b`, "write: is required"),
+		newRule(`((?:\bkey|field|value|name|id|metadata|config|argument|flag|:) is missing)\b`, "write: is required"),
 	}
 	fragment = newRule(`\A((?:of|for|by|it|as|what|who|whose|where) [^\n]*)`, subject)
 	page     = []rule{
