@@ -18,8 +18,11 @@ import (
 // within is far more than the end of a killed process takes.
 const within = time.Minute
 
+// own is in the names of this run: another run on the machine may have our pid, in a pid namespace of its own.
+var own = fmt.Sprintf("%d-%d", os.Getpid(), time.Now().UnixNano())
+
 // parent is the cgroup that everything here is made below.
-var parent = fmt.Sprintf("/minicri-unit-%d", os.Getpid())
+var parent = "/minicri-unit-" + own
 
 func TestRemoveKillsWhatRunsInAnyHierarchy(t *testing.T) {
 	hierarchies := find(t)
@@ -87,7 +90,7 @@ func TestRemoveOfABusyCgroup(t *testing.T) {
 
 func TestFind(t *testing.T) {
 	hierarchies := find(t)
-	mark := fmt.Sprintf("unit-%d-", os.Getpid())
+	mark := "unit-" + own + "-"
 	want := []string{parent + "/" + mark + "a", parent + "/deep/er/" + mark + "b"}
 	for i, path := range want {
 		// Each in one hierarchy alone: what is left of a pod may be so.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/profiles/seccomp"
@@ -58,7 +59,7 @@ func execNode(t *testing.T, change func(*specs.Spec)) (*node, *containerOf) {
 		os.WriteFile(n.rootfs+"/etc/passwd", nil, 0o644),
 		os.WriteFile(n.rootfs+"/text", []byte("no program"), 0o755),
 	))
-	return n, n.container(t, "exec"+strconv.Itoa(os.Getpid()), change)
+	return n, n.container(t, fmt.Sprint("exec", time.Now().UnixNano()), change)
 }
 
 // containerOf is a container that libcontainer has made.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -236,15 +237,17 @@ func TestStartWhileAnotherProcessHoldsSocketAndLocks(t *testing.T) {
 	harness.Check(t, os.Remove(n.Socket))
 	listener, err := net.Listen("unix", n.Socket)
 	harness.Check(t, err)
-	began := time.Now()
 	time.AfterFunc(held, func() { listener.Close() })
 	lock, err := os.OpenFile(filepath.Join(n.Root, "lock"), os.O_RDWR, 0)
 	harness.Check(t, err)
 	harness.Check(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB))
-	time.AfterFunc(2*held, func() { lock.Close() })
+	var free atomic.Bool
+	time.AfterFunc(2*held, func() {
+		free.Store(true)
+		lock.Close()
+	})
 
 	n.Start()
-	took := time.Since(began)
-	harness.Want(t, took >= 2*held, "the daemon serves after %v, while its directory was locked", took)
+	harness.Want(t, free.Load(), "the daemon serves while its directory is locked")
 	n.checkWitness(t)
 }

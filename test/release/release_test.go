@@ -411,7 +411,7 @@ func TestOlderBuildOnLaterState(t *testing.T) {
 }
 
 // podParent is the cgroup of a pod, as a kubelet has one.
-const podParent = "/minicri-release-test"
+var podParent = fmt.Sprintf("/minicri-release-test-%d", time.Now().UnixNano())
 
 func runPod(t *testing.T, name string) string {
 	return nodetest.Call(t, connect(t).RunPodSandbox, &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{
