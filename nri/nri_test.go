@@ -120,7 +120,7 @@ func TestErrorsAreNamed(t *testing.T) {
 	connectExternal(t, p, socket, "20", refuser{"second"})
 	var wait sync.WaitGroup
 	for range 200 {
-		for pod, want := range map[string]string{"first": "NRI plugin 10-slow: ", "second": "NRI plugin 20-slow: "} {
+		for pod, want := range harness.Sorted(map[string]string{"first": "NRI plugin 10-slow: ", "second": "NRI plugin 20-slow: "}) {
 			wait.Go(func() {
 				err := p.run(t.Context(), pod)
 				harness.Want(t, err != nil && strings.HasPrefix(err.Error(), want), "want an error of %q, got %v", want, err)

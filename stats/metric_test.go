@@ -278,7 +278,7 @@ func TestNumbersAreTheKernels(t *testing.T) {
 	between(t, "usage", before["usage"]-min(slack, before["usage"]), s.GetMemory().GetUsageBytes().GetValue(), after["usage"]+slack)
 	between(t, "rss", before["anon"]-min(slack, before["anon"]), s.GetMemory().GetRssBytes().GetValue(), after["anon"]+slack)
 	between(t, "page faults", before["faults"]-min(2000, before["faults"]), s.GetMemory().GetPageFaults().GetValue(), after["faults"]+2000)
-	for what, at := range map[string]int64{"cpu": s.GetCpu().GetTimestamp(), "memory": s.GetMemory().GetTimestamp()} {
+	for what, at := range harness.Sorted(map[string]int64{"cpu": s.GetCpu().GetTimestamp(), "memory": s.GetMemory().GetTimestamp()}) {
 		between(t, "the time of "+what, uint64(began), uint64(at), uint64(time.Now().UnixNano()))
 	}
 }

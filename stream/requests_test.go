@@ -99,7 +99,7 @@ func TestTokenExpires(t *testing.T) {
 // held: only the last size that has arrived is set
 // field: containerd and CRI-O decode and set every one
 func TestLastSize(t *testing.T) {
-	for text, want := range map[string]struct {
+	for text, want := range harness.Sorted(map[string]struct {
 		size *remotecommand.TerminalSize
 		rest string
 	}{
@@ -110,7 +110,7 @@ func TestLastSize(t *testing.T) {
 		`no size}`:                                    {nil, ""},
 		`{"Width":"wide"}{`:                           {nil, "{"},
 		`{"Width":70000}`:                             {nil, ""},
-	} {
+	}) {
 		size, rest := lastSize([]byte(text))
 		harness.Want(t, fmt.Sprint(size) == fmt.Sprint(want.size) && string(rest) == want.rest,
 			"%q: %v and %q, want %v and %q", text, size, rest, want.size, want.rest)

@@ -48,7 +48,7 @@ func TestListOfHostilePrograms(t *testing.T) {
 	for _, h := range s.List(t.Context()) {
 		list[h.Name] = h
 	}
-	for name, says := range map[string]string{"hangs": "hangs --version: no answer", "dies": "it is broken", "mute": "exit status 3", "none": "is not there", "flood": "flood --version"} {
+	for name, says := range harness.Sorted(map[string]string{"hangs": "hangs --version: no answer", "dies": "it is broken", "mute": "exit status 3", "none": "is not there", "flood": "flood --version"}) {
 		if err := list[name].Err; err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), `""`) || len(err.Error()) > 2000 {
 			t.Errorf("%s: %.2000v, want an error that says %q", name, err, says)
 		}
@@ -64,13 +64,13 @@ func TestListOfHostilePrograms(t *testing.T) {
 			return err != nil
 		})
 	}
-	for name, has := range map[string]func(Features) bool{
+	for name, has := range harness.Sorted(map[string]func(Features) bool{
 		"good": func(f Features) bool {
 			return f.RecursiveReadOnlyMounts && !f.UserNamespaces && f.NetDevices && f.MemoryPolicy
 		},
 		"leaves": func(f Features) bool { return f.RecursiveReadOnlyMounts }, "old": func(f Features) bool { return f == Features{} },
 		"": func(f Features) bool { return f.UserNamespaces }, // the builtin one
-	} {
+	}) {
 		harness.Want(t, list[name].Err == nil && has(list[name].Features), "%q: %+v", name, list[name])
 	}
 }

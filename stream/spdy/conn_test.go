@@ -151,14 +151,14 @@ func controlFrame(kind spdy.ControlFrameType, payload []byte) []byte {
 // A frame of data of any length is handed on in pieces, and control frames are not taken beyond their limit.
 func TestHostileFrames(t *testing.T) {
 	const huge = 1<<24 - 1
-	for name, hostile := range map[string][]byte{
+	for name, hostile := range harness.Sorted(map[string][]byte{
 		"settings of 16 MiB":   controlFrame(4, make([]byte, huge)),
 		"a stream of 16 MiB":   controlFrame(spdy.TypeSynStream, make([]byte, huge)),
 		"a version":            frame(1<<31|2<<16|6, 0, make([]byte, 4)),
 		"headers that are bad": controlFrame(spdy.TypeSynStream, make([]byte, 100)),
 		"a short stream":       controlFrame(spdy.TypeSynStream, []byte{0, 0}),
 		"a short ping":         controlFrame(spdy.TypePing, nil),
-	} {
+	}) {
 		near, _, served := serving(t)
 		go func() { _, _ = near.Write(hostile) }()
 		select {
@@ -191,7 +191,7 @@ func TestHostileHeaders(t *testing.T) {
 	for i := range maxHeaders + 1 {
 		many.Set(fmt.Sprint("x", i), "y")
 	}
-	for name, header := range map[string]http.Header{"many": many, "long": {"X": {strings.Repeat("y", maxField+1)}}} {
+	for name, header := range harness.Sorted(map[string]http.Header{"many": many, "long": {"X": {strings.Repeat("y", maxField+1)}}}) {
 		near, _, served := serving(t)
 		client, err := spdystream.NewConnection(near, false)
 		harness.Check(t, err)

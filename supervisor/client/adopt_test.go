@@ -38,7 +38,7 @@ func TestAdoptionWithoutDescriptors(t *testing.T) {
 	runc, err := exec.LookPath("runc") // which hack/unpack has unpacked
 	harness.Check(t, err)
 	p, pids := startPod(t), map[string]int32{}
-	for id, program := range map[string][]string{"builtin": nil, "runc": {runc}} {
+	for id, program := range harness.Sorted(map[string][]string{"builtin": nil, "runc": {runc}}) {
 		pids[id] = p.run(id, "while true; do echo hi; sleep 0.01; done", func(_ *specs.Spec, r *api.CreateRequest) { r.Runtime = program }).Pid
 	}
 	p.killShim()

@@ -92,7 +92,7 @@ func newSet(t *testing.T, dir string, log *harness.Buffer) *client.Set {
 // log as often as it was tried; with its reason gone it starts. A lock that another process
 // has is named with that process, which is left alone.
 func TestSupervisorThatDoesNotStart(t *testing.T) {
-	for name, inTheWay := range map[string]func(t *testing.T, group string) (why string, gone func()){
+	for name, inTheWay := range harness.Sorted(map[string]func(t *testing.T, group string) (why string, gone func()){
 		"a directory": func(t *testing.T, group string) (string, func()) {
 			socket := filepath.Join(group, api.ControlSocket)
 			harness.Check(t, os.MkdirAll(socket+"/directory", 0o700))
@@ -111,7 +111,7 @@ func TestSupervisorThatDoesNotStart(t *testing.T) {
 				_, _ = holder.Process.Kill(), holder.Wait()
 			}
 		},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			dir, log := t.TempDir(), new(harness.Buffer)
 			group := filepath.Join(dir, "own")

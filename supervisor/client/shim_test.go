@@ -241,7 +241,7 @@ func containerSpec(t testing.TB, id, script string) *specs.Spec {
 
 func TestCreateFailureLeavesNothing(t *testing.T) {
 	p := startPod(t)
-	for id, unfit := range map[string]struct {
+	for id, unfit := range harness.Sorted(map[string]struct {
 		change
 		says string
 	}{
@@ -249,7 +249,7 @@ func TestCreateFailureLeavesNothing(t *testing.T) {
 		"unrecorded": {func(s *specs.Spec, _ *api.CreateRequest) { // init waits at the barrier when its record cannot be written
 			s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/mkdir", Args: []string{"mkdir", p.dir + "/records/unrecorded.json.new"}}}}
 		}, "is a directory"},
-	} {
+	}) {
 		_, err := p.Create(t.Context(), p.bundle(id, "", unfit.change))
 		harness.Want(t, err != nil && strings.Contains(err.Error(), unfit.says), "%s: error %v, want one with %q", id, err, unfit.says)
 		for _, pattern := range []string{p.dir + "/containers/*", p.dir + "/io/*", p.dir + "/records/*", p.dir + "/exits/*", cgroupDir(id)} {

@@ -213,7 +213,7 @@ func (c *containerOf) look(t *testing.T, pid int, p *specs.Process, output *os.F
 // What cannot be started is refused, by name, and nothing of it is left.
 func TestExecThatCannotBeLaunched(t *testing.T) {
 	_, c := execNode(t, func(*specs.Spec) {})
-	for words, change := range map[string]func(*specs.Process){
+	for words, change := range harness.Sorted(map[string]func(*specs.Process){
 		`exec: "/no/such/program": no such file or directory`:         func(p *specs.Process) { p.Args = []string{"/no/such/program"} },
 		`exec: "no-such-program": executable file not found in $PATH`: func(p *specs.Process) { p.Args = []string{"no-such-program"} },
 		`exec: "/etc/passwd": permission denied`:                      func(p *specs.Process) { p.Args = []string{"/etc/passwd"} },
@@ -223,7 +223,7 @@ func TestExecThatCannotBeLaunched(t *testing.T) {
 		`chdir to cwd ("/proc/1/root")`:                               func(p *specs.Process) { p.Cwd = "/proc/1/root" },
 		"set RLIMIT_CORE":                                             func(p *specs.Process) { p.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_CORE", Soft: 2, Hard: 1}} },
 		`chdir to cwd ("/no/such/directory") set in config.json failed: no such file or directory`: func(p *specs.Process) { p.Cwd = "/no/such/directory" },
-	} {
+	}) {
 		p := execProcess()
 		change(p)
 		_, err := c.exec(t, t.Context(), p)

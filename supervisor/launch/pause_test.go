@@ -136,14 +136,14 @@ func TestPauseThatFails(t *testing.T) {
 	n := newNode(t)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	for words, c := range map[string]struct {
+	for words, c := range harness.Sorted(map[string]struct {
 		ctx    context.Context
 		change func(*specs.Spec)
 	}{
 		"/absent": {t.Context(), func(s *specs.Spec) { s.Process.Args = []string{"/absent"} }},
 		"msgmax":  {t.Context(), func(s *specs.Spec) { s.Linux.Sysctl = map[string]string{"kernel.msgmax": "words"} }},
 		"waiting for its first process: context canceled": {ended, func(*specs.Spec) {}},
-	} {
+	}) {
 		spec := n.spec("failing0")
 		c.change(spec)
 		_, err := n.pause(t, c.ctx, "failing0", spec)
@@ -215,7 +215,7 @@ func TestFilterIsWhatInitLoads(t *testing.T) {
 // What cannot be compiled is an error, and what needs another process is libcontainer's.
 func TestProfileThatCannotBeCompiled(t *testing.T) {
 	_, c := execNode(t, noFilter)
-	for name, profile := range map[string]*specs.LinuxSeccomp{
+	for name, profile := range harness.Sorted(map[string]*specs.LinuxSeccomp{
 		"an unknown action":       {DefaultAction: "SCMP_ACT_DANCE"},
 		"one of a call":           {DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"read"}, Action: "SCMP_ACT_DANCE"}}},
 		"an unknown architecture": {DefaultAction: specs.ActErrno, Architectures: []specs.Arch{"SCMP_ARCH_PDP11"}},
@@ -227,7 +227,7 @@ func TestProfileThatCannotBeCompiled(t *testing.T) {
 		"an argument that no call has": {DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
 			{Names: []string{"read"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{{Index: 6, Op: specs.OpEqualTo}}},
 		}},
-	} {
+	}) {
 		spec := *c.spec
 		spec.Linux = &specs.Linux{Namespaces: c.spec.Linux.Namespaces, Seccomp: profile}
 		_, err := c.exec(t, t.Context(), execProcess(), func(e *launch.Exec) { e.Spec = &spec })
@@ -248,7 +248,7 @@ func TestExecUnderAppArmor(t *testing.T) {
 	out, status := command(t, "sh", "-c", "echo '"+rules+"' | apparmor_parser -r")
 	harness.Want(t, status == 0, "%d: %s", status, out)
 	defer command(t, "sh", "-c", "echo '"+rules+"' | apparmor_parser -R")
-	for name, nnp := range map[string]bool{"no new privileges": true, "privileges that it may get": false} {
+	for name, nnp := range harness.Sorted(map[string]bool{"no new privileges": true, "privileges that it may get": false}) {
 		t.Run(name, func(t *testing.T) {
 			_, c := execNode(t, func(s *specs.Spec) { s.Linux.Seccomp = defaultProfile(t, s) })
 			p := execProcess()

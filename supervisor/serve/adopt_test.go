@@ -32,7 +32,7 @@ func TestOOMKillAfterAdoption(t *testing.T) {
 	harness.Check(t, err)
 	parent := t.TempDir()
 	writeKills(t, parent, 5)
-	for path, kills := range map[string]int{"first.scope/container": 0, "second": 5, "third": 0} {
+	for path, kills := range harness.Sorted(map[string]int{"first.scope/container": 0, "second": 5, "third": 0}) {
 		id, _, _ := strings.Cut(path, ".")
 		dir := filepath.Join(parent, path)
 		harness.Check(t, os.MkdirAll(dir, 0o700))

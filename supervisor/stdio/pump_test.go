@@ -175,7 +175,7 @@ func TestLabelledPipe(t *testing.T) {
 	dir := t.TempDir()
 	r, w, err := openPipe(dir, "system_u:object_r:container_file_t:s0:c1,c2")
 	harness.Check(t, err)
-	for name, end := range map[string]*os.File{"reader": r, "writer": w} {
+	for name, end := range harness.Sorted(map[string]*os.File{"reader": r, "writer": w}) {
 		flags, err := unix.FcntlInt(end.Fd(), unix.F_GETFL, 0)
 		harness.Want(t, err == nil && flags&unix.O_NONBLOCK == 0, "%s: flags %#x, %v", name, flags, err)
 	}

@@ -191,7 +191,7 @@ func leavesAlone(t *testing.T, change func(about *api.About, supervisor int)) {
 	check(t, unix.Kill(pid, 0))
 	answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{Verbose: true})
 	checked, _ := n.RunCommand("check") // fails, because of this
-	for what, said := range map[string]string{"Status": fmt.Sprint(answer.Status.Conditions), "info": answer.Info["olderSupervisors"], "check": checked} {
+	for what, said := range harness.Sorted(map[string]string{"Status": fmt.Sprint(answer.Status.Conditions), "info": answer.Info["olderSupervisors"], "check": checked}) {
 		for _, word := range []string{"9.9.9", filepath.Base(dir)} {
 			expect(t, strings.Contains(said, word), "%s does not say which build can serve the pod, %s: %s", what, word, said)
 		}

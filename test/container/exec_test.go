@@ -218,14 +218,14 @@ func TestP40_RemoveOfWhatSleepsUninterruptibly(t *testing.T) {
 	witness := p.run("witness", forever)
 	const writes = "while true; do echo x >> /disk/file; sleep 0.01; done"
 	const child = "(" + writes + ") & while true; do sleep 1; done"
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		pod    *pod
 		config *runtimeapi.ContainerConfig
 	}{
 		"init":                    {p, shell("app", writes)},
 		"child of init":           {p, shell("app", child)},
 		"child that outlives all": {together, shell("app", child, pidMode(runtimeapi.NamespaceMode_POD, ""))},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			p, pod := c.pod, *p
 			p.t, pod.t = t, t

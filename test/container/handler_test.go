@@ -105,10 +105,10 @@ func TestRuntimeThatCannot(t *testing.T) {
 	n := newNRINode(t, "", nodetest.Runtime("old", program))
 	n.connect("10", "adjuster")
 	p := runPod(t, n.Node, "web", annotated("adjuster.nri.test/moves", `{"linux": {"netDevices": {"lo": {"name": "data0"}}}}`))
-	for says, config := range map[string]*runtimeapi.ContainerConfig{
+	for says, config := range harness.Sorted(map[string]*runtimeapi.ContainerConfig{
 		"/deep read-only (recursive_read_only)": shell("deep", forever, mounted(t.TempDir(), "/deep", readonlyBelow)),
 		"network devices (linux.netDevices)":    shell("moves", forever),
-	} {
+	}) {
 		wantRefused(t, p.createErr(config), says, `handler "old"`)
 	}
 	same(t, "left", p.list(nil), nil)
@@ -147,7 +147,7 @@ func hostile(t *testing.T, real, verb, script string) string {
 // else is touched, and nothing is left: a process of another owner above all, whose pid it reports.
 func TestHostileOCIRuntimes(t *testing.T) {
 	const hangs = "sleep 86395 & sleep 86395; exit 1"
-	for name, c := range map[string]struct{ verb, script, says string }{
+	for name, c := range harness.Sorted(map[string]struct{ verb, script, says string }{
 		"a foreign pid":      {"create", `echo 1 > $(pidfile "$@"); exit 0`, "process 1 is not one that it has started"},
 		"no process at all":  {"create", "exit 0", "has made no process"},
 		"rubbish for a pid":  {"create", `echo -1 > $(pidfile "$@"); exit 0`, "no process id"},
@@ -158,7 +158,7 @@ func TestHostileOCIRuntimes(t *testing.T) {
 		"another's cgroup":   {"create", `sleep 86395 & echo $! > $(pidfile "$@"); exit 0`, "has put process"},
 		"hangs in create":    {"create", hangs, ""},
 		"hangs in start":     {"start", hangs, ""},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			var limit string
 			if c.script == hangs {
@@ -272,7 +272,7 @@ func TestHookThatHangs(t *testing.T) {
 		poststop := nodetest.Hook{Kind: "poststop", Script: "echo >> " + after + "; sleep 7776 & exit 1", Seconds: 1}
 		return shell("app", "true", noLog, hooked(t, nodetest.Hook{Kind: kind, Script: script, Seconds: 1}, poststop))
 	}
-	for script, says := range map[string]string{"exec sleep 7776": "hook ran past specified timeout of 1.0s", "sleep 7776 & sleep 7776": ""} {
+	for script, says := range harness.Sorted(map[string]string{"exec sleep 7776": "hook ran past specified timeout of 1.0s", "sleep 7776 & sleep 7776": ""}) {
 		for _, kind := range []string{"createRuntime", "createContainer", "startContainer"} {
 			before := p.Look()
 			wantError(t, p.runErr(with(script, kind)), says)

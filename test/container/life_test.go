@@ -77,7 +77,7 @@ func TestLinesOfALife(t *testing.T) {
 	}
 	of := " namespace=test pod=web sandbox=" + p.id + " handler=runc"
 	app := " container=app image=" + nodetest.BusyboxImage + " id=" + id
-	for line, want := range map[string]int{
+	for line, want := range harness.Sorted(map[string]int{
 		`level=INFO msg="pod made" method=RunPodSandbox namespace=test pod=web handler=runc sandbox=` + p.id: 1, `level=INFO msg="pod removed" method=RemovePodSandbox` + of: 1,
 		`msg="pod removed"`: 1,
 		`level=INFO msg="container started" method=StartContainer` + of + app:                                               1,
@@ -85,7 +85,7 @@ func TestLinesOfALife(t *testing.T) {
 		"container=app id=" + id + " image=" + nodetest.BusyboxImage + " code=137 reason=OOMKilled oom=true":                1,
 		"level=INFO msg=exec method=Exec" + of + " container=user":                                                          1,
 		`level=ERROR msg="call failed" method=CreateContainer` + of + " container=unknown image=test.example/absent:1 took": 1,
-	} {
+	}) {
 		got := strings.Count(n.Log(), line)
 		expect(t, got == want, "%d lines with %s in\n%s", got, line, n.Log())
 	}
@@ -117,7 +117,7 @@ func TestStartError(t *testing.T) {
 	wrong := filepath.Join(p.Dir, "wrong-architecture")
 	check(t, os.WriteFile(wrong, []byte("\x7fELF"+strings.Repeat("\x00", 60)), 0o755)) // elf(5)
 	mounts := all(command("/wrong"), mounted(wrong, "/wrong"))
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		says   string
 		change option
 	}{
@@ -128,7 +128,7 @@ func TestStartError(t *testing.T) {
 		"wrong-architecture": {"/wrong: exec format error", mounts},
 		"on-a-terminal":      {"/wrong: exec format error", all(mounts, func(c *runtimeapi.ContainerConfig) { c.Tty = true })},
 		"no-directory":       {"/etc/passwd", func(c *runtimeapi.ContainerConfig) { c.WorkingDir = "/etc/passwd" }},
-	} {
+	}) {
 		id := p.create(shell(name, "true", c.change))
 		s := p.status(id)
 		expect(t, s.State == created && s.Reason == "" && s.ExitCode == 0, "%s: before its start: %v", name, s)

@@ -150,10 +150,10 @@ func TestLogsAreFiles(t *testing.T) {
 	id := p.run("app", "echo first; until test -e /enough; do sleep 0.02; done; echo last", logPath("real.log"))
 	p.awaitLine(id, "first")
 	path := p.status(id).LogPath
-	for kind, put := range map[string]func(string) error{
+	for kind, put := range harness.Sorted(map[string]func(string) error{
 		"link": func(path string) error { return os.Symlink(target, path) },
 		"fifo": func(path string) error { return unix.Mkfifo(path, 0o600) },
-	} {
+	}) {
 		place := filepath.Join(p.config.LogDirectory, kind)
 		check(t, put(place))
 		evil := shell("app", "echo evil", attempt(1), logPath(kind))
@@ -210,7 +210,7 @@ func TestStreamsOfEveryUser(t *testing.T) {
 	const script = "exec 5>&1 6>&2; rm -f /tmp/log; ln -s /dev/stdout /tmp/log; echo out >> /tmp/log; echo err > /dev/stderr; " +
 		"for fd in 5 6; do timeout 5 head -c 1 0<&$fd && echo read from $fd || echo not read from $fd; done"
 	const want = "out\nnot read from 5\nnot read from 6\n"
-	for name, users := range map[string][]nodetest.PodOption{"node": nil, "own": {nodetest.UserNamespace}} {
+	for name, users := range harness.Sorted(map[string][]nodetest.PodOption{"node": nil, "own": {nodetest.UserNamespace}}) {
 		p := runPod(t, n, name, users...)
 		for _, uid := range []int64{0, 1000} {
 			id := p.run(fmt.Sprint("app-", uid), script+"; echo done; exec sleep 1000000", asUser(uid))

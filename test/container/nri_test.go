@@ -149,7 +149,7 @@ func TestNRIEvents(t *testing.T) {
 	n.wantEvents("web", "app", "CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer",
 		"UpdateContainer", "PostUpdateContainer", "StopContainer", "RemoveContainer")
 	n.wantEvents("web", "ended", "CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer", "StopContainer", "RemoveContainer")
-	for event, there := range map[string]bool{"RunPodSandbox": true, "StopPodSandbox": true, "RemovePodSandbox": false} {
+	for event, there := range harness.Sorted(map[string]bool{"RunPodSandbox": true, "StopPodSandbox": true, "RemovePodSandbox": false}) {
 		if one := n.find(event, "web", ""); one.NetnsThere != there || there && (len(one.IPs) == 0 || one.Netns == "") {
 			t.Errorf("%s: the namespace is there: %t, want %t: %+v", event, one.NetnsThere, there, one)
 		}
@@ -180,7 +180,7 @@ func TestNRIAdjustments(t *testing.T) {
 		}}`, source, device, n.dir, asked)
 	p := runPod(t, n.Node, "web", annotated("adjuster.nri.test/app", adjustment))
 	id := p.run("app", "exit 1", memory(64<<20), env("GONE", "1"), env("KEPT", "1"))
-	for what, want := range map[string][2]string{
+	for what, want := range harness.Sorted(map[string][2]string{
 		"env":      {"echo $FROM$GONE$KEPT", "nri1"},
 		"mount":    {"grep -c ' /from-nri ' /proc/mounts; touch /from-nri/x 2>&1 | grep -c Read-only", "1\n1"},
 		"tmpfs":    {"grep ' /scratch ' /proc/mounts | grep -c size=64k", "1"},
@@ -190,13 +190,13 @@ func TestNRIAdjustments(t *testing.T) {
 		"device":   {"head -c 3 /dev/from-nri | od -An -tx1", " 00 00 00"},
 		"seccomp":  {"mkdir /tmp/x 2>&1 | grep -c permitted", "1"},
 		"cgroupns": {"[ $(readlink /proc/1/ns/cgroup) = '" + namespace(t, os.Getpid(), "cgroup") + "' ] || echo own", "own"},
-	} {
+	}) {
 		same(t, what, p.exec(id, want[0]), strings.TrimSpace(want[1]))
 	}
 	spec := p.spec(id)
 	same(t, "annotations", spec.Annotations["from"], "nri")
 	same(t, "rlimits, one of each kind (runtime-spec, process.rlimits)", len(spec.Process.Rlimits), 15)
-	for limit, want := range map[string]string{"memory": "50331648", "pids": "77", "cpus": "0"} {
+	for limit, want := range harness.Sorted(map[string]string{"memory": "50331648", "pids": "77", "cpus": "0"}) {
 		same(t, limit, p.limit(id, limit), want)
 	}
 	for _, file := range []string{"cdi", "hook"} {
@@ -231,7 +231,7 @@ func TestNRIRefusesNonsense(t *testing.T) {
 	link := filepath.Join(n.dir, "link")
 	check(t, os.Symlink("/no/such/place", link))
 	there := n.cgroupsPath(runPod(t, n.Node, "there").id)
-	for name, row := range map[string]struct{ adjustment, says string }{
+	for name, row := range harness.Sorted(map[string]struct{ adjustment, says string }{
 		"root":       {`{"mounts": [{"destination": "/", "type": "tmpfs"}]}`, "root of the container"},
 		"up":         {`{"mounts": [{"destination": "/a/../..", "type": "tmpfs"}]}`, "root of the container"},
 		"link":       {`{"mounts": [{"destination": "/a", "type": "bind", "source": "` + link + `", "options": ["rbind"]}]}`, "symbolic link"},
@@ -245,7 +245,7 @@ func TestNRIRefusesNonsense(t *testing.T) {
 		"hooks":      {`{"hooks": {"poststop": [{"path": "/bin/true"}]}}`, "10-adjuster"},
 		"annotation": {`no JSON`, "10-adjuster"},
 		"env":        {`{"env": [{"key": "A", "value": "b\u0000"}]}`, "environment variable A: has a NUL"},
-	} {
+	}) {
 		p := runPod(t, n.Node, name, annotated("adjuster.nri.test/app", row.adjustment))
 		wantError(t, p.createErr(shell("app", forever)), row.says)
 		same(t, fmt.Sprintf("%s: left", name), p.list(nil), nil)
@@ -355,7 +355,7 @@ func TestNRIUpdates(t *testing.T) {
 	same(t, "memory", p.limit(id, "memory"), "33554432")
 	wantError(t, send("no-such", `{"cpu": {"shares": {"value": "2"}}}`), "no-such")
 	harness.Eventually(t, "the container has ended", func() bool { return slices.Contains(n.events("ended", "ended"), "StopContainer") })
-	for name, other := range map[string]string{"no-such": "no-such", "has-ended": ended} {
+	for name, other := range harness.Sorted(map[string]string{"no-such": "no-such", "has-ended": ended}) {
 		p := runPod(t, n.Node, name, annotated("others.nri.test", fmt.Sprintf(`{"containerId": %q, "linux": {"resources": {"cpu": {"shares": {"value": "100"}}}}}`, other)))
 		id := p.run("app", forever, memory(64<<20))
 		check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 48 << 20}))

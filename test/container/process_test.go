@@ -28,14 +28,14 @@ func TestEnvironmentAndDirectory(t *testing.T) {
 	same(t, "working directory", p.output("cwd", "pwd", cwd), "/made/for/it")
 	const odd = " =\n\t\x01\x7f\"\\$(x)<>&ä\u2028😀 "
 	id := p.run("utf-8", forever, env("BEFORE", "1"), env("ODD", odd), env("AFTER", "ä"))
-	for variable, want := range map[string]string{"BEFORE": "1", "ODD": odd, "AFTER": "ä", "FROM": "image"} {
+	for variable, want := range harness.Sorted(map[string]string{"BEFORE": "1", "ODD": odd, "AFTER": "ä", "FROM": "image"}) {
 		same(t, variable, environmentOf(t, p.info(id).PID)[variable], want)
 	}
 	answer, err := p.tryExec(id, 0, "sh", "-c", `printf %s "$ODD"`)
 	check(t, err)
 	same(t, "of an exec", string(answer.Stdout), odd)
 	missing := filepath.Join(p.Dir, "missing")
-	for impossible, named := range map[string]string{"a\x00b": "config.envs[0].value", "latin \xe4": "ODD"} {
+	for impossible, named := range harness.Sorted(map[string]string{"a\x00b": "config.envs[0].value", "latin \xe4": "ODD"}) {
 		wantRefused(t, p.createErr(shell("impossible", "true", env("ODD", impossible), mounted(missing, "/missing"))), named)
 	}
 	_, err = os.Lstat(missing)
@@ -72,7 +72,7 @@ func TestUsers(t *testing.T) {
 	named := func(name string) option {
 		return secure(func(s *runtimeapi.LinuxContainerSecurityContext) { s.RunAsUsername = name })
 	}
-	for want, change := range map[string]option{
+	for want, change := range harness.Sorted(map[string]option{
 		"0 0 0": func(*runtimeapi.ContainerConfig) {},
 		"4321 765 765 888": all(asUser(4321), secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
 			s.RunAsGroup, s.SupplementalGroups = &runtimeapi.Int64Value{Value: 765}, []int64{888}
@@ -81,7 +81,7 @@ func TestUsers(t *testing.T) {
 		"1000 1000 1000": all(named("web"), secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
 			s.SupplementalGroupsPolicy = runtimeapi.SupplementalGroupsPolicy_Strict
 		})),
-	} {
+	}) {
 		same(t, "ids", p.output("user-"+strings.ReplaceAll(want, " ", "-"), "echo $(id -u; id -g; id -G)", change), want)
 	}
 	u := p.status(p.create(shell("status", "true", named("web")))).User.GetLinux()
@@ -193,7 +193,7 @@ func TestSeccompAndNoNewPrivs(t *testing.T) {
 	p := newPod(t)
 	profile := filepath.Join(t.TempDir(), "profile.json")
 	check(t, os.WriteFile(profile, []byte(`{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["mkdir","mkdirat"],"action":"SCMP_ACT_ERRNO"}]}`), 0o600))
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		change                func(*runtimeapi.LinuxContainerSecurityContext)
 		seccomp, noNew, holds string
 	}{
@@ -203,7 +203,7 @@ func TestSeccompAndNoNewPrivs(t *testing.T) {
 		}, "2", "1", "! unshare -U true"},
 		// The older form is still sent.
 		"by-path": {func(s *runtimeapi.LinuxContainerSecurityContext) { s.SeccompProfilePath = "localhost/" + profile }, "2", "0", "! mkdir /tmp/x && touch /tmp/y"},
-	} {
+	}) {
 		id := p.run(name, forever, secure(c.change))
 		same(t, name+": seccomp", harness.ProcStatus(t, p.info(id).PID, "Seccomp"), c.seccomp)
 		same(t, name+": no_new_privs", harness.ProcStatus(t, p.info(id).PID, "NoNewPrivs"), c.noNew)

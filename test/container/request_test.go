@@ -36,11 +36,11 @@ func TestConfigOfAnotherPod(t *testing.T) {
 		change(asked.config)
 		return asked.tryCreate(config)
 	}
-	for field, change := range map[string]nodetest.PodOption{
+	for field, change := range harness.Sorted(map[string]nodetest.PodOption{
 		"uid":       func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Uid = "another" },
 		"name":      func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Name = "another" },
 		"namespace": func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "another" },
-	} {
+	}) {
 		_, err := create(change)
 		wantRefused(t, err, "sandbox_config.metadata."+field+":")
 	}

@@ -48,7 +48,7 @@ func TestSELinuxOfAPod(t *testing.T) {
 	pause := domain(t, p.pausePID())
 	same(t, "type of pause", pause["type"], "container_t")
 	id := p.run("app", "echo out; echo err >&2; "+forever)
-	for name, pid := range map[string]int{"app": p.info(id).PID, "second": p.info(p.run("second", forever)).PID} {
+	for name, pid := range harness.Sorted(map[string]int{"app": p.info(id).PID, "second": p.info(p.run("second", forever)).PID}) {
 		same(t, "type of "+name, domain(t, pid)["type"], "container_t")
 		same(t, "level of "+name, domain(t, pid)["level"], pause["level"])
 	}

@@ -178,7 +178,7 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 	}
 	p.Start()
 	started := time.Now()
-	for id, state := range map[string]runtimeapi.ContainerState{lives: running, waits: created, dies: exited, oom: exited, ended: exited} {
+	for id, state := range harness.Sorted(map[string]runtimeapi.ContainerState{lives: running, waits: created, dies: exited, oom: exited, ended: exited}) {
 		same(t, "state at once", p.status(id).State, state)
 	}
 	p.wantExit(dies, 33, "Error")
@@ -199,7 +199,7 @@ func TestP34_DaemonKilledWhileContainersRun(t *testing.T) {
 //
 // cri: ContainerStatus.reason ContainerStatus.exit_code RemoveContainerRequest.container_id
 func TestKilledShim(t *testing.T) {
-	for name, withDaemon := range map[string]bool{"alone": false, "with the daemon": true} {
+	for name, withDaemon := range harness.Sorted(map[string]bool{"alone": false, "with the daemon": true}) {
 		t.Run(name, func(t *testing.T) {
 			p := newPod(t)
 			lives, dies, ended := p.run("lives", forever), p.run("dies", untilGo+"exit 3"), p.run("ended", "exit 1")
@@ -266,7 +266,7 @@ func TestContainerThatNoSupervisorKnows(t *testing.T) {
 func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 	p := newPod(t)
 	files, ids, pids := map[string]string{}, map[string]string{}, map[string]int{}
-	for name, dir := range map[string]string{"record": "containers", "facts": "container-facts", "gone": "container-facts", "null": "container-facts"} {
+	for name, dir := range harness.Sorted(map[string]string{"record": "containers", "facts": "container-facts", "gone": "container-facts", "null": "container-facts"}) {
 		ids[name] = p.run(name, forever)
 		files[name] = filepath.Join(p.Root, dir, ids[name]+".json")
 		pids[name] = p.info(ids[name]).PID

@@ -162,7 +162,7 @@ func TestAppArmor(t *testing.T) {
 	const confined = "minicri-default (enforce)"
 	same(t, "pause", confinement(t, p.pausePID()), confined)
 	loadTestProfile(t)
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		option option
 		want   string
 	}{
@@ -171,7 +171,7 @@ func TestAppArmor(t *testing.T) {
 		"unconfined": {appArmor(runtimeapi.SecurityProfile_Unconfined, ""), "unconfined"},
 		"localhost":  {appArmor(runtimeapi.SecurityProfile_Localhost, testProfile), testProfile + " (enforce)"},
 		"prefixed":   {appArmor(runtimeapi.SecurityProfile_Localhost, "localhost/"+testProfile), testProfile + " (enforce)"},
-	} {
+	}) {
 		id := p.run(name, forever, c.option)
 		same(t, name, confinement(t, p.info(id).PID), c.want)
 		same(t, "an exec in "+name, p.exec(id, "cat /proc/self/attr/apparmor/current"), c.want)

@@ -85,11 +85,11 @@ func TestUnit(t *testing.T) {
 	systemctl(t, "stop", "kubepods.slice")
 	program(t, "make", "-s", "-C", "../..", "uninstall")
 	t.Cleanup(func() { program(t, "cp", "-a", "../../bin/test/installed/.", "/") })
-	for path, stays := range map[string]bool{
+	for path, stays := range harness.Sorted(map[string]bool{
 		"/usr/local/bin/minicri": false, "/usr/local/bin/minicri-shim": false, "/usr/local/lib/systemd/system/" + unit: false,
 		"/usr/local/lib/minicri": false, "/etc/crictl.yaml": false, "/etc/minicri/config.toml": false,
 		"/etc/minicri/config.toml.d/10-test.toml": true,
-	} {
+	}) {
 		_, err := os.Stat(path)
 		same(t, "make uninstall: there is "+path, err == nil, stays)
 	}

@@ -239,7 +239,7 @@ func TestVolumesThatTheImageLacks(t *testing.T) {
 			c.Image.Image, c.Linux.SecurityContext.RunAsGroup = image, &runtimeapi.Int64Value{Value: uid + 1}
 		})
 	}
-	for name, p := range map[string]*pod{"plain": runPod(t, n, "plain"), "userns": runPod(t, n, "userns", nodetest.UserNamespace)} {
+	for name, p := range harness.Sorted(map[string]*pod{"plain": runPod(t, n, "plain"), "userns": runPod(t, n, "userns", nodetest.UserNamespace)}) {
 		for _, uid := range []int64{0, 1000} {
 			owner := p.exec(p.run("app", forever, as(uid)), "echo x > /var/lib/absent/file && stat -c %u:%g /var/lib/absent")
 			same(t, name, owner, fmt.Sprint(uid, ":", uid+1))

@@ -63,7 +63,7 @@ func TestProperty18_Reboot(t *testing.T) {
 }
 
 func (n *node) runEachKind(t *testing.T) (pods []*runtimeapi.PodSandboxStatus) {
-	for name, option := range map[string]nodetest.PodOption{"own": nodetest.HostPort(8080, 80), "userns": nodetest.UserNamespace, "host": nodetest.HostNetwork()} {
+	for name, option := range harness.Sorted(map[string]nodetest.PodOption{"own": nodetest.HostPort(8080, 80), "userns": nodetest.UserNamespace, "host": nodetest.HostNetwork()}) {
 		pods = append(pods, n.status(t, n.RunPod(n.PodConfig(name, option))))
 	}
 	return pods

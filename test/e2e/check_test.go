@@ -296,7 +296,7 @@ func TestCheckBeforeTheFirstStart(t *testing.T) {
 	t.Cleanup(func() { check(t, unix.Unmount(merged, unix.MNT_DETACH)) })
 	wantFound(t, look("", "--root", merged), "root", "is on an overlay")
 	frozen, noexec := t.TempDir(), t.TempDir()
-	for dir, flags := range map[string]uintptr{frozen: unix.MS_RDONLY, noexec: unix.MS_NOEXEC} {
+	for dir, flags := range harness.Sorted(map[string]uintptr{frozen: unix.MS_RDONLY, noexec: unix.MS_NOEXEC}) {
 		check(t, unix.Mount("test", dir, "tmpfs", flags, ""))
 		t.Cleanup(func() { check(t, unix.Unmount(dir, 0)) })
 	}

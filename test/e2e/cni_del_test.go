@@ -59,7 +59,7 @@ func TestProperty12_DELThatFailsIsRepeated(t *testing.T) {
 
 func TestProperty17_NamespaceFileBrokenByHand(t *testing.T) {
 	removed := func(path string) error { return errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)) }
-	for name, harm := range map[string]func(path string) error{
+	for name, harm := range harness.Sorted(map[string]func(path string) error{
 		"deleted":   removed,
 		"unmounted": func(path string) error { return unix.Unmount(path, unix.MNT_DETACH) },
 		"replaced": func(path string) error {
@@ -68,7 +68,7 @@ func TestProperty17_NamespaceFileBrokenByHand(t *testing.T) {
 		"a directory": func(path string) error {
 			return errors.Join(removed(path), os.Mkdir(path, 0o700), os.WriteFile(filepath.Join(path, "file"), nil, 0o600))
 		},
-	} {
+	}) {
 		for _, restart := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) { stopWithout(t, harm, restart) })
 		}

@@ -132,7 +132,7 @@ func TestAddressIsNeeded(t *testing.T) {
 }
 
 func TestProperty19_DELHasTheConfigurationOfADD(t *testing.T) {
-	for name, change := range map[string]func(n *nodetest.Node, file string) error{
+	for name, change := range harness.Sorted(map[string]func(n *nodetest.Node, file string) error{
 		"other network": func(_ *nodetest.Node, file string) error {
 			return os.WriteFile(file, []byte(`{"cniVersion": "1.1.0", "name": "other", "plugins": [{"type": "loopback"}]}`), 0o644)
 		},
@@ -143,7 +143,7 @@ func TestProperty19_DELHasTheConfigurationOfADD(t *testing.T) {
 		"broken":         func(_ *nodetest.Node, file string) error { return os.WriteFile(file, []byte("{"), 0o644) },
 		"file gone":      func(_ *nodetest.Node, file string) error { return os.Remove(file) },
 		"directory gone": func(n *nodetest.Node, _ string) error { return os.RemoveAll(n.CNIConf) },
-	} {
+	}) {
 		for _, restart := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) { detachAfter(t, change, restart) })
 		}

@@ -58,7 +58,7 @@ func newCounted(t *testing.T) *counted {
 func TestStatsFilters(t *testing.T) {
 	c := newCounted(t)
 	type filter = runtimeapi.ContainerStatsFilter
-	for name, test := range map[string]struct {
+	for name, test := range harness.Sorted(map[string]struct {
 		filter *filter
 		want   int
 	}{
@@ -67,7 +67,7 @@ func TestStatsFilters(t *testing.T) {
 		"another label":   {&filter{LabelSelector: map[string]string{"tier": "back"}}, 0},
 		"all of them":     {&filter{Id: c.container, PodSandboxId: c.pod}, 1},
 		"not all of them": {&filter{Id: c.container, PodSandboxId: c.container}, 0},
-	} {
+	}) {
 		listed := nodetest.Call(t, c.Runtime.ListContainerStats, &runtimeapi.ListContainerStatsRequest{Filter: test.filter})
 		stream, err := c.Runtime.StreamContainerStats(harness.Limited(t), &runtimeapi.StreamContainerStatsRequest{Filter: test.filter})
 		streamed := receive(t, stream, err, (*runtimeapi.StreamContainerStatsResponse).GetContainerStats)
@@ -85,7 +85,7 @@ func TestStatsFilters(t *testing.T) {
 		t.Errorf("the writable layer is %v, the memory %v", layer, memory)
 	}
 
-	for id, want := range map[string]int{"": 1, c.container: 0} {
+	for id, want := range harness.Sorted(map[string]int{"": 1, c.container: 0}) {
 		filter := &runtimeapi.PodSandboxStatsFilter{Id: id, LabelSelector: map[string]string{"app": "counted"}}
 		listed := nodetest.Call(t, c.Runtime.ListPodSandboxStats, &runtimeapi.ListPodSandboxStatsRequest{Filter: filter})
 		stream, err := c.Runtime.StreamPodSandboxStats(harness.Limited(t), &runtimeapi.StreamPodSandboxStatsRequest{Filter: filter})
@@ -132,7 +132,7 @@ func TestMetricsOfPods(t *testing.T) {
 	listed := nodetest.Call(t, c.Runtime.ListPodSandboxMetrics, &runtimeapi.ListPodSandboxMetricsRequest{})
 	stream, err := c.Runtime.StreamPodSandboxMetrics(harness.Limited(t), &runtimeapi.StreamPodSandboxMetricsRequest{})
 	streamed := receive(t, stream, err, (*runtimeapi.StreamPodSandboxMetricsResponse).GetPodSandboxMetrics)
-	for how, pods := range map[string][]*runtimeapi.PodSandboxMetrics{"list": listed.PodMetrics, "stream": streamed} {
+	for how, pods := range harness.Sorted(map[string][]*runtimeapi.PodSandboxMetrics{"list": listed.PodMetrics, "stream": streamed}) {
 		at := slices.IndexFunc(pods, func(p *runtimeapi.PodSandboxMetrics) bool { return p.PodSandboxId == c.pod })
 		harness.Need(t, at >= 0 && len(pods[at].ContainerMetrics) == 1 && pods[at].ContainerMetrics[0].ContainerId == c.container,
 			"the %s is %v", how, pods)
@@ -178,7 +178,7 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 		nodetest.WantCode(t, err, code)
 	}
 	shown(id, "7", "66", "")
-	for one, overhead := range map[string]string{id: "7", ended: ""} {
+	for one, overhead := range harness.Sorted(map[string]string{id: "7", ended: ""}) {
 		update(one, &runtimeapi.LinuxContainerResources{CpuShares: 512, MemoryLimitInBytes: 1 << 30}, nil, codes.OK)
 		shown(one, overhead, "512", "1073741824")
 	}

@@ -30,11 +30,11 @@ func TestSecondDaemonOnTheSameDirectoriesIsRefused(t *testing.T) {
 	n := newNode(t)
 	id := n.RunPod(n.PodConfig("web"))
 	other := filepath.Join(n.Dir, "o") // short: sockets are below the state directory
-	for name, flags := range map[string][]string{
+	for name, flags := range harness.Sorted(map[string][]string{
 		n.Root:   {"--state", other + "s", "--socket", other + ".sock"},
 		n.State:  {"--root", other + "r", "--socket", other + ".sock"},
 		n.Socket: {"--root", other + "r", "--state", other + "s", "--netns-dir", other + "-netns"},
-	} {
+	}) {
 		output, err := n.RunDaemon(flags...)
 		harness.Want(t, err != nil && strings.Contains(output, name), "%s: want an error that names it, got %v: %s", name, err, output)
 	}

@@ -55,11 +55,11 @@ func TestPodsAreReached(t *testing.T) {
 	serve(n, id, ":81", "eighty-one")
 	serve(n, id, "127.0.0.1:83", "self")
 	address := podStatus(t, n, id).Network.Ip + ":80"
-	for at, want := range map[string]string{gateway + ":8080": "eighty", gateway + ":8081": "eighty-one", gateway + ":8082": "eighty", address: "eighty"} {
+	for at, want := range harness.Sorted(map[string]string{gateway + ":8080": "eighty", gateway + ":8081": "eighty-one", gateway + ":8082": "eighty", address: "eighty"}) {
 		got, err := fetch(n, at)
 		harness.Want(t, got == want, "%s: got %q, error %v", at, got, err)
 	}
-	for at, pid := range map[string]int{address: client, "127.0.0.1:83": pausePID(t, n, id)} {
+	for at, pid := range harness.Sorted(map[string]int{address: client, "127.0.0.1:83": pausePID(t, n, id)}) {
 		inside(t, pid, "net", func() error { _, err := read(net.Dial("tcp", at)); return err })
 	}
 	got, err := fetch(n, "127.0.0.1:8082")
@@ -259,7 +259,7 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	own, err := runBy(t, n, n.PodConfig("own"), "own")
 	check(t, err)
 	other := n.RunPod(n.PodConfig("other"))
-	for id, prefix := range map[string]string{own: "10.89.", other: "10.88."} {
+	for id, prefix := range harness.Sorted(map[string]string{own: "10.89.", other: "10.88."}) {
 		got := podStatus(t, n, id).Network.GetIp()
 		harness.Want(t, strings.HasPrefix(got, prefix), "the pod has the address %q, want %s...", got, prefix)
 	}

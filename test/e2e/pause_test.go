@@ -75,7 +75,7 @@ func TestNamespaceModes(t *testing.T) {
 		return err
 	})
 	own := make(map[string]bool) // namespaces of pods
-	for name, mode := range map[string]*runtimeapi.NamespaceOption{
+	for name, mode := range harness.Sorted(map[string]*runtimeapi.NamespaceOption{
 		"all-own":       {},
 		"container-pid": {Pid: modeContainer},
 		"node-network":  {Network: modeNode, Pid: modeContainer},
@@ -83,7 +83,7 @@ func TestNamespaceModes(t *testing.T) {
 		"node-ipc":      {Ipc: modeNode},
 		"all-node":      {Network: modeNode, Pid: modeNode, Ipc: modeNode},
 		"none-asked":    nil,
-	} {
+	}) {
 		config := n.PodConfig(name)
 		config.Linux.SecurityContext.NamespaceOptions = mode
 		if mode == nil {
@@ -94,7 +94,7 @@ func TestNamespaceModes(t *testing.T) {
 		}
 		id := n.RunPod(config)
 		pid := pausePID(t, n, id)
-		for kind, want := range map[string]bool{"net": mode.Network == modeNode, "uts": mode.Network == modeNode, "pid": mode.Pid == modeNode, "ipc": mode.Ipc == modeNode, "mnt": false} {
+		for kind, want := range harness.Sorted(map[string]bool{"net": mode.Network == modeNode, "uts": mode.Network == modeNode, "pid": mode.Pid == modeNode, "ipc": mode.Ipc == modeNode, "mnt": false}) {
 			of, nodes := namespace(t, pid, kind), namespace(t, node, kind)
 			if kind == "net" {
 				nodes = nodeNet
@@ -120,7 +120,7 @@ func TestPauseIsBelowTheCgroupParentInEveryHierarchy(t *testing.T) {
 	all, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	check(t, err)
 	named := n.MakeCgroup("pod1")
-	for name, parent := range map[string]string{"named": named, "none": ""} {
+	for name, parent := range harness.Sorted(map[string]string{"named": named, "none": ""}) {
 		config := n.PodConfig(name)
 		config.Linux.CgroupParent = parent
 		if parent == "" {
@@ -167,14 +167,14 @@ func TestSysctls(t *testing.T) {
 	pid := pausePID(t, n, n.RunPod(n.PodConfig("web", sysctls("net.core.somaxconn", "777", "net/ipv4/tcp_fin_timeout", "33",
 		"net.ipv4.conf.eth0.arp_announce", "2", "net/ipv4/conf/eth0/arp_ignore", "1",
 		"kernel.shm_rmid_forced", "1", "kernel.msgmax", "12345", "fs.mqueue.msg_max", "33"))))
-	for name, want := range map[string]string{
+	for name, want := range harness.Sorted(map[string]string{
 		"net.core.somaxconn": "777", "net.ipv4.tcp_fin_timeout": "33", "net.ipv4.conf.eth0.arp_announce": "2", "net.ipv4.conf.eth0.arp_ignore": "1",
 		// No one asked for these, every runtime sets them.
 		"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0\t2147483647",
-	} {
+	}) {
 		harness.Same(t, name, netSysctl(t, pid, name), want)
 	}
-	for path, want := range map[string]string{"kernel/shm_rmid_forced": "1\n", "kernel/msgmax": "12345\n", "fs/mqueue/msg_max": "33\n"} {
+	for path, want := range harness.Sorted(map[string]string{"kernel/shm_rmid_forced": "1\n", "kernel/msgmax": "12345\n", "fs/mqueue/msg_max": "33\n"}) {
 		inside(t, pid, "ipc", func() error {
 			got, err := os.ReadFile("/proc/sys/" + path)
 			harness.Want(t, string(got) == want, "%s: want %q, got %q", path, want, got)
@@ -203,7 +203,7 @@ func TestProperty25_UserNamespaceOwnsTheNetworkNamespace(t *testing.T) {
 	n := newNode(t)
 	pids := make(map[string]int)
 	for range 2 {
-		for name, ids := range map[string][]uint32{"one": {0, 100000, 65536}, "several": {0, 200000, 1000, 1000, 300000, 1, 2000, 400000, 500}} {
+		for name, ids := range harness.Sorted(map[string][]uint32{"one": {0, 100000, 65536}, "several": {0, 200000, 1000, 1000, 300000, 1, 2000, 400000, 500}}) {
 			// The one that runs, after the restart.
 			id := n.RunPod(n.PodConfig(name, userNamespace(ids...), sysctls("net.ipv4.conf.eth0.arp_announce", "2", "net.core.somaxconn", "99")))
 			info := verbose(t, n, id)
@@ -216,7 +216,7 @@ func TestProperty25_UserNamespaceOwnsTheNetworkNamespace(t *testing.T) {
 			harness.Same(t, name+": pause's user", strings.Fields(harness.ProcStatus(t, info.PID, "Uid"))[0], fmt.Sprint(ids[1]))
 			status := podStatus(t, n, id)
 			harness.Want(t, status.Network.Ip != "" && len(status.Linux.Namespaces.Options.UsernsOptions.Uids) == len(ids)/3, "%s: status is %v", name, status)
-			for key, want := range map[string]string{"net.ipv4.conf.eth0.arp_announce": "2", "net.core.somaxconn": "99"} {
+			for key, want := range harness.Sorted(map[string]string{"net.ipv4.conf.eth0.arp_announce": "2", "net.core.somaxconn": "99"}) {
 				harness.Same(t, name+": "+key, netSysctl(t, info.PID, key), want)
 			}
 			var shm unix.Stat_t
@@ -271,7 +271,7 @@ func TestSecurityProfiles(t *testing.T) {
 		//lint:ignore SA1019 the deprecated form is what is tested
 		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.SeccompProfilePath = path })
 	}
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		option nodetest.PodOption
 		want   string
 	}{
@@ -281,7 +281,7 @@ func TestSecurityProfiles(t *testing.T) {
 		"old-runtime-default": {old("runtime/default"), "2"},
 		"old-localhost":       {old("localhost/" + local), "2"},
 		"old-unconfined":      {old("unconfined"), "0"},
-	} {
+	}) {
 		harness.Same(t, name, harness.ProcStatus(t, pausePID(t, n, n.RunPod(n.PodConfig(name, c.option))), "Seccomp"), c.want)
 	}
 	fifo := filepath.Join(n.Dir, "fifo.json") // is not waited for

@@ -78,7 +78,7 @@ func TestListFilters(t *testing.T) {
 	check(t, stop(t, n, b))
 	ready, notReady := &runtimeapi.PodSandboxStateValue{}, &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY}
 	label := func(value string) map[string]string { return map[string]string{"io.kubernetes.pod.name": value} }
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		filter *runtimeapi.PodSandboxFilter
 		want   []string
 	}{
@@ -91,7 +91,7 @@ func TestListFilters(t *testing.T) {
 		"label":            {&runtimeapi.PodSandboxFilter{LabelSelector: label("b")}, []string{b}},
 		"label and state":  {&runtimeapi.PodSandboxFilter{LabelSelector: label("b"), State: ready}, nil},
 		"label of nothing": {&runtimeapi.PodSandboxFilter{LabelSelector: label("c")}, nil},
-	} {
+	}) {
 		listed, streamed := podIDs(list(t, n, c.filter)), podIDs(streamPods(t, n, c.filter))
 		harness.Want(t, slices.Equal(listed, c.want) && slices.Equal(streamed, c.want),
 			"%s: want %v, listed %v, streamed %v", name, c.want, listed, streamed)
@@ -152,7 +152,7 @@ func each(count int, do func(i int)) {
 // cri: PodSandboxStatus PodSandboxStatusRequest.pod_sandbox_id
 func TestProperty29_UnknownIDs(t *testing.T) {
 	n := newNode(t)
-	for id, code := range map[string]codes.Code{"0123456789abcdef": codes.NotFound, "no-such-pod": codes.NotFound, "../../etc": codes.NotFound, "": codes.InvalidArgument} {
+	for id, code := range harness.Sorted(map[string]codes.Code{"0123456789abcdef": codes.NotFound, "no-such-pod": codes.NotFound, "../../etc": codes.NotFound, "": codes.InvalidArgument}) {
 		nodetest.WantCode(t, nodetest.Err(t, n.Runtime.PodSandboxStatus, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}), code)
 		if id != "" {
 			check(t, stop(t, n, id))
@@ -187,7 +187,7 @@ func TestFilesOfAPod(t *testing.T) {
 	n := newNode(t)
 	own, err := os.Hostname()
 	check(t, err)
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		change           nodetest.PodOption
 		hostname, resolv string
 	}{
@@ -197,12 +197,12 @@ func TestFilesOfAPod(t *testing.T) {
 		}, "web-0.example", "search a.svc b.example\nnameserver 10.96.0.10\nnameserver fd00::53\noptions ndots:5 edns0\n"},
 		"empty": {func(c *runtimeapi.PodSandboxConfig) { c.DnsConfig = &runtimeapi.DNSConfig{} }, "empty", ""},
 		"host":  {nodetest.HostNetwork(), own, string(harness.Read(t, "/etc/resolv.conf"))},
-	} {
+	}) {
 		config := n.PodConfig(name, c.change)
 		config.LogDirectory = filepath.Join(n.Logs, name, "below")
 		id := n.RunPod(config)
 		dir := filepath.Join(n.State, "sandboxes", id)
-		for file, want := range map[string]string{"hostname": c.hostname + "\n", "resolv.conf": c.resolv, "hosts": string(harness.Read(t, "/etc/hosts"))} {
+		for file, want := range harness.Sorted(map[string]string{"hostname": c.hostname + "\n", "resolv.conf": c.resolv, "hosts": string(harness.Read(t, "/etc/hosts"))}) {
 			harness.Same(t, name+": "+file, string(harness.Read(t, filepath.Join(dir, file))), want)
 		}
 		var uts unix.Utsname
@@ -314,13 +314,13 @@ func TestNoContainerBreaksTheList(t *testing.T) {
 func TestMalformedRequests(t *testing.T) {
 	n := newNode(t)
 	type config = runtimeapi.PodSandboxConfig
-	for field, change := range map[string]func(*config){
+	for field, change := range harness.Sorted(map[string]func(*config){
 		"metadata.uid":               func(c *config) { c.Metadata.Uid = "a;b=c" },
 		"log_directory":              func(c *config) { c.LogDirectory = n.Logs + "/../../x" },
 		"namespace_options.pid":      func(c *config) { c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_TARGET },
 		"supplemental_groups_policy": func(c *config) { c.Linux.SecurityContext.SupplementalGroupsPolicy = 7 },
 		"sysctls[kernel.panic]":      func(c *config) { c.Linux.Sysctls = map[string]string{"kernel.panic": "1"} },
-	} {
+	}) {
 		bad := n.PodConfig("bad")
 		change(bad)
 		_, err := run(t, n, bad)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -106,6 +107,17 @@ func Glob(t testing.TB, parts ...string) []string {
 	found, err := filepath.Glob(filepath.Join(parts...))
 	Check(t, err)
 	return found
+}
+
+// Sorted are the cases of a table, by name: a map has another order in each run.
+func Sorted[Case any](table map[string]Case) iter.Seq2[string, Case] {
+	return func(yield func(string, Case) bool) {
+		for _, name := range slices.Sorted(maps.Keys(table)) {
+			if !yield(name, table[name]) {
+				return
+			}
+		}
+	}
 }
 
 // WantError fails the test, which goes on, unless there is an error that says all this.

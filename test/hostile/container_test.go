@@ -117,7 +117,7 @@ func TestAContainerCannotFillTheNode(t *testing.T) {
 			harness.Want(t, files >= 100<<10 && files <= 257<<10, "the files of the pod hold %d bytes", files)
 			_, output := run(t, n, p.run("next"), "/bin/sh", "-c", "echo $HOSTNAME")
 			harness.Want(t, output == p.pod.Hostname+"\n", "HOSTNAME is %q, want %q", output, p.pod.Hostname)
-			for file, most := range map[string]int64{"/dev/shm/x": 64 << 20, "/dev/x": 64 << 20} {
+			for file, most := range harness.Sorted(map[string]int64{"/dev/shm/x": 64 << 20, "/dev/x": 64 << 20}) {
 				size := written(t, n, id, file)
 				harness.Want(t, size != 0 && size <= most, "%s holds %d bytes", file, size)
 			}
@@ -237,7 +237,7 @@ func TestNothingOfAnImageIsReachableOnTheNode(t *testing.T) {
 	_, err := pull(t, n, host+"/suid:1", nil)
 	check(t, err)
 	var found []string
-	for name, options := range map[string][]nodetest.PodOption{"suid": nil, "suid-userns": {nodetest.UserNamespace}} {
+	for name, options := range harness.Sorted(map[string][]nodetest.PodOption{"suid": nil, "suid-userns": {nodetest.UserNamespace}}) {
 		id := newTenant(t, n, name, options...).run("c", func(c *runtimeapi.ContainerConfig) { c.Image.Image = host + "/suid:1" })
 		code, output := run(t, n, id, "/bin/stat", "-c", "%u:%a", "/bin/suid", "/data")
 		harness.Want(t, code == 0 && output == "0:4755\n0:777\n", "%s: the container's own view: %d, %s", name, code, output)
@@ -319,7 +319,7 @@ func TestCredentialsOfAPull(t *testing.T) {
 		return true
 	})
 	type auth = runtimeapi.AuthConfig
-	for name, test := range map[string]struct {
+	for name, test := range harness.Sorted(map[string]struct {
 		image string
 		auth  *auth
 		opens bool
@@ -335,7 +335,7 @@ func TestCredentialsOfAPull(t *testing.T) {
 		"registry token":         {"token", &auth{RegistryToken: "registry-token"}, true, token},
 		"identity token":         {"token", &auth{IdentityToken: "identity-token"}, true, "identity identity-token, " + access},
 		"a wrong identity token": {"token", &auth{IdentityToken: "wrong"}, false, "identity wrong"},
-	} {
+	}) {
 		id, err := pull(t, n, host+"/"+test.image+":1", test.auth)
 		opened := err == nil && id == m.Config.Digest.String()
 		harness.Want(t, opened == test.opens && (err == nil || !strings.Contains(err.Error(), "s3cret")), "%s: image %q, error %v", name, id, err)

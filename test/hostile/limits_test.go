@@ -21,9 +21,9 @@ import (
 func TestLimitsOfAUser(t *testing.T) {
 	out, err := exec.Command("/usr/lib/systemd/systemd-sysctl", "60-minicri.conf").CombinedOutput()
 	harness.Need(t, err == nil, "systemd-sysctl: %v: %s", err, out)
-	for what, count := range map[string]struct{ asked, given string }{ // asked: more than the kernel has for root
+	for what, count := range harness.Sorted(map[string]struct{ asked, given string }{ // asked: more than the kernel has for root
 		"keys": {"10000", ""}, "terminals": {"10000", "1024"}, "namespaces": {"40000", "40000"}, "cgroups": {"2000", "1024"},
-	} {
+	}) {
 		t.Run(what, func(t *testing.T) {
 			n := newAttackedNode(t, nodetest.Config("cgroup_writable = true"))
 			p := newTenant(t, n, "attacker")

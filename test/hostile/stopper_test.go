@@ -319,7 +319,7 @@ func TestCreationInAFrozenPod(t *testing.T) {
 // attack: denial of service: a container is at cpu.max (1 ms per second for 300 busy processes), memory.high or pids.max, and gets 20 execs
 // held: only the exec waits, until its time-out
 func TestExecsOfAContainerThatCannotRun(t *testing.T) {
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		quota   int64 // of its CPU at first, in microseconds of a second
 		script  string
 		is      string      // how the command lines of its processes begin; of one that runs dd it is the shell's, of busybox
@@ -330,7 +330,7 @@ func TestExecsOfAContainerThatCannotRun(t *testing.T) {
 		"cpu.max":     {500_000, "for i in $(seq 300); do { sleep 30; while :; do :; done; } & done; wait", "/bin/sh -c for i in ", 301, [][3]string{{"cpu.max", "1000 1000000", "500000 1000000"}, {"cpu.cfs_quota_us", "1000", "500000"}}, false},
 		"memory.high": {0, "dd if=/dev/zero of=/dev/null bs=64M", "/bin/sh -c dd if=", 1, [][3]string{{"memory.high", "4194304", "max"}}, false},
 		"pids.max":    {0, "sleep 7771", "sleep 7771", 1, [][3]string{{"pids.max", "1", "max"}}, true},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			p := newTenant(t, newAttackedNode(t), "limited")
 			trial := p.run("trial")
@@ -396,13 +396,13 @@ func TestExecsOfAContainerThatIsKilledForItsMemory(t *testing.T) {
 // attack: denial of service: a container has a lease on its /etc/passwd (F_SETLEASE), so that every open waits, or makes it a fifo without a writer
 // held: only the exec waits, until its time-out
 func TestExecsBesideAPasswdThatHangs(t *testing.T) {
-	for name, c := range map[string]struct {
+	for name, c := range harness.Sorted(map[string]struct {
 		container change
 		is        string
 	}{
 		"lease": {ofAttacker("lease", "/etc/passwd"), "lease 0"},
 		"fifo":  {command("/bin/sh", "-c", "rm /etc/passwd && mknod /etc/passwd p && echo made && sleep 1000000"), "made"},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			p := newTenant(t, newAttackedNode(t), "passwd")
 			besides(t, p.Node, func(others func()) {
@@ -468,7 +468,7 @@ func TestProgramsThatAreCalledAsOurs(t *testing.T) {
 	})
 	p := newTenant(t, n, "names")
 	for i, name := range names {
-		for way, words := range map[string][]string{"called": {"/" + name}, "comm": {"/bin/sh", "-c", "printf '" + name + "' >/proc/self/comm; exit 7"}} {
+		for way, words := range harness.Sorted(map[string][]string{"called": {"/" + name}, "comm": {"/bin/sh", "-c", "printf '" + name + "' >/proc/self/comm; exit 7"}}) {
 			container := fmt.Sprint(way, i)
 			id, err := p.create(container, func(c *runtimeapi.ContainerConfig) { c.Image.Image, c.Command = attackerImage, words })
 			check(t, err)

@@ -188,7 +188,7 @@ func (k *kubelet) checkExec() {
 	harness.Check(k.t, err)
 	spdy, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, server)
 	harness.Check(k.t, err)
-	for name, executor := range map[string]remotecommand.Executor{"WebSocket": socket, "SPDY": spdy} {
+	for name, executor := range harness.Sorted(map[string]remotecommand.Executor{"WebSocket": socket, "SPDY": spdy}) {
 		var out, errs bytes.Buffer
 		streams := remotecommand.StreamOptions{Stdin: strings.NewReader("some input"), Stdout: &out, Stderr: &errs}
 		err := executor.StreamWithContext(k.limited(), streams)

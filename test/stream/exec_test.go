@@ -113,12 +113,12 @@ func (s *sizes) Next() (first *remotecommand.TerminalSize) {
 // cri: AttachRequest.container_id
 func TestBadRequests(t *testing.T) {
 	p := newPod(t, forever, nil)
-	for field, r := range map[string]*runtimeapi.ExecRequest{
+	for field, r := range harness.Sorted(map[string]*runtimeapi.ExecRequest{
 		"stderr":                {ContainerId: p.container, Cmd: []string{"true"}, Tty: true, Stderr: true},
 		"stdin, stdout, stderr": {ContainerId: p.container, Cmd: []string{"true"}},
 		"cmd":                   {ContainerId: p.container, Stdout: true},
 		"container id":          {Cmd: []string{"true"}, Stdout: true},
-	} {
+	}) {
 		nodetest.WantCode(t, nodetest.Err(t, p.Runtime.Exec, r), codes.InvalidArgument, field)
 	}
 	_, err := p.Runtime.Attach(harness.Limited(t), &runtimeapi.AttachRequest{ContainerId: p.container, Stdout: true, Tty: true})

@@ -115,10 +115,10 @@ func TestSpansReachACollector(t *testing.T) {
 				spans = r.of(ours)
 				return spans["runtime.v1.RuntimeService/RunPodSandbox"] != nil && spans["bridge ADD"] != nil && spans["pod/start"] != nil
 			})
-			for child, parent := range map[string]string{
+			for child, parent := range harness.Sorted(map[string]string{
 				"runtime.v1.RuntimeService/RunPodSandbox": "", "pod/cni add": "runtime.v1.RuntimeService/RunPodSandbox", "pod/start": "runtime.v1.RuntimeService/RunPodSandbox",
 				"bridge ADD": "pod/cni add", "traced ADD": "pod/cni add",
-			} {
+			}) {
 				got, want := fmt.Sprintf("%x", spans[child].GetParentSpanId()), above
 				if parent != "" {
 					want = fmt.Sprintf("%x", spans[parent].GetSpanId())
@@ -133,7 +133,7 @@ func TestSpansReachACollector(t *testing.T) {
 			hookIsTold(t, n, answer.PodSandboxId)
 			var create *tracepb.Span
 			harness.Eventually(t, "the step's span has come", func() bool { create = r.of(ours)["container/create"]; return create != nil })
-			for key, want := range map[string]string{"sandbox": answer.PodSandboxId, "container": "app", "image": nodetest.BusyboxImage} {
+			for key, want := range harness.Sorted(map[string]string{"sandbox": answer.PodSandboxId, "container": "app", "image": nodetest.BusyboxImage}) {
 				harness.Want(t, attribute(create, key) == want, "%s is %q, want %q", key, attribute(create, key), want)
 			}
 			blobsHaveSpans(t, n, r)
@@ -230,7 +230,7 @@ func attribute(span *tracepb.Span, key string) string {
 // A collector that accepts connections and never answers, and one that is not there, cost no call and no shutdown
 // anything: the daemon ends in far less than the harness waits for it, and pods are made as without one.
 func TestCollectorThatDoesNotAnswer(t *testing.T) {
-	for protocol, listens := range map[string]bool{"grpc": true, "http": false} {
+	for protocol, listens := range harness.Sorted(map[string]bool{"grpc": true, "http": false}) {
 		t.Run(protocol, func(t *testing.T) {
 			const address = "127.0.0.1:14318"
 			n := nodetest.New(t, nodetest.Config("[tracing]\nendpoint = '"+address+"'\nprotocol = '"+protocol+"'\nsampling_rate_per_million = 1000000\n"))
