@@ -16,24 +16,29 @@ var kinds = []error{
 	errdefs.ErrUnavailable, errdefs.ErrDataLoss,
 }
 
-// Of is the text of an error without the errdefs kinds at its end. It removes one "invalid argument" and "permission
-// denied": a second is the kernel's word for EINVAL or EACCES. It keeps "not found" unless the rest says so: the kubelet
-// shows the text without the code.
+// Of is the text of an error without the errdefs kinds at its end: its caller gets the kind as a code. The words "not
+// found", "already exists" and "permission denied" stay once, because people see the text alone, in an event of a pod.
+// Of removes one "invalid argument": a second is the kernel's word for EINVAL.
 func Of(err error) string {
 	text := strings.TrimRight(err.Error(), " \n")
 	left := slices.DeleteFunc(slices.Clone(kinds), func(kind error) bool { return !errors.Is(err, kind) })
+	said := ""
 	for {
 		i := slices.IndexFunc(left, func(kind error) bool { return strings.HasSuffix(text, ": "+kind.Error()) })
 		if i < 0 {
-			return text
+			break
 		}
-		rest := strings.TrimRight(strings.TrimSuffix(text, ": "+left[i].Error()), " \n")
-		if left[i] == errdefs.ErrNotFound && !strings.Contains(rest, "not found") {
-			return text
-		}
-		text = rest
-		if left[i] == errdefs.ErrInvalidArgument || left[i] == errdefs.ErrPermissionDenied {
+		kind := left[i]
+		text = strings.TrimRight(strings.TrimSuffix(text, ": "+kind.Error()), " \n")
+		switch kind {
+		case errdefs.ErrInvalidArgument:
 			left = slices.Delete(left, i, i+1)
+		case errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrPermissionDenied:
+			said = kind.Error()
 		}
 	}
+	if said != "" && !strings.Contains(strings.ToLower(text), said) {
+		text += ": " + said
+	}
+	return text
 }

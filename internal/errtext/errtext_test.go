@@ -26,6 +26,13 @@ func TestOf(t *testing.T) {
 		{fmt.Errorf(failed+"\n: %w", errdefs.ErrFailedPrecondition), failed},
 		{fmt.Errorf("%w: %s", errdefs.ErrInvalidArgument, "config: is missing"), "invalid argument: config: is missing"},
 		{errdefs.ErrNotFound, "not found"},
+		// Words that people need, once.
+		{fmt.Errorf("image %q: %w", "a", errdefs.ErrNotFound), `image "a": not found`},
+		{fmt.Errorf("image %q: %w: %w", "a", errdefs.ErrNotFound, errdefs.ErrUnavailable), `image "a": not found`},
+		{fmt.Errorf("GET /v2/a: 404 Not Found: %w", errdefs.ErrNotFound), "GET /v2/a: 404 Not Found"},
+		{fmt.Errorf("pod a: %w", errdefs.ErrAlreadyExists), "pod a: already exists"},
+		{fmt.Errorf("exec: %w: %w", unix.EACCES, errdefs.ErrPermissionDenied), "exec: permission denied"},
+		{fmt.Errorf("registry: %w", errdefs.ErrUnauthenticated), "registry"},
 		{errors.New("it is said: not found"), "it is said: not found"},
 		{fmt.Errorf("pull app:v1: %w", errdefs.ErrNotFound), "pull app:v1: not found"},
 		{fmt.Errorf("exec: not found in $PATH: %w", errdefs.ErrNotFound), "exec: not found in $PATH"},

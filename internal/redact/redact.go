@@ -34,10 +34,17 @@ var (
 		{regexp.MustCompile(`(?i)\b(bearer|basic) +[A-Za-z0-9+/=_.~-]{6,}`), "$1 " + Hidden},
 		{regexp.MustCompile(`\b(AKIA|ASIA)[A-Z0-9]{16}\b`), Hidden},
 		// A flag and its value, then short names that are also parts of other words.
-		{regexp.MustCompile(`(?i)(--?[\w-]*` + secret + `[\w-]*\s+)(\\?"[^"]*"|'[^']*'|[^\s,;&"'=-][^\s,;&"']*)`), "${1}" + Hidden},
+		{regexp.MustCompile(`(?i)((?:^|[\s"'=,;(\[])--?[\w-]*` + secret + `[\w-]*\s+)(\\?"[^"]*"|'[^']*'|[^\s,;&"'=-][^\s,;&"']*)`), "${1}" + Hidden},
 		{regexp.MustCompile(`(?i)\b((?:[\w.-]*[_.-])?(?:pass|sig|key)\\?["']?\s*=\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + Hidden},
-		{regexp.MustCompile(`(?i)([\w.-]*` + secret + `[\w.-]*\\?["']?\s*[:=]\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + Hidden},
+		{regexp.MustCompile(`(?i)([\w.-]*` + secret + `[\w.-]*\\?["']?\s*=\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`), "${1}" + Hidden},
 	}
+	// colon is a name with its value, or the end of a path or of a sentence with an error.
+	colon = regexp.MustCompile(`(?i)(/?)([\w.-]*` + secret + `[\w.-]*(\\?["'])?\s*:\s*)(\\?"[^"]*"|'[^']*'|[^\s,;&"']+)`)
+	// cause begins the text of an error: a status of HTTP, or a word of the kernel's, of Go's and of registries'.
+	cause = regexp.MustCompile(`(?i)^([1-5]\d\d|no|not|permission|denied|access|authentication|authorization|unauthorized|forbidden|invalid|expired|` +
+		`mount|open|read|write|stat|lstat|mkdir|chown|exec|fork|dial|lookup|connect|connection|context|operation|input|i/o|device|file|too|bad|is|` +
+		`error|failed|failure|cannot|can't|could|unable|unexpected|unknown|unsupported|missing|required|illegal|malformed|eof|get|post|head|tls|x509|` +
+		`http|https|rpc|json|yaml|toml|system|server|user|rate|resource|service|timeout|timed|the)[:.,]?$`)
 )
 
 // Text hides what looks like a secret: values of names that say so, credentials in addresses, tokens, keys.
@@ -45,7 +52,21 @@ func Text(text string) string {
 	for _, p := range patterns {
 		text = p.find.ReplaceAllString(text, p.replace)
 	}
-	return text
+	var b strings.Builder
+	for {
+		found := colon.FindStringSubmatchIndex(text)
+		if found == nil {
+			return b.String() + text
+		}
+		path, quoted, value := found[3] > found[2], found[6] >= 0, text[found[8]:found[9]]
+		b.WriteString(text[:found[8]]) // up to the value, which may be a name with a value itself
+		text = text[found[8]:]
+		if path || !quoted && cause.MatchString(value) {
+			continue
+		}
+		b.WriteString(Hidden)
+		text = text[len(value):]
+	}
 }
 
 // JSON hides the values of secret keys, whole environments, and what Text hides. What is no JSON is a text.

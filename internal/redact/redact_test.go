@@ -28,6 +28,10 @@ func TestTextHasNoSecrets(t *testing.T) {
 		"Set-Cookie: S3CRET; path=/":                                                  "path=/",
 		"psk: S3CRET peer=10.0.0.1":                                                   "peer=10.0.0.1",
 		"ENCRYPTION_KEY='S3CRET S3CRET' MODE=a":                                       "MODE=a",
+		"/v2/token?password: S3CRET":                                                  "/v2/token",
+		`{"auth_token": "no", "x": {"password": "S3CRET"}}`:                           "auth_token",
+		"read /run/token: password: S3CRET":                                           "/run/token",
+		"registry-token: S3CRET401":                                                   "registry-token",
 		"jwt eyJhbGciOiJI.S3CRETUzI1NiJ9.abc end":                                     "end",
 	} {
 		got := Text(text)
@@ -35,6 +39,11 @@ func TestTextHasNoSecrets(t *testing.T) {
 	}
 	for _, plain := range []string{
 		"bypass=1 passthrough: on monkey=2 design=3", "plugin bridge ADD --help failed", "keyed by eth0: 10.0.0.7/24",
+		"GET http://registry.example/token: 401 Unauthorized: unauthorized: incorrect username or password: 401",
+		`exec: "/etc/passwd": permission denied`, `error mounting "/tmp" to rootfs at "/etc/passwd": mount src=/tmp, dst=/etc/passwd: not a directory`,
+		"open /var/run/secrets/kubernetes.io/serviceaccount/token: no such file or directory", "read /run/secrets/db-password: input/output error",
+		"get the token: unexpected EOF", "fetch service-account-token from /x: context deadline exceeded", "token: Get failed",
+		"create secret: forbidden: no access", "stat /etc/api-key: permission denied", "token: unauthorized",
 		"no IP addresses available in range set: 10.0.0.1-10.0.0.2 (CNI error code 11)",
 	} {
 		harness.Same(t, "what is shown", Text(plain), plain)
