@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"net/http"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -58,12 +61,26 @@ func (a Auth) login() (user, secret string, err error) {
 	return user, strings.Trim(secret, "\x00"), nil
 }
 
+// hide has the values of an Auth hidden in texts.
+func (a Auth) hide(secrets *redact.Secrets) {
+	if user, secret, err := a.login(); err == nil {
+		secrets.AddLogin(user, secret)
+	}
+	secrets.AddLogin(a.Username, a.Password)
+	secrets.Add(a.Auth, a.IdentityToken, a.RegistryToken)
+}
+
 // credentials decide what each host is shown during one pull.
 type credentials struct {
-	registry string // of the reference
-	request  Auth
-	config   dockerConfig
-	own      sync.Map // the registry's host and its mirrors', not what these redirect to or name
+	registry   string // of the reference
+	repository string // of the reference, without its registry
+	request    Auth
+	config     dockerConfig
+	secrets    *redact.Secrets // gets each value before a host is shown it
+	own        sync.Map        // the registry's host and its mirrors', not what these redirect to or name
+	last       atomic.Value    // of type string: the host after which no other is asked
+	shown      atomic.Value    // of type string: whose credentials a host was shown, for people
+	answers    answers
 }
 
 func (c *credentials) isOwn(host string) bool {
@@ -80,13 +97,21 @@ func (c *credentials) forHost(ctx context.Context, host string) (Auth, error) {
 	server := c.request.ServerAddress
 	brought := c.request != (Auth{}) && (server == "" || sameHost(hostOf(server), host))
 	if brought && sameHost(host, c.registry) {
-		return c.request, nil
+		return c.show(c.request, "the request (imagePullSecrets)"), nil
 	}
-	configured, known, err := c.config.ask(ctx, host)
-	if brought && !known && err == nil {
-		return c.request, nil
+	configured, known, err := c.config.ask(ctx, host, c.repository)
+	if err != nil || known || !brought {
+		return c.show(configured, "images.docker_config"), err
 	}
-	return configured, err
+	return c.show(c.request, "the request (imagePullSecrets)"), nil
+}
+
+func (c *credentials) show(auth Auth, from string) Auth {
+	if auth != (Auth{}) {
+		c.shown.Store(from)
+		auth.hide(c.secrets)
+	}
+	return auth
 }
 
 func (c *credentials) login(ctx context.Context, host string) (user, secret string, err error) {
@@ -99,7 +124,7 @@ func (c *credentials) login(ctx context.Context, host string) (user, secret stri
 
 // token is the registry token for host. Without one in sight it asks no helper.
 func (c *credentials) token(ctx context.Context, host string) (string, error) {
-	if configured, _ := byHost(c.config.Auths, host); c.request.RegistryToken == "" && configured.RegistryToken == "" {
+	if configured, _ := match(c.config.Auths, host, c.repository); c.request.RegistryToken == "" && configured.RegistryToken == "" {
 		return "", nil
 	}
 	shown, err := c.forHost(ctx, host)
@@ -131,30 +156,64 @@ type authorizer struct {
 	token     string // a registry token, sent as it is; "" for the token protocol
 	shown     docker.Authorizer
 	elsewhere docker.Authorizer
+	secrets   *redact.Secrets
 }
 
 // Authorize is asked for each request and for each redirect of it.
-func (a authorizer) Authorize(ctx context.Context, req *http.Request) error {
+func (a authorizer) Authorize(ctx context.Context, req *http.Request) (err error) {
 	switch {
 	case !strings.EqualFold(req.URL.Host, a.host) || !sameOrigin(req, firstOf(req)):
 		keepPlainHeaders(req.Header)
-		return a.elsewhere.Authorize(ctx, req)
+		err = a.elsewhere.Authorize(ctx, req)
 	case a.token != "":
 		req.Header.Set("Authorization", "Bearer "+a.token)
-		return nil
+	default:
+		err = a.shown.Authorize(ctx, req)
 	}
-	return a.shown.Authorize(ctx, req)
+	if _, value, _ := strings.Cut(req.Header.Get("Authorization"), " "); value != "" {
+		a.secrets.Add(value) // a token of the token service, too
+	}
+	return err
 }
 
 // AddResponses takes a refusal to the authorizer of the host that it came from.
 func (a authorizer) AddResponses(ctx context.Context, responses []*http.Response) error {
-	switch from := responses[len(responses)-1].Request.URL.Host; {
+	last := responses[len(responses)-1]
+	from := last.Request.URL.Host
+	last.Header["Www-Authenticate"] = challengesOf(last.Header)
+	if err := refused(responses, a.secrets); err != nil {
+		return fmt.Errorf("%s %s: %w", last.Request.Method, withoutQuery(last.Request.URL.String()), err)
+	}
+	switch {
 	case !strings.EqualFold(from, a.host):
 		return a.elsewhere.AddResponses(ctx, responses)
 	case a.token != "":
 		return fmt.Errorf("registry %s refused the registry token: %w", from, docker.ErrInvalidAuthorization)
 	}
 	return a.shown.AddResponses(ctx, responses)
+}
+
+// refused returns an error if a login, or a token that is as fresh as it can be, was not accepted: the library would
+// repeat it. A token that was accepted before has ended; the library drops it if the challenge says so.
+func refused(responses []*http.Response, secrets *redact.Secrets) error {
+	last := responses[len(responses)-1]
+	shown := last.Request.Header.Get("Authorization")
+	scheme, _, _ := strings.Cut(shown, " ")
+	again := slices.ContainsFunc(responses[:len(responses)-1], func(earlier *http.Response) bool {
+		return earlier.StatusCode == http.StatusUnauthorized && sameOrigin(earlier.Request, last.Request)
+	})
+	switch {
+	case shown == "":
+		return nil
+	case strings.EqualFold(scheme, "Bearer") && !again:
+		for i, one := range last.Header["Www-Authenticate"] {
+			if strings.HasPrefix(one, "bearer ") && !strings.Contains(one, `error="`) {
+				last.Header["Www-Authenticate"][i] = one + `, error="invalid_token"`
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("%s%s: %w", last.Status, wordsOf(readAgain(last), secrets), docker.ErrInvalidAuthorization)
 }
 
 // dockerConfig is the part of a docker config.json that says where credentials are.
@@ -203,18 +262,54 @@ func readDockerConfig(path string) (config dockerConfig, err error) {
 	return config, nil
 }
 
-func byHost[T any](all map[string]T, host string) (found T, known bool) {
-	for server, one := range all {
-		if sameHost(hostOf(server), host) {
-			return one, true
+// match returns the entry for a repository of a host. Keys are a host, as docker login stores it, or a host and the
+// beginning of a repository's path; the longest path counts (containers-auth.json(5), and the kubelet's config.json,
+// where a host may have the wildcards of a glob). An address with another path counts for its host, last of all.
+func match[T comparable](all map[string]T, host, repository string) (found T, known bool) {
+	best := math.MinInt
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		server := hostOf(key)
+		_, rest, isURL := strings.Cut(key, "://")
+		if !isURL {
+			rest = key
+		}
+		below := strings.Trim(strings.TrimPrefix(rest, server), "/")
+		if version, rest, _ := strings.Cut(below, "/"); version == "v1" || version == "v2" {
+			below = rest
+		}
+		rank, exact := 2*len(below), sameHost(server, host)
+		switch {
+		case all[key] == *new(T), !exact && !sameGlob(server, host):
+			continue
+		case below != "" && repository != below && !strings.HasPrefix(repository, below+"/"):
+			if !isURL {
+				continue
+			}
+			rank = -2
+		}
+		if exact {
+			rank++
+		}
+		if rank > best {
+			best, found, known = rank, all[key], true
 		}
 	}
-	return found, false
+	return found, known
 }
 
-// ask returns the credentials for host, those of a helper before the file's.
-func (c dockerConfig) ask(ctx context.Context, host string) (Auth, bool, error) {
-	name, known := byHost(c.CredHelpers, host)
+// sameGlob has a wildcard stand for a part of a name between dots, as the kubelet has it.
+func sameGlob(pattern, host string) bool {
+	globs, names := strings.Split(pattern, "."), strings.Split(host, ".")
+	return strings.Contains(pattern, "*") && len(globs) == len(names) && !slices.ContainsFunc(globs, func(glob string) bool {
+		matched, err := path.Match(glob, names[0])
+		names = names[1:]
+		return err != nil || !matched
+	})
+}
+
+// ask returns the credentials for a repository of host, those of a helper before the file's.
+func (c dockerConfig) ask(ctx context.Context, host, repository string) (Auth, bool, error) {
+	name, known := match(c.CredHelpers, host, repository)
 	if !known {
 		name = c.CredsStore
 	}
@@ -224,7 +319,7 @@ func (c dockerConfig) ask(ctx context.Context, host string) (Auth, bool, error) 
 			return auth, true, err
 		}
 	}
-	auth, known := byHost(c.Auths, host)
+	auth, known := match(c.Auths, host, repository)
 	return auth, known, nil
 }
 

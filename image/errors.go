@@ -3,6 +3,8 @@ package image
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +12,9 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +22,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 
 	"github.com/minicri/minicri/internal/redact"
 )
@@ -29,6 +34,12 @@ var ErrRegistryUnavailable error = kindError{"registry unavailable", errdefs.Err
 // ErrVerification says that a verifier did not accept the image. It is an errdefs.ErrPermissionDenied.
 var ErrVerification error = kindError{"image verification failed", errdefs.ErrPermissionDenied}
 
+// errAbsent says that no registry has the image, errPlatform that it has it for other platforms.
+var (
+	errAbsent   error = kindError{"not found", errdefs.ErrNotFound}
+	errPlatform error = kindError{"not for this platform", errdefs.ErrNotFound}
+)
+
 type kindError struct {
 	text string
 	kind error
@@ -38,13 +49,13 @@ func (e kindError) Error() string { return e.text }
 func (e kindError) Unwrap() error { return e.kind }
 
 // registryError gives an error of a registry its kind and keeps the registry's words.
-func registryError(ctx context.Context, err error) error {
+func registryError(ctx context.Context, err error, secrets *redact.Secrets) error {
 	status, isStatus := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
 	switch {
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		return context.Cause(ctx)
 	case isStatus:
-		return statusError(status)
+		return statusError(status, secrets)
 	case isBadToken(err):
 		return fmt.Errorf("the registry's token service answered with something that is no token: %w", errdefs.ErrUnauthenticated)
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.Is(err, auth.ErrNoToken):
@@ -66,26 +77,27 @@ func registryError(ctx context.Context, err error) error {
 	return err
 }
 
+// codeOf is what the registry answered: the library may have been given another code.
+func codeOf(e remoteerrors.ErrUnexpectedStatus) int {
+	number, _, _ := strings.Cut(e.Status, " ")
+	if code, err := strconv.Atoi(number); err == nil {
+		return code
+	}
+	return e.StatusCode
+}
+
 // statusError replaces the library's text, which has the signatures in an address's query
 // and lacks answers that are not in the registry's error format.
-func statusError(e remoteerrors.ErrUnexpectedStatus) error {
+func statusError(e remoteerrors.ErrUnexpectedStatus, secrets *redact.Secrets) error {
+	code := codeOf(e)
 	kind := cmp.Or[error](map[int]error{
 		http.StatusUnauthorized: errdefs.ErrUnauthenticated, http.StatusForbidden: errdefs.ErrPermissionDenied,
 		http.StatusNotFound: errdefs.ErrNotFound, http.StatusTooManyRequests: errdefs.ErrResourceExhausted,
-	}[e.StatusCode], errdefs.ErrUnknown)
-	if e.StatusCode >= 500 {
+	}[code], errdefs.ErrUnknown)
+	if code >= 500 {
 		kind = ErrRegistryUnavailable
 	}
-	text := fmt.Sprintf("%s %s: %s", e.RequestMethod, withoutQuery(e.RequestURL), cut(e.Status, 100))
-	var registry docker.Errors
-	words := strings.Join(strings.Fields(string(e.Body)), " ")
-	if err := registry.UnmarshalJSON(e.Body); err == nil && registry.Len() > 0 {
-		words = registry.Error()
-	}
-	if words != "" {
-		text += ": " + cut(words, maxWords)
-	}
-	return fmt.Errorf("%s: %w", text, kind)
+	return fmt.Errorf("%s %s: %s%s: %w", e.RequestMethod, withoutQuery(e.RequestURL), cut(secrets.Text(e.Status), 100), wordsOf(e.Body, secrets), kind)
 }
 
 const (
@@ -100,15 +112,115 @@ func cut(text string, most int) string {
 	return text[:most] + "..."
 }
 
-// pullError bounds an error's text and drops the control characters in it.
-type pullError struct{ error }
+// answers is what a registry said of a manifest that it does not have.
+type answers struct {
+	mu    sync.Mutex
+	words string
+}
+
+func (a *answers) note(words string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.words = cmp.Or(words, a.words)
+}
+
+func (a *answers) said() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.words
+}
+
+// pullError bounds an error's text, drops the control characters and the secrets in it, and ends with a cure.
+type pullError struct {
+	error
+	cure    string // "" if the text says what to do
+	secrets *redact.Secrets
+}
 
 func (e pullError) Error() string {
-	text := strings.ReplaceAll(redact.Printable(e.error.Error()), "\n", " ")
-	return strings.ToValidUTF8(cut(text, maxText), "")
+	cure := ""
+	if e.cure != "" {
+		cure = "; " + e.cure
+	}
+	text := strings.ReplaceAll(redact.Printable(e.secrets.Text(e.error.Error())), "\n", " ")
+	return strings.ToValidUTF8(cut(text, maxText-len(cure)), "") + cure
 }
 
 func (e pullError) Unwrap() error { return e.error }
+
+// cureOf says what to do about an error of a pull; known is the same error with its kind.
+func (p *pulling) cureOf(err, known error) string {
+	host := reference.Domain(p.ref)
+	file := p.store.hostsFile(host)
+	status, isStatus := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
+	shown, _ := p.access.shown.Load().(string)
+	switch {
+	case isStatus && strings.Contains(string(status.Body), "HTTP request to an HTTPS server"):
+		return fmt.Sprintf("the registry speaks HTTPS: write server = \"https://%s\" into %s", host, file)
+	case isStatus && codeOf(status) == http.StatusTooManyRequests:
+		return "the registry limits pulls: wait that long or a while, pull with credentials, or name a mirror in " + file
+	case errdefs.IsUnauthorized(known) && shown == "":
+		return fmt.Sprintf("the registry wants credentials, and none were given for %s: name a secret in the pod's imagePullSecrets, or add the registry to images.docker_config", host)
+	case errdefs.IsUnauthorized(known):
+		return fmt.Sprintf("the registry refuses the credentials of %s: check user, password and their end", shown)
+	case errors.Is(known, ErrVerification):
+		return ""
+	case errdefs.IsPermissionDenied(known) && isStatus && shown == "":
+		return "the registry does not let everybody pull this: give credentials (imagePullSecrets, images.docker_config), or check its rules for this node's address"
+	case errdefs.IsPermissionDenied(known) && isStatus:
+		return fmt.Sprintf("the account of %s may not pull this: check its rights in the registry", shown)
+	case errors.Is(known, errAbsent) && shown == "":
+		return "check name and tag; a private repository may need credentials (imagePullSecrets, images.docker_config)"
+	case errors.Is(known, errAbsent):
+		return "check name and tag, and that the account may see this repository"
+	case errdefs.IsDataLoss(known):
+		return "the registry, a mirror or a proxy has other bytes than the image names: push the image again, or empty the cache"
+	case errdefs.IsResourceExhausted(known) && !isStatus:
+		return fmt.Sprintf("free space on the filesystem of %s (crictl rmi --prune)", p.store.dir)
+	case errdefs.IsNotFound(known) && !errors.Is(known, errPlatform):
+		return "the registry lacks a part of the image: push the image again"
+	case errors.Is(known, ErrRegistryUnavailable):
+		return connectionCure(err, host, file)
+	}
+	return ""
+}
+
+// connectionCure says what to do about a registry that gave no answer of its own.
+func connectionCure(err error, host, file string) string {
+	authority, isAuthority := errors.AsType[x509.UnknownAuthorityError](err)
+	_, isHostname := errors.AsType[x509.HostnameError](err)
+	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)
+	_, isAlert := errors.AsType[tls.AlertError](err)
+	_, isRecord := errors.AsType[tls.RecordHeaderError](err)
+	name, isName := errors.AsType[*net.DNSError](err)
+	operation, isOperation := errors.AsType[*net.OpError](err)
+	_, isStatus := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
+	switch {
+	case isAuthority:
+		issuer := "its authority"
+		if authority.Cert != nil && authority.Cert.Issuer.String() != "" {
+			issuer = fmt.Sprintf("%q", cut(redact.Line(authority.Cert.Issuer.String()), 100))
+		}
+		return fmt.Sprintf("this node does not know the authority that signed the registry's certificate: write ca = \"/path/to/ca.pem\", with the certificate of %s, into %s", issuer, file)
+	case isHostname:
+		return "the registry's certificate is for other names: pull by one of them, or have the certificate made for " + host
+	case isInvalid && invalid.Reason == x509.Expired:
+		return "renew the registry's certificate, or set this node's clock"
+	case isInvalid:
+		return "have the registry's certificate made anew"
+	case isAlert:
+		return fmt.Sprintf("the registry refuses this node's TLS: if it wants a client certificate, write client = [[\"CERT\", \"KEY\"]] into %s", file)
+	case isRecord || errors.Is(err, http.ErrSchemeMismatch):
+		return fmt.Sprintf("the registry speaks plain HTTP: write server = \"http://%s\" into %s", host, file)
+	case isOperation && operation.Op == "proxyconnect":
+		return "the proxy does not answer: check HTTPS_PROXY and NO_PROXY in the daemon's environment"
+	case isName:
+		return fmt.Sprintf("check the name %s and this node's DNS (/etc/resolv.conf)", cut(redact.Line(name.Name), 100))
+	case isStatus:
+		return "the registry failed: try again later, or name a mirror in " + file
+	}
+	return fmt.Sprintf("check that the registry answers from this node (port, firewall; HTTPS_PROXY in the daemon's environment), or name a mirror in %s", file)
+}
 
 // isBadToken reports that a token service answered something else. The decoder's error
 // quotes the answer, and the registry may have chosen any service of the node's network.

@@ -23,6 +23,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
 
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/state"
 )
 
@@ -60,8 +61,8 @@ func checkHostDir(dir string) error {
 	if err == nil {
 		_, err = config.ConfigureHosts(context.Background(), config.HostOptions{HostDir: func(string) (string, error) { return dir, nil }})("localhost")
 	}
-	if err != nil {
-		return fmt.Errorf("registry configuration %s: %w: %w", path, err, errdefs.ErrFailedPrecondition)
+	if err != nil { // an address may have a password
+		return fmt.Errorf("registry configuration %s: %s: %w", path, redact.Text(err.Error()), errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
@@ -209,24 +210,33 @@ func CheckRegistries(certsDirs []string, dockerConfig, verifierDir string) (prob
 	return slices.DeleteFunc(problems, func(err error) bool { return err == nil })
 }
 
-// resolver makes what one pull uses to reach the registry and its mirrors. It reads their
-// files, so that a change counts at the next pull.
-func (s *Store) resolver(ctx context.Context, ref reference.Named, auth Auth) (remotes.Resolver, error) {
+// access makes what one pull may show to whom. It reads the files anew, so that a change counts at the next pull.
+func (s *Store) access(ref reference.Named, auth Auth, secrets *redact.Secrets) (*credentials, error) {
+	auth.hide(secrets)
+	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} {
+		if proxy, err := url.Parse(os.Getenv(name)); err == nil && proxy.User != nil {
+			password, _ := proxy.User.Password()
+			secrets.AddLogin(proxy.User.Username(), password)
+		}
+	}
+	c := &credentials{registry: reference.Domain(ref), repository: reference.Path(ref), request: auth, secrets: secrets}
+	var err error
+	if c.config, err = readDockerConfig(s.settings().DockerConfig); err != nil {
+		return c, err
+	}
+	_, _, err = auth.login()
+	return c, err
+}
+
+// resolver makes what one pull uses to reach the registry and its mirrors.
+func (s *Store) resolver(ctx context.Context, shown *credentials) remotes.Resolver {
 	settings := s.settings()
-	stored, err := readDockerConfig(settings.DockerConfig)
-	if err != nil {
-		return nil, err
-	}
-	if _, _, err := auth.login(); err != nil {
-		return nil, err
-	}
-	shown := &credentials{registry: reference.Domain(ref), request: auth, config: stored}
 	hosts := config.ConfigureHosts(ctx, config.HostOptions{
 		HostDir:     s.hostDir,
 		Credentials: func(host string) (string, string, error) { return shown.login(ctx, host) },
 		UpdateClient: func(client *http.Client) error {
 			if _, wrapped := client.Transport.(link); !wrapped {
-				client.Transport = link{settings.ProgressTimeout, settings.MinRate, shown.isOwn, client.Transport}
+				client.Transport = link{settings.ProgressTimeout, settings.MinRate, shown, client.Transport}
 			}
 			return nil
 		},
@@ -234,7 +244,7 @@ func (s *Store) resolver(ctx context.Context, ref reference.Named, auth Auth) (r
 	return docker.NewResolver(docker.ResolverOptions{
 		Hosts:   authorized(ctx, hosts, shown),
 		Headers: http.Header{"User-Agent": []string{"minicri"}},
-	}), nil
+	})
 }
 
 // authorized notes which hosts are the pull's own and keeps credentials with them.
@@ -244,12 +254,19 @@ func authorized(ctx context.Context, hosts docker.RegistryHosts, shown *credenti
 		for i := range all {
 			host := &all[i]
 			shown.own.Store(strings.ToLower(host.Host), true)
+			shown.last.Store(host.Host)
+			for _, values := range host.Header {
+				for _, value := range values {
+					_, token, _ := strings.Cut(value, " ") // behind a scheme
+					shown.secrets.Add(value, token)
+				}
+			}
 			token, err := shown.token(ctx, host.Host)
 			if err != nil {
 				return nil, err
 			}
 			elsewhere := docker.NewDockerAuthorizer(docker.WithAuthClient(host.Client))
-			host.Authorizer = authorizer{host: host.Host, token: token, shown: host.Authorizer, elsewhere: elsewhere}
+			host.Authorizer = authorizer{host: host.Host, token: token, shown: host.Authorizer, elsewhere: elsewhere, secrets: shown.secrets}
 		}
 		return all, err
 	}
@@ -268,4 +285,14 @@ func (s *Store) hostDir(host string) (string, error) {
 		return dir, err
 	}
 	return "", fmt.Errorf("registry configuration of %s: %w", host, errdefs.ErrNotFound)
+}
+
+// hostsFile is the hosts.toml of a host, or the one that a person would write.
+func (s *Store) hostsFile(host string) string {
+	for _, root := range s.settings().CertsDirs {
+		if dir, err := config.HostDirFromRoot(root)(host); err == nil {
+			return filepath.Join(dir, hostsFileName)
+		}
+	}
+	return filepath.Join(append(s.settings().CertsDirs, "/etc/minicri/certs.d")[0], host, hostsFileName)
 }

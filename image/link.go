@@ -33,15 +33,37 @@ func (e stalledError) Error() string {
 // link is the way to the registry of one pull. Each request and each read of a body must
 // make progress within timeout, and a body come with minRate on average over timeout,
 // without the time that its reader takes. What is no blob is read up to maxManifest.
+//
+// Above the connection it gives the library the answers that it expects of registries: see adapt.
 type link struct {
 	timeout time.Duration
-	minRate int64                  // bytes per second
-	own     func(host string) bool // whether it is the registry or a mirror
+	minRate int64 // bytes per second
+	pull    *credentials
 	base    http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip implements http.RoundTripper. It repeats what failed for a moment, where no other host can be asked.
 func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
+	for pause := firstPause; ; pause *= 2 {
+		resp, err := l.send(req)
+		if err != nil {
+			return nil, err
+		}
+		wait, again := l.repeat(req, resp, pause)
+		if !again {
+			return l.adapt(req, resp)
+		}
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxManifest)) // to use the connection again
+		_ = resp.Body.Close()
+		select {
+		case <-time.After(wait):
+		case <-req.Context().Done():
+			return nil, context.Cause(req.Context())
+		}
+	}
+}
+
+func (l link) send(req *http.Request) (*http.Response, error) {
 	req, err := withoutSecrets(req)
 	if err != nil {
 		return nil, err
@@ -65,7 +87,7 @@ func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 	case strings.Contains(strings.ToLower(resp.Header.Get("Content-Encoding")), "zstd"): // the library has no bound for its window
 		err = fmt.Errorf("registry %s sends %s in the encoding zstd: %w", req.URL.Host, req.URL.Path, errdefs.ErrInvalidArgument)
 	// A proxy that wants a login answers so. After an error the library asks the next host.
-	case resp.StatusCode == http.StatusOK && strings.HasPrefix(content, "text/html") && (l.own(req.URL.Host) || !isBlob(req)) && req.Header.Get("Accept") != "":
+	case resp.StatusCode == http.StatusOK && strings.HasPrefix(content, "text/html") && (l.pull.isOwn(req.URL.Host) || !isBlob(req)) && req.Header.Get("Accept") != "" && req.Method != http.MethodHead:
 		err = fmt.Errorf("%s answers with a page of HTML, as no registry does", req.URL.Host)
 	}
 	if err != nil {
@@ -75,7 +97,7 @@ func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 	body := &watchedBody{ReadCloser: resp.Body, ctx: ctx, cancel: cancel, timer: timer, stalled: stalled, left: math.MaxInt64}
 	resp.Body = body
 	switch {
-	case resp.StatusCode >= http.StatusBadRequest && !l.own(req.URL.Host):
+	case resp.StatusCode >= http.StatusBadRequest && !l.pull.isOwn(req.URL.Host):
 		body.left, body.after = 0, io.EOF // no error may show what another host says
 	case !isBlob(req):
 		body.left, body.after = maxManifest, tooLong(req)

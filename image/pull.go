@@ -17,11 +17,14 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/remotes"
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/trace"
 )
 
@@ -59,7 +62,7 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 	if err != nil {
 		return Image{}, err
 	}
-	p := &pulling{store: s, ref: ref, auth: auth, locks: s.locks.forPull(s.config.waitWindow), progress: progress, last: map[string]reported{}}
+	p := &pulling{store: s, ref: ref, secrets: &redact.Secrets{}, locks: s.locks.forPull(s.config.waitWindow), progress: progress, last: map[string]reported{}}
 	if p.platform, err = platformNamed(platform); err != nil {
 		return Image{}, err
 	}
@@ -67,13 +70,18 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 		return Image{}, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	defer s.work.Done()
-	ctx, cancel := context.WithCancelCause(s.scope(ctx))
+	ctx, cancel := context.WithCancelCause(log.WithLogger(s.scope(ctx), libraryLog(s.log, p.secrets)))
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
 	began := time.Now()
-	image, err := p.run(ctx, platform)
+	p.access, err = s.access(ref, auth, p.secrets)
+	var image Image
+	if err == nil {
+		image, err = p.run(ctx, platform)
+	}
 	if err != nil {
-		err = pullError{fmt.Errorf("pull %s: %w", ref, registryError(ctx, err))}
+		known := registryError(ctx, err, p.secrets)
+		err = pullError{error: fmt.Errorf("pull %s: %w", ref, known), cure: p.cureOf(err, known), secrets: p.secrets}
 	}
 	p.mu.Lock()
 	p.progress = nil // a fetch that the library left behind may still report
@@ -85,7 +93,8 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 type pulling struct {
 	store    *Store
 	ref      reference.Named
-	auth     Auth
+	access   *credentials
+	secrets  *redact.Secrets
 	platform platforms.MatchComparer
 	remote   remotes.Fetcher
 	locks    *pullLocks
@@ -130,11 +139,8 @@ func (p *pulling) run(ctx context.Context, platform string) (Image, error) {
 		return Image{}, err
 	}
 	defer release()
-	resolver, err := s.resolver(ctx, p.ref, p.auth)
-	if err != nil {
-		return Image{}, err
-	}
-	target, err := resolve(ctx, resolver, p.ref)
+	resolver := s.resolver(ctx, p.access)
+	target, err := p.resolve(ctx, resolver)
 	if err != nil {
 		return Image{}, err
 	}
@@ -165,8 +171,11 @@ func (p *pulling) run(ctx context.Context, platform string) (Image, error) {
 	return s.Get(image.ID)
 }
 
-func resolve(ctx context.Context, resolver remotes.Resolver, ref reference.Named) (ocispec.Descriptor, error) {
-	_, target, err := resolver.Resolve(ctx, ref.String())
+func (p *pulling) resolve(ctx context.Context, resolver remotes.Resolver) (ocispec.Descriptor, error) {
+	_, target, err := resolver.Resolve(ctx, p.ref.String())
+	if _, isStatus := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); errdefs.IsNotFound(err) && !isStatus {
+		return target, fmt.Errorf("%w in registry %s%s", errAbsent, reference.Domain(p.ref), p.access.answers.said())
+	}
 	if err != nil {
 		return target, fmt.Errorf("resolve: %w", err)
 	}
@@ -186,7 +195,11 @@ func (p *pulling) get(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.D
 	if errdefs.IsAlreadyExists(err) {
 		err = nil
 	}
-	end(err)
+	if err != nil {
+		end(errors.New(p.secrets.Text(err.Error())))
+	} else {
+		end(nil)
+	}
 	if errdefs.IsFailedPrecondition(err) { // by which the library means bytes with another digest
 		err = fmt.Errorf("wrong bytes: %v: %w", err, errdefs.ErrDataLoss) //nolint:errorlint
 	}

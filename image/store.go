@@ -33,6 +33,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/state"
 )
 
@@ -143,7 +144,7 @@ func newStore(config Config) *Store {
 	config.setDefaults()
 	dir := filepath.Join(config.Root, "image")
 	s := &Store{
-		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger),
+		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger, &redact.Secrets{}),
 		locks: locks{byKey: map[string]*lock{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd), collecting: semaphore.NewWeighted(1),
 	}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
@@ -298,14 +299,28 @@ func (s *Store) scope(ctx context.Context) context.Context {
 	return log.WithLogger(namespaces.WithNamespace(ctx, "minicri"), s.libraryLog)
 }
 
-// libraryLog logs for debugging whatever containerd's packages log: they return their errors, and warn of each mirror
-// that does not answer.
-func libraryLog(logger *slog.Logger) *log.Entry {
+// libraryLog logs for debugging whatever containerd's packages log, without secrets: they return their errors, and warn
+// of each mirror that does not answer.
+func libraryLog(logger *slog.Logger, secrets *redact.Secrets) *log.Entry {
 	library := logrus.New()
 	library.SetOutput(io.Discard)
+	library.AddHook(hiding{secrets})
 	library.AddHook(logrusslog.NewHook(logger, &logrusslog.HookOptions{LevelMapper: func(logrus.Level) slog.Level { return slog.LevelDebug }}))
 	library.SetLevel(logrus.DebugLevel)
 	return logrus.NewEntry(library)
+}
+
+// hiding takes secrets out of an entry before the next hook logs it.
+type hiding struct{ secrets *redact.Secrets }
+
+func (hiding) Levels() []logrus.Level { return logrus.AllLevels }
+
+func (h hiding) Fire(entry *logrus.Entry) error {
+	entry.Message = h.secrets.Text(entry.Message)
+	for key, value := range entry.Data {
+		entry.Data[key] = h.secrets.Text(fmt.Sprint(value))
+	}
+	return nil
 }
 
 // Collect removes the blobs, unfinished downloads and snapshots that no record, lease or

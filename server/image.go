@@ -12,6 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/stats"
 )
@@ -104,7 +105,7 @@ func (s *ImageServer) PullImage(ctx context.Context, request *runtimeapi.PullIma
 	}, nil)
 	row.Took = time.Since(row.Start)
 	if err != nil {
-		row.Error = err.Error() + advice(err) // with its kind: no code goes with it
+		row.Error = errtext.Of(err)
 	} else {
 		row.Note = units.BytesSize(float64(pulled.Size))
 	}

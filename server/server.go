@@ -269,7 +269,7 @@ func grpcError(err error) error {
 	}
 	for _, known := range kubeletErrors {
 		if errors.Is(err, known.ours) {
-			return withDetails(codes.Unknown, known.kubelets.Error()+": "+errtext.Of(err)+advice(err), err)
+			return withDetails(codes.Unknown, known.kubelets.Error()+": "+errtext.Of(err), err)
 		}
 	}
 	for _, kind := range kinds {
@@ -286,14 +286,6 @@ var kubeletErrors = []struct{ ours, kubelets error }{
 	{image.ErrVerification, crierrors.ErrSignatureValidationFailed},
 	{image.ErrRegistryUnavailable, crierrors.ErrRegistryUnavailable},
 	{container.ErrImageVolume, crierrors.ErrImageVolumeMountFailed},
-}
-
-// advice says what to do about an error that this node did not cause.
-func advice(err error) string {
-	if errors.Is(err, image.ErrRegistryUnavailable) {
-		return "; see whether the registry answers from this node, or name a mirror of it in hosts.toml (images.certs_dirs)"
-	}
-	return ""
 }
 
 // kinds are the codes of kinds of errors. If an error has several, the first counts.
