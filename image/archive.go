@@ -1,10 +1,12 @@
 package image
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -56,12 +58,15 @@ func (s *Store) Import(ctx context.Context, file io.Reader) (_ []Image, err erro
 
 // readArchive stores the blobs and returns what the archive's index lists.
 func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Descriptor, error) {
-	plain, err := decompress(ctx, file, s.zstd)
+	plain, err := decompress(ctx, file, &place{places: s.zstd})
 	if err != nil {
 		return nil, fmt.Errorf("read archive: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	defer plain.Close()
 	target, err := archive.ImportIndex(ctx, s.content, plain)
+	if errors.Is(err, tar.ErrHeader) {
+		return nil, fmt.Errorf("read archive: it is no tar archive, plain or packed by gzip or zstd: give one that docker save or skopeo (oci-archive:) has written: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read archive: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
@@ -81,13 +86,14 @@ func (s *Store) readArchive(ctx context.Context, file io.Reader) ([]ocispec.Desc
 
 // unpackArchive unpacks each image once, however many names it has.
 func (s *Store) unpackArchive(ctx context.Context, manifests []ocispec.Descriptor) (all []Image, err error) {
-	for _, target := range manifests {
+	for _, target := range s.forThisNode(ctx, manifests) {
 		i := slices.IndexFunc(all, func(one Image) bool { return one.target.Digest == target.Digest })
 		if i < 0 {
-			if err := s.unpackTree(ctx, target, s.archived()); err != nil {
+			manifest, err := s.unpackTree(ctx, target, s.archived())
+			if err != nil {
 				return nil, err
 			}
-			image, err := s.fromContent(ctx, target)
+			image, err := s.fromContent(ctx, target, manifest)
 			if err != nil {
 				return nil, err
 			}
@@ -96,6 +102,50 @@ func (s *Store) unpackArchive(ctx context.Context, manifests []ocispec.Descripto
 		all[i].names = append(all[i].names, nameInArchive(target))
 	}
 	return all, nil
+}
+
+// forThisNode leaves out what an archive has for other platforms, where it has an image for the node under the same name
+// or, of images without a name, any. An archive for another platform alone is imported as a pull takes one.
+func (s *Store) forThisNode(ctx context.Context, all []ocispec.Descriptor) (chosen []ocispec.Descriptor) {
+	node, best, platform := nodePlatform(), map[string]int{}, make([]*ocispec.Platform, len(all))
+	nameOf := func(i int) string {
+		if name := nameInArchive(all[i]); name != all[i].Digest.String() {
+			return name
+		}
+		return ""
+	}
+	matches := func(i int) bool { return platform[i] == nil || node.Match(*platform[i]) }
+	for i := range all {
+		platform[i] = s.platformOf(ctx, all[i])
+		known, is := best[nameOf(i)]
+		if matches(i) && (!is || platform[i] != nil && platform[known] != nil && node.Less(*platform[i], *platform[known])) {
+			best[nameOf(i)] = i
+		}
+	}
+	for i, one := range all {
+		found, is := best[nameOf(i)]
+		if !is || all[found].Digest == one.Digest || nameOf(i) == "" && matches(i) {
+			chosen = append(chosen, one)
+		}
+	}
+	return chosen
+}
+
+// platformOf is what an archive says of a manifest, or its configuration; nil if neither does.
+func (s *Store) platformOf(ctx context.Context, desc ocispec.Descriptor) *ocispec.Platform {
+	if desc.Platform != nil || !images.IsManifestType(desc.MediaType) {
+		return desc.Platform
+	}
+	var manifest ocispec.Manifest
+	data, err := content.ReadBlob(ctx, s.content, desc)
+	if err != nil || json.Unmarshal(data, &manifest) != nil {
+		return nil // which its walk reports
+	}
+	platform, err := images.ConfigPlatform(ctx, s.content, manifest.Config)
+	if err != nil {
+		return nil
+	}
+	return &platform
 }
 
 // archived is the route through an image whose blobs must be in the store.

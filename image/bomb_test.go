@@ -19,7 +19,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/test/harness"
@@ -103,7 +102,7 @@ func again(t *testing.T, do func()) (stop func()) {
 func TestZstdWindowsAreBounded(t *testing.T) {
 	const size = 160 << 20
 	for name, packed := range map[string][]byte{"window": hostile.Zstd(hostile.Zeros(1<<20), 29), "segment": hostile.ZstdSegment(1 << 30)} {
-		plain, err := decompress(t.Context(), bytes.NewReader(packed), semaphore.NewWeighted(maxZstd))
+		plain, err := decompress(t.Context(), bytes.NewReader(packed), &place{places: newPlaces()})
 		must(t, err)
 		n, err := io.Copy(io.Discard, plain)
 		harness.Want(t, n == 0 && err != nil && strings.Contains(err.Error(), "window of a frame is larger than 128 MiB"), "%s: %d bytes, %v", name, n, err)
@@ -113,13 +112,13 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 	s, all := openStore(t), sync.WaitGroup{}
 	for range 4 {
 		all.Go(func() {
-			plain, err := decompress(t.Context(), bytes.NewReader(packed), s.zstd)
+			plain, err := decompress(t.Context(), bytes.NewReader(packed), &place{places: s.zstd})
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			defer plain.Close()
-			harness.Want(t, !s.zstd.TryAcquire(maxZstd), "a decoder has taken no place")
+			harness.Want(t, !s.zstd.quick.TryAcquire(maxZstd), "a decoder has taken no place")
 			n, err := io.Copy(io.Discard, plain)
 			harness.Want(t, n >= size && err == nil, "%d bytes, %v", n, err)
 			usage := plain.(zstdDecoder).command.ProcessState.SysUsage().(*syscall.Rusage)
@@ -127,8 +126,8 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 		})
 	}
 	all.Wait()
-	harness.Want(t, s.zstd.TryAcquire(maxZstd), "a place was not given back")
-	s.zstd.Release(maxZstd)
+	harness.Want(t, s.zstd.quick.TryAcquire(maxZstd), "a place was not given back")
+	s.zstd.quick.Release(maxZstd)
 
 	registry := newTestRegistry(t)
 	reference := registry.push(t, "encoded:1", smallImage(t))
@@ -145,7 +144,7 @@ func TestZstdWindowsAreBounded(t *testing.T) {
 func TestZstdDecoderThatIsEnded(t *testing.T) {
 	packed := hostile.Zstd(hostile.Zeros(64<<20), 20)
 	begin := func(packed []byte) io.ReadCloser {
-		plain, err := decompress(t.Context(), bytes.NewReader(packed), semaphore.NewWeighted(maxZstd))
+		plain, err := decompress(t.Context(), bytes.NewReader(packed), &place{places: newPlaces()})
 		must(t, err)
 		return plain
 	}

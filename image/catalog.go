@@ -1,10 +1,12 @@
 package image
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -68,9 +70,41 @@ func isIDPrefix(text string) (prefix string, ok bool) {
 	return prefix, prefix != "" && len(prefix) <= idLength && strings.Trim(prefix, "0123456789abcdef") == ""
 }
 
-// nodePlatform orders the manifests of an index: the node's platform first, then those
-// that its processor also runs (linux/arm/v7 on arm64).
-func nodePlatform() platforms.MatchComparer { return orUnnamed{platforms.Default()} }
+// nodePlatform orders the manifests of an index: the best that the node's processor runs first (linux/amd64/v3, v2,
+// none), then those of older processors (linux/386, linux/arm/v7 on arm64).
+func nodePlatform() platforms.MatchComparer { return orUnnamed{platforms.Only(ownPlatform())} }
+
+// ownPlatform is the node's, with the variant of an amd64 processor, which the library leaves out.
+func ownPlatform() ocispec.Platform {
+	own := platforms.DefaultSpec()
+	if own.Architecture == "amd64" {
+		data, _ := os.ReadFile("/proc/cpuinfo") // without it the first variant
+		own.Variant = variantOf(data)
+	}
+	return own
+}
+
+// variantOf returns the microarchitecture level that an amd64 processor has all features of, by the names of Linux
+// (x86-64 psABI, 3.1.1; arch/x86/include/asm/cpufeatures.h); "" is the first.
+func variantOf(cpuinfo []byte) string {
+	_, line, _ := bytes.Cut(cpuinfo, []byte("\nflags"))
+	line, _, _ = bytes.Cut(line, []byte("\n"))
+	flags := strings.Fields(string(line))
+	variant := ""
+	for _, level := range []struct{ name, features string }{
+		{"v2", "cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"},
+		{"v3", "avx avx2 bmi1 bmi2 f16c fma abm movbe xsave"},
+		{"v4", "avx512f avx512bw avx512cd avx512dq avx512vl"},
+	} {
+		for _, feature := range strings.Fields(level.features) {
+			if !slices.Contains(flags, feature) {
+				return variant
+			}
+		}
+		variant = level.name
+	}
+	return variant
+}
 
 // orUnnamed also takes images without a platform, as images built by hand often are.
 type orUnnamed struct{ platforms.MatchComparer }
@@ -248,12 +282,8 @@ func (s *Store) fromRecord(ctx context.Context, r images.Image) (Image, error) {
 	return image, nil
 }
 
-// fromContent reads a target's configuration and checks that its layers are unpacked.
-func (s *Store) fromContent(ctx context.Context, target ocispec.Descriptor) (Image, error) {
-	manifest, err := images.Manifest(ctx, s.content, target, nodePlatform())
-	if err != nil {
-		return Image{}, fmt.Errorf("read manifest of %s: %w", target.Digest, err)
-	}
+// fromContent reads the configuration of a target's manifest and checks that its layers are unpacked.
+func (s *Store) fromContent(ctx context.Context, target ocispec.Descriptor, manifest ocispec.Manifest) (Image, error) {
 	spec, err := readConfiguration(ctx, s.content, manifest.Config)
 	if err != nil {
 		return Image{}, err

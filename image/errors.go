@@ -34,10 +34,12 @@ var ErrRegistryUnavailable error = kindError{"registry unavailable", errdefs.Err
 // ErrVerification says that a verifier did not accept the image. It is an errdefs.ErrPermissionDenied.
 var ErrVerification error = kindError{"image verification failed", errdefs.ErrPermissionDenied}
 
-// errAbsent says that no registry has the image, errPlatform that it has it for other platforms.
+// errAbsent says that no registry has the image, errPlatform that it has it for other platforms, and errForeign that a
+// layer is where the image's author says: that may be a service of the node's network.
 var (
 	errAbsent   error = kindError{"not found", errdefs.ErrNotFound}
 	errPlatform error = kindError{"not for this platform", errdefs.ErrNotFound}
+	errForeign  error = kindError{"the registry does not have it, and no other address is asked", errdefs.ErrNotFound}
 )
 
 type kindError struct {
@@ -177,6 +179,8 @@ func (p *pulling) cureOf(err, known error) string {
 		return "the registry, a mirror or a proxy has other bytes than the image names: push the image again, or empty the cache"
 	case errdefs.IsResourceExhausted(known) && !isStatus:
 		return fmt.Sprintf("free space on the filesystem of %s (crictl rmi --prune)", p.store.dir)
+	case errors.Is(known, errForeign):
+		return "push the image with its foreign layers (--allow-nondistributable-artifacts)"
 	case errdefs.IsNotFound(known) && !errors.Is(known, errPlatform):
 		return "the registry lacks a part of the image: push the image again"
 	case errors.Is(known, ErrRegistryUnavailable):

@@ -13,8 +13,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/pelletier/go-toml/v2"
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/test/harness"
@@ -31,9 +31,9 @@ func FuzzManifest(f *testing.F) {
 	f.Add([]byte(`[]`))
 	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"` + someDigest + `","size":7}],"layers":[]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		err := parseIndex(data)
+		_, err := parseIndex(data)
 		harness.Want(t, err == nil || errdefs.IsInvalidArgument(err), "no kind: %v", err)
-		manifest, err := parseManifest(data)
+		manifest, err := parseManifest(data, ocispec.MediaTypeImageManifest)
 		if err != nil {
 			harness.Want(t, errdefs.IsInvalidArgument(err) || errdefs.IsNotImplemented(err), "no kind: %v", err)
 			return
@@ -98,7 +98,7 @@ func FuzzLayer(f *testing.F) {
 				return
 			}
 			plain = &decoded.Buffer
-		} else if unpacked, err := decompress(t.Context(), plain, semaphore.NewWeighted(1)); err != nil {
+		} else if unpacked, err := decompress(t.Context(), plain, &place{places: newPlaces()}); err != nil {
 			return
 		} else {
 			plain = unpacked

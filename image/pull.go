@@ -157,10 +157,11 @@ func (p *pulling) run(ctx context.Context, platform string) (Image, error) {
 			return Image{}, err
 		}
 	}
-	if err := s.unpackTree(ctx, target, way); err != nil {
+	manifest, err := s.unpackTree(ctx, target, way)
+	if err != nil {
 		return Image{}, err
 	}
-	image, err := s.fromContent(ctx, target)
+	image, err := s.fromContent(ctx, target, manifest)
 	if err != nil {
 		return Image{}, err
 	}
@@ -203,6 +204,9 @@ func (p *pulling) get(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.D
 	if errdefs.IsFailedPrecondition(err) { // by which the library means bytes with another digest
 		err = fmt.Errorf("wrong bytes: %v: %w", err, errdefs.ErrDataLoss) //nolint:errorlint
 	}
+	if errdefs.IsNotFound(err) && images.IsNonDistributable(desc.MediaType) {
+		return nil, fmt.Errorf("fetch foreign layer %s: %w: %w", desc.Digest, errForeign, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("fetch %s %s: %w", kindOf(desc), desc.Digest, err)
 	}
@@ -244,7 +248,7 @@ func (p *pulling) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCl
 	}
 	d := &download{ReadCloser: body, pull: p, desc: desc}
 	ctx, d.stop = context.WithCancel(ctx)
-	go d.watch(ctx)
+	go p.locks.watch(ctx, &d.bytes, func() {})
 	return d, nil
 }
 
@@ -253,7 +257,7 @@ type download struct {
 	pull  *pulling
 	desc  ocispec.Descriptor
 	at    int64
-	bytes atomic.Int64 // in this window of watch
+	bytes atomic.Int64 // for a watch
 	stop  context.CancelFunc
 }
 
@@ -274,17 +278,17 @@ func (d *download) Close() error {
 	return d.ReadCloser.Close()
 }
 
-// Other pulls of a blob do not wait for a download below waitRate, in bytes per second.
+// Other pulls of a blob or a layer do not wait for a download, or for an unpack, below waitRate: packed bytes per second.
 const (
 	waitRate   = 64 << 10
 	waitWindow = 10 * time.Second // how long it is measured
 )
 
-// watch counts the download as a slow one of its pull while it is below waitRate.
-func (d *download) watch(ctx context.Context) {
-	locks, slow := d.pull.locks, int32(0)
-	defer func() { locks.slow.Add(-slow) }()
-	tick := time.NewTicker(locks.window)
+// watch counts a work of the pull as a slow one while it moves less than waitRate, and calls slowed each time.
+func (l *pullLocks) watch(ctx context.Context, moved *atomic.Int64, slowed func()) {
+	slow := int32(0)
+	defer func() { l.slow.Add(-slow) }()
+	tick := time.NewTicker(l.window)
 	defer tick.Stop()
 	for {
 		select {
@@ -294,10 +298,11 @@ func (d *download) watch(ctx context.Context) {
 		}
 		was := slow
 		slow = 0
-		if float64(d.bytes.Swap(0)) < waitRate*locks.window.Seconds() {
+		if float64(moved.Swap(0)) < waitRate*l.window.Seconds() {
 			slow = 1
+			slowed()
 		}
-		locks.slow.Add(slow - was)
+		l.slow.Add(slow - was)
 	}
 }
 
@@ -317,7 +322,7 @@ type lock struct {
 type pullLocks struct {
 	all    *locks
 	window time.Duration
-	slow   atomic.Int32 // downloads of this pull that are slow
+	slow   atomic.Int32 // downloads and unpacks of this pull that are slow
 }
 
 func (l *locks) forPull(window time.Duration) *pullLocks { return &pullLocks{all: l, window: window} }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -85,15 +86,47 @@ const (
 	directoryCost = 1 << 10   // of a directory, whose header is kept
 )
 
+// Bytes of a plain layer that are in no file: headers, and what is behind the archive's end.
+const (
+	maxUnwritten = 512 << 20
+	maxBehind    = 16 << 20 // builders fill up the last block of an archive
+	maxHeader    = 4 << 10  // on average, with the records of pax(1)
+	gnuSparse    = 'S'      // a regular file in an old form of GNU's
+	contiguous   = '7'      // one that other systems had
+)
+
 // allowance is what one layer may take. It is asked before each file is written: a few bytes of a layer can stand for
 // a file of any size.
 type allowance struct {
 	room    *room
 	writing int64 // of room.writing
 	index   int64
+	entries int64
+	written int64 // bytes of all files so far, also of those that were replaced
+	most    int64 // for written: what was free at the beginning
+	end     int64 // of the archive in the plain bytes; 0 before it was read
+}
+
+func (r *room) allow() (*allowance, error) {
+	disk, err := r.look()
+	return &allowance{room: r, most: disk.bytes - disk.bytesReserve}, err
+}
+
+// read refuses a layer whose plain bytes go on without files: decompressing them costs time that nothing else bounds.
+func (a *allowance) read(at int64) error {
+	if behind := at - a.end; a.end > 0 && behind > maxBehind {
+		return fmt.Errorf("it has more than %d MiB behind the end of its archive: %w", maxBehind>>20, errdefs.ErrInvalidArgument)
+	}
+	if rest := at - a.written; rest > maxUnwritten+a.entries*maxHeader {
+		return fmt.Errorf("it has %d bytes that are in none of its %d files: %w", rest, a.entries, errdefs.ErrInvalidArgument)
+	}
+	return nil
 }
 
 func (a *allowance) take(header *tar.Header) error {
+	if header.Typeflag == gnuSparse || header.Typeflag == contiguous {
+		header.Typeflag = tar.TypeReg
+	}
 	if err := a.keep(header); err != nil {
 		return err
 	}
@@ -102,10 +135,10 @@ func (a *allowance) take(header *tar.Header) error {
 		return err
 	}
 	size := int64(0)
-	if header.Typeflag == tar.TypeReg {
+	if header.Typeflag == tar.TypeReg && !strings.HasPrefix(path.Base(header.Name), whiteout) {
 		size = header.Size
 	}
-	left := disk.bytes - disk.bytesReserve - a.write(size)
+	left := min(disk.bytes-disk.bytesReserve-a.write(size), a.most-a.written)
 	switch {
 	case size > left:
 		return fmt.Errorf("%q has %d bytes, and layers may take %d more: %d are free on the filesystem of the images, of which %d stay free: %w",
@@ -114,6 +147,8 @@ func (a *allowance) take(header *tar.Header) error {
 		return fmt.Errorf("it has too many files: %d inodes are free on the filesystem of the images, of which %d stay free: %w",
 			disk.inodes, disk.inodesReserve, errdefs.ErrResourceExhausted)
 	}
+	a.written += size
+	a.entries++
 	return nil
 }
 

@@ -104,7 +104,7 @@ type Store struct {
 	list     atomic.Pointer[[]Image] // the complete images, sorted by id
 	locks    locks
 	room     *room
-	zstd     *semaphore.Weighted // places for decoders, of all pulls and imports together
+	zstd     places
 
 	// ctx ends with the store, and with it the pulls and collections in work.
 	ctx        context.Context
@@ -145,7 +145,7 @@ func newStore(config Config) *Store {
 	dir := filepath.Join(config.Root, "image")
 	s := &Store{
 		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger, &redact.Secrets{}),
-		locks: locks{byKey: map[string]*lock{}}, room: &room{dir: dir}, zstd: semaphore.NewWeighted(maxZstd), collecting: semaphore.NewWeighted(1),
+		locks: locks{byKey: map[string]*lock{}}, room: &room{dir: dir}, zstd: newPlaces(), collecting: semaphore.NewWeighted(1),
 	}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.unmounted.SetLimit(closesAtOnce)

@@ -12,8 +12,10 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -42,47 +44,59 @@ type route struct {
 	report   func(desc ocispec.Descriptor, stage Stage, done int64)
 }
 
-// unpackTree walks from target to the configuration of one platform and unpacks its
-// layers. After an error fetches may go on after it returns; their context has ended.
-func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, route route) error {
+// unpackTree walks from target to the manifest of one platform, unpacks its layers and returns it. After an error
+// fetches may go on after it returns; their context has ended.
+func (s *Store) unpackTree(ctx context.Context, target ocispec.Descriptor, route route) (manifest ocispec.Manifest, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	unpacker, err := unpack.NewUnpacker(ctx, s.content,
 		unpack.WithLimiter(semaphore.NewWeighted(int64(s.settings().MaxDownloads))),
 		unpack.WithDuplicationSuppressor(route.locks),
 		unpack.WithUnpackPlatform(unpack.Platform{
-			Platform: route.platform, SnapshotterKey: snapshotterKey, Snapshotter: s.snapshots, Applier: applier{s, route.report},
+			Platform:       platforms.All, // the vetter has looked at it
+			SnapshotterKey: snapshotterKey, Snapshotter: s.snapshots, Applier: applier{s, route.locks, route.report},
 		}))
 	if err != nil {
-		return fmt.Errorf("prepare to unpack: %w", err)
+		return manifest, fmt.Errorf("prepare to unpack: %w", err)
 	}
 	// Labels keep blobs from being collected. A layer's is not needed once it is unpacked.
 	labels := images.ChildGCLabelsFilterLayers
 	if s.settings().KeepLayers {
 		labels = images.ChildGCLabels
 	}
-	children := images.SetChildrenMappedLabels(s.content, s.children(route.platform), labels)
-	handler := images.Handlers(route.get, s.vetter(route), children)
+	children, vetter := images.SetChildrenMappedLabels(s.content, s.children(route.platform), labels), s.vetter(route)
+	handler := images.Handlers(route.get, images.HandlerFunc(vetter.vet), children)
 	if err := images.Dispatch(ctx, unpacker.Unpack(handler), nil, target); err != nil {
 		cancel()
 		_, _ = unpacker.Wait() // it was ended for the error above
-		return err
+		return manifest, err
 	}
 	_, err = unpacker.Wait()
 	if err != nil && strings.Contains(err.Error(), "wrong diff id") { // the library has no type for it
-		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+		return manifest, fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
-	return err
+	return *cmp.Or(vetter.manifest.Load(), &manifest), err
 }
 
+// children lists the manifest for a platform, or a configuration and layers. A configuration that Docker takes for one
+// gets the type by which the library knows it.
 func (s *Store) children(platform platforms.MatchComparer) images.HandlerFunc {
-	return images.LimitManifests(images.FilterPlatforms(images.ChildrenHandler(s.content), platform), platform, 1)
+	list := images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		found, err := images.Children(ctx, s.content, desc)
+		for i := range found {
+			if i == 0 && isDockerConfig(desc.MediaType, found[i].MediaType) {
+				found[i].MediaType = images.MediaTypeDockerSchema2Config
+			}
+		}
+		return found, err
+	})
+	return images.LimitManifests(images.FilterPlatforms(list, platform), platform, 1)
 }
 
 // manifestOf follows indexes to the manifest of a platform. It labels none: another image
 // may have the same index, with a label for another platform.
 func (s *Store) manifestOf(ctx context.Context, target ocispec.Descriptor, route route) (ocispec.Descriptor, error) {
-	follow := images.Handlers(route.get, s.vetter(route), s.children(route.platform))
+	follow := images.Handlers(route.get, images.HandlerFunc(s.vetter(route).vet), s.children(route.platform))
 	for images.IsIndexType(target.MediaType) {
 		found, err := follow(ctx, target)
 		if err != nil {
@@ -99,6 +113,7 @@ func (s *Store) manifestOf(ctx context.Context, target ocispec.Descriptor, route
 // applier unpacks layers within an allowance each, which containerd's applier lacks.
 type applier struct {
 	store  *Store
+	locks  *pullLocks // of the pull, which counts an unpack that makes no progress as a slow one
 	report func(desc ocispec.Descriptor, stage Stage, done int64)
 }
 
@@ -119,14 +134,14 @@ func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 		return applied, err
 	}
 	defer blob.Close()
-	packed := &countedReader{Reader: content.NewReader(blob), report: func(at int64) { a.report(desc, StageUnpack, at) }}
-	plain := io.NopCloser(io.Reader(packed))
-	if kind, err := images.DiffCompression(ctx, desc.MediaType); err != nil {
+	packed := &countedReader{ctx: ctx, Reader: content.NewReader(blob), report: func(at int64) { a.report(desc, StageUnpack, at) }}
+	place := &place{places: a.store.zstd}
+	watched, stop := context.WithCancel(ctx)
+	defer stop()
+	go a.locks.watch(watched, &packed.recent, place.pass)
+	plain, err := decompress(ctx, packed, place) // by the bytes: a type is often wrong
+	if err != nil {
 		return applied, err
-	} else if kind != "" {
-		if plain, err = decompress(ctx, packed, a.store.zstd); err != nil {
-			return applied, err
-		}
 	}
 	defer plain.Close()
 	err = mount.WithTempMount(ctx, mounts, func(root string) error {
@@ -139,13 +154,19 @@ func (a applier) apply(ctx context.Context, desc ocispec.Descriptor, mounts []mo
 // unpack writes the files of a plain layer and digests all of its bytes, also those after the archive's end.
 func (a applier) unpack(ctx context.Context, root string, plain io.Reader) (ocispec.Descriptor, error) {
 	digester := digest.Canonical.Digester()
-	whole := &countedReader{Reader: io.TeeReader(plain, digester.Hash())}
-	allowed := &allowance{room: a.store.room}
-	defer allowed.write(0)
-	bounded := archive.WithFilter(func(header *tar.Header) (bool, error) { return true, allowed.take(header) })
-	if _, err := archive.Apply(ctx, root, whole, bounded); err != nil {
+	allowed, err := a.store.room.allow()
+	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
+	whole := &countedReader{ctx: ctx, Reader: io.TeeReader(plain, digester.Hash()), check: allowed.read}
+	defer allowed.write(0)
+	hidden := whiteouts{root: root, own: map[string]struct{}{}, cleared: map[string]struct{}{}}
+	_, err = archive.Apply(ctx, root, whole, archive.WithConvertWhiteout(hidden.convert),
+		archive.WithFilter(func(header *tar.Header) (bool, error) { return true, allowed.take(header) }))
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	allowed.end = whole.at
 	if _, err := io.Copy(io.Discard, whole); err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -160,19 +181,88 @@ func (a applier) unpack(ctx context.Context, root string, plain io.Reader) (ocis
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: whole.at, Digest: digester.Digest()}, nil
 }
 
+// countedReader fails when its context has ended: what reads it may loop for long.
 type countedReader struct {
+	ctx context.Context
 	io.Reader
 	at     int64
-	report func(at int64) // may be nil
+	recent atomic.Int64         // bytes, for a watch
+	report func(at int64)       // may be nil
+	check  func(at int64) error // may be nil
 }
 
 func (r *countedReader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
 	n, err := r.Reader.Read(p)
 	r.at += int64(n)
+	r.recent.Add(int64(n))
 	if r.report != nil {
 		r.report(r.at)
 	}
+	if r.check != nil && err == nil {
+		err = r.check(r.at)
+	}
 	return n, err
+}
+
+const whiteout, opaque = ".wh.", ".wh..wh..opq" // image-spec, layer.md
+
+// whiteouts removes from a layer's mount what the layer hides. A whiteout hides files of lower layers alone: what the
+// layer has itself stays, in whatever order its archive is.
+type whiteouts struct {
+	root    string
+	own     map[string]struct{} // the paths that the layer has written, with all that they are in
+	cleared map[string]struct{} // directories that have nothing of lower layers any more
+}
+
+// convert is asked for each entry, with its path below the root and all links resolved, and returns whether to write it.
+func (w whiteouts) convert(_ *tar.Header, path string) (bool, error) {
+	dir, base := filepath.Split(path)
+	dir = filepath.Clean(dir)
+	hidden, isWhiteout := strings.CutPrefix(base, whiteout)
+	switch {
+	case base == opaque:
+		return false, w.clear(dir)
+	case isWhiteout:
+		return false, w.remove(filepath.Join(dir, hidden))
+	}
+	for ; len(path) > len(w.root); path = filepath.Dir(path) {
+		if _, known := w.own[path]; known {
+			break
+		}
+		w.own[path] = struct{}{}
+	}
+	return true, nil
+}
+
+// remove removes a path, of a directory that the layer has what is not the layer's.
+func (w whiteouts) remove(path string) error {
+	if _, own := w.own[path]; !own {
+		return os.RemoveAll(path)
+	}
+	if info, err := os.Lstat(path); err != nil || !info.IsDir() {
+		return err
+	}
+	return w.clear(path)
+}
+
+func (w whiteouts) clear(dir string) error {
+	if _, done := w.cleared[dir]; done {
+		return nil
+	}
+	w.cleared[dir] = struct{}{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := w.remove(filepath.Join(dir, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // layerError returns an ErrDataLoss for errors that are not of the system or of the pull's
@@ -189,12 +279,55 @@ func layerError(err error) error {
 const (
 	maxWindow = 128 << 20        // of a zstd frame, which its decoder holds: zstd(1)'s default
 	maxZstd   = 2                // decoders at once, on the node
+	slowZstd  = 6                // more that are slow
 	zstdName  = "minicri-unzstd" // argv[0] of a decoder
 )
 
+// places are those of zstd decoders, of all pulls and imports together.
+type places struct{ quick, all *semaphore.Weighted }
+
+func newPlaces() places {
+	return places{quick: semaphore.NewWeighted(maxZstd), all: semaphore.NewWeighted(maxZstd + slowZstd)}
+}
+
+// place is one of them. A decoder that is slow passes its place on: a few bytes may stand for hours of its work.
+type place struct {
+	places
+	mu   sync.Mutex // guards held
+	held bool       // whether it is one of the quick
+}
+
+func (p *place) take(ctx context.Context) error {
+	if err := p.all.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	if err := p.quick.Acquire(ctx, 1); err != nil {
+		p.all.Release(1)
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held = true
+	return nil
+}
+
+func (p *place) pass() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.held {
+		p.quick.Release(1)
+	}
+	p.held = false
+}
+
+func (p *place) end() {
+	p.pass()
+	p.all.Release(1)
+}
+
 // decompress returns the plain bytes of a layer or an archive, whose form it tells by the
-// first bytes. A zstd decoder takes one of the places.
-func decompress(ctx context.Context, packed io.Reader, places *semaphore.Weighted) (io.ReadCloser, error) {
+// first bytes. A zstd decoder takes a place.
+func decompress(ctx context.Context, packed io.Reader, place *place) (io.ReadCloser, error) {
 	buffered := bufio.NewReaderSize(packed, 32<<10)
 	magic, err := buffered.Peek(10)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -202,15 +335,57 @@ func decompress(ctx context.Context, packed io.Reader, places *semaphore.Weighte
 	}
 	switch compression.DetectCompression(magic) {
 	case compression.Gzip:
-		return gzip.NewReader(buffered)
+		return newGzip(buffered)
 	case compression.Zstd:
-		if err := places.Acquire(ctx, 1); err != nil {
+		if err := place.take(ctx); err != nil {
 			return nil, err
 		}
-		return startZstd(ctx, buffered, func() { places.Release(1) })
+		return startZstd(ctx, buffered, place.end)
 	default:
 		return io.NopCloser(buffered), nil
 	}
+}
+
+// gzipReader reads the members of a gzip stream. It ignores zeros behind the last one, as gzip(1) does.
+type gzipReader struct {
+	*gzip.Reader
+	packed *bufio.Reader
+}
+
+func newGzip(packed *bufio.Reader) (io.ReadCloser, error) {
+	r, err := gzip.NewReader(packed)
+	if err != nil {
+		return nil, err
+	}
+	r.Multistream(false)
+	return &gzipReader{r, packed}, nil
+}
+
+func (r *gzipReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	switch {
+	case !errors.Is(err, io.EOF):
+		return n, err
+	case n > 0:
+		return n, nil
+	}
+	first, err := r.packed.Peek(1)
+	for err == nil && first[0] == 0 {
+		if _, err = r.packed.Discard(1); err == nil {
+			first, err = r.packed.Peek(1)
+		}
+		if err == nil && first[0] != 0 {
+			return 0, gzip.ErrHeader
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	if err := r.Reset(r.packed); err != nil {
+		return 0, err
+	}
+	r.Multistream(false)
+	return 0, nil
 }
 
 // zstdDecoder is a process that decodes one stream. A decoder holds as much as the stream's author likes, up to

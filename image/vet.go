@@ -24,7 +24,7 @@ import (
 
 const (
 	maxManifest = 4 << 20 // bytes; registries refuse more (distribution-spec, "Pushing Manifests")
-	maxConfig   = 1 << 20 // bytes
+	maxConfig   = 4 << 20 // bytes, as other runtimes take
 	maxDepth    = 8       // of indexes within each other
 	maxLayers   = 256     // the options of mount(2) are 4 KiB, of which a layer takes up to 12 bytes
 	maxUser     = 2 * 256 // LOGIN_NAME_MAX, for a user and a group
@@ -33,15 +33,14 @@ const (
 // vetter refuses what this node cannot run before its layers are fetched. The unpacker
 // would skip a foreign platform silently and notice the rest late or not at all.
 type vetter struct {
-	store   *Store
-	route   route
-	indexes atomic.Int32                         // seen; one manifest of each is followed, so this is the depth
-	layers  atomic.Pointer[[]ocispec.Descriptor] // nil before a manifest was seen
+	store    *Store
+	route    route
+	indexes  atomic.Int32                     // seen; one manifest of each is followed, so this is the depth
+	listed   atomic.Bool                      // whether an index has chosen the manifest by its platform
+	manifest atomic.Pointer[ocispec.Manifest] // nil before it was seen
 }
 
-func (s *Store) vetter(route route) images.HandlerFunc {
-	return (&vetter{store: s, route: route}).vet
-}
+func (s *Store) vetter(route route) *vetter { return &vetter{store: s, route: route} }
 
 // vet is a handler of images.Dispatch that finds no children.
 func (v *vetter) vet(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
@@ -60,51 +59,74 @@ func (v *vetter) vetIndex(ctx context.Context, desc ocispec.Descriptor) error {
 	if v.indexes.Add(1) > maxDepth {
 		return fmt.Errorf("indexes are nested more than %d deep: %w", maxDepth, errdefs.ErrInvalidArgument)
 	}
+	var index ocispec.Index
 	data, err := content.ReadBlob(ctx, v.store.content, desc)
 	if err == nil {
-		err = parseIndex(data)
+		index, err = parseIndex(data)
 	}
 	if err != nil {
 		return fmt.Errorf("index %s: %w", desc.Digest, err)
 	}
-	return nil
+	var others []string
+	for _, one := range index.Manifests {
+		if one.Platform == nil || v.route.platform.Match(*one.Platform) {
+			return nil
+		}
+		if name := platforms.FormatAll(*one.Platform); one.Platform.OS != "unknown" && !slices.Contains(others, name) { // no attestation
+			others = append(others, name)
+		}
+	}
+	if len(others) == 0 {
+		return fmt.Errorf("index %s: it lists no image: %w", desc.Digest, errdefs.ErrNotFound)
+	}
+	return v.foreign(strings.Join(others, ", "))
+}
+
+// foreign is the error of an image that is for other platforms alone.
+func (v *vetter) foreign(others string) error {
+	wanted := cmp.Or(v.route.wanted, "this node, a "+platforms.FormatAll(ownPlatform()))
+	return kindError{fmt.Sprintf("the image is for %s, not for %s", cut(others, maxWords), wanted), errPlatform}
 }
 
 // parseIndex refuses an index that another reader would take for a manifest.
-func parseIndex(data []byte) error {
+func parseIndex(data []byte) (ocispec.Index, error) {
 	var index struct {
 		ocispec.Index
 		Config, Layers any
 	}
 	if err := json.Unmarshal(data, &index); err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		return index.Index, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	if index.Config != nil || index.Layers != nil || images.IsManifestType(index.MediaType) {
-		return fmt.Errorf("it is a manifest, of type %q, not an index: %w", cut(index.MediaType, 100), errdefs.ErrInvalidArgument)
+		return index.Index, fmt.Errorf("it is a manifest, of type %q, not an index: %w", cut(index.MediaType, 100), errdefs.ErrInvalidArgument)
 	}
-	return nil
+	return index.Index, nil
 }
 
 func (v *vetter) vetManifest(ctx context.Context, desc ocispec.Descriptor) error {
 	var manifest ocispec.Manifest
 	data, err := content.ReadBlob(ctx, v.store.content, desc)
 	if err == nil {
-		manifest, err = parseManifest(data)
+		manifest, err = parseManifest(data, desc.MediaType)
 	}
 	if err != nil {
 		return fmt.Errorf("manifest %s: %w", desc.Digest, err)
 	}
-	v.layers.Store(&manifest.Layers)
+	v.listed.Store(desc.Platform != nil && desc.Platform.OS != "" && desc.Platform.Architecture != "")
+	v.manifest.Store(&manifest)
 	return nil
 }
 
 // parseManifest decodes a manifest and refuses one whose image cannot be pulled, unpacked
 // and mounted. Most artifacts have an empty configuration (image-spec, manifest.md,
 // "Guidelines for Artifact Usage"): as images they would all be the same one.
-func parseManifest(data []byte) (manifest ocispec.Manifest, err error) {
+func parseManifest(data []byte, mediaType string) (manifest ocispec.Manifest, err error) {
 	var index struct{ Manifests, FSLayers any }
 	if err := errors.Join(json.Unmarshal(data, &manifest), json.Unmarshal(data, &index)); err != nil {
 		return manifest, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if isDockerConfig(mediaType, manifest.Config.MediaType) {
+		manifest.Config.MediaType = images.MediaTypeDockerSchema2Config
 	}
 	config := manifest.Config
 	switch {
@@ -129,9 +151,19 @@ func parseManifest(data []byte) (manifest ocispec.Manifest, err error) {
 	return manifest, nil
 }
 
+// isDockerConfig reports a type by which builders have called the configuration of an image of Docker's schema 2, and
+// that Docker takes for one (distribution/distribution#1621, moby/moby#22378).
+func isDockerConfig(manifestType, configType string) bool {
+	return manifestType == images.MediaTypeDockerSchema2Manifest && slices.Contains([]string{"application/octet-stream", "application/json", "text/html", ""}, configType)
+}
+
+// layerTypes are the types of layers that are unpacked. One that may not be distributed is fetched like any other, where
+// the registry has it all the same.
 var layerTypes = []string{
 	ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
+	ocispec.MediaTypeImageLayerNonDistributable, ocispec.MediaTypeImageLayerNonDistributableGzip, ocispec.MediaTypeImageLayerNonDistributableZstd, //nolint:staticcheck // images have them
 	images.MediaTypeDockerSchema2Layer, images.MediaTypeDockerSchema2LayerGzip, images.MediaTypeDockerSchema2LayerZstd,
+	images.MediaTypeDockerSchema2LayerForeign, images.MediaTypeDockerSchema2LayerForeignGzip,
 }
 
 func checkLayerType(kind string) error {
@@ -141,8 +173,6 @@ func checkLayerType(kind string) error {
 		return nil
 	case strings.HasSuffix(kind, "+encrypted"):
 		text = "an encrypted layer (%q); encrypted images are not supported: %w"
-	case images.IsNonDistributable(kind):
-		text = "a foreign layer (%q), which is not kept in the registry; foreign layers are not supported: %w"
 	default:
 		text = "a layer of the unknown type %q: %w"
 	}
@@ -183,11 +213,13 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 	if err != nil {
 		return err
 	}
-	if !v.route.platform.Match(spec.Platform) {
-		wanted := cmp.Or(v.route.wanted, "this node")
-		return fmt.Errorf("the image is for %s, not for %s: %w", cut(platforms.Format(spec.Platform), 100), wanted, errdefs.ErrNotFound)
+	if err := v.vetPlatform(spec.Platform); err != nil {
+		return err
 	}
-	layers := *cmp.Or(v.layers.Load(), &[]ocispec.Descriptor{})
+	var layers []ocispec.Descriptor
+	if manifest := v.manifest.Load(); manifest != nil {
+		layers = manifest.Layers
+	}
 	if len(spec.RootFS.DiffIDs) != len(layers) {
 		return fmt.Errorf("the configuration names %d layers, the manifest %d: %w", len(spec.RootFS.DiffIDs), len(layers), errdefs.ErrInvalidArgument)
 	}
@@ -195,6 +227,20 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 		return fmt.Errorf("the configuration's user has %d characters, more than %d: %w", len(spec.Config.User), maxUser, errdefs.ErrInvalidArgument)
 	}
 	return v.store.checkRoom(ctx, layers, spec.RootFS.DiffIDs)
+}
+
+// vetPlatform compares the platform of a configuration. The entry of an index counts for more: the configurations of
+// cross-built images often have the builder's. Without an index the node runs what it can, as its other runtimes do:
+// the architecture may be wrong, the programs scripts, or an emulator there.
+func (v *vetter) vetPlatform(platform ocispec.Platform) error {
+	if v.listed.Load() || v.route.platform.Match(platform) {
+		return nil
+	}
+	if v.route.wanted == "" && v.indexes.Load() == 0 && platform.OS == ownPlatform().OS {
+		v.store.log.Warn("the image is for another platform: its programs need an emulator", "image", platforms.FormatAll(platform), "node", platforms.FormatAll(ownPlatform()))
+		return nil
+	}
+	return v.foreign(platforms.FormatAll(platform))
 }
 
 // configuration leaves out the history, which can be most of it.
