@@ -85,12 +85,13 @@ func (l link) adapt(req *http.Request, resp *http.Response) (*http.Response, err
 	if resp.StatusCode >= http.StatusBadRequest && isManifest {
 		readAgain(resp)
 	}
+	good := resp.StatusCode == http.StatusOK
 	switch {
 	case first.Method == http.MethodPost && isPassword(first):
 		return withToken(resp)
-	case req.Method == http.MethodHead && isManifest && !wantsLogin(req, resp) && (resp.StatusCode != http.StatusOK || !describesManifest(resp)):
+	case req.Method == http.MethodHead && isManifest && !wantsLogin(req, resp) && !(good && describesManifest(resp)):
 		resp.StatusCode = http.StatusMethodNotAllowed
-	case req.Method == http.MethodGet && isManifest && resp.StatusCode == http.StatusOK && req.Header.Get("Accept-Encoding") == "":
+	case req.Method == http.MethodGet && isManifest && good && req.Header.Get("Accept-Encoding") == "": // not by digest
 		return describeManifest(resp)
 	case resp.StatusCode == http.StatusNotFound && isManifest && l.pull.isOwn(first.URL.Host):
 		l.pull.answers.note(wordsOf(readAgain(resp), l.pull.secrets))
@@ -116,11 +117,13 @@ func locationOf(resp *http.Response) *url.URL {
 
 // wantsLogin reports an answer that the authorizer serves.
 func wantsLogin(req *http.Request, resp *http.Response) bool {
-	return resp.StatusCode == http.StatusUnauthorized && req.Header.Get("Authorization") == "" && resp.Header.Get("WWW-Authenticate") != ""
+	return resp.StatusCode == http.StatusUnauthorized && req.Header.Get("Authorization") == "" &&
+		resp.Header.Get("WWW-Authenticate") != ""
 }
 
 func describesManifest(resp *http.Response) bool {
-	return isDocument(resp.Header.Get("Content-Type")) && resp.ContentLength >= 0 && digest.Digest(resp.Header.Get("Docker-Content-Digest")).Validate() == nil
+	return isDocument(resp.Header.Get("Content-Type")) && resp.ContentLength >= 0 &&
+		digest.Digest(resp.Header.Get("Docker-Content-Digest")).Validate() == nil
 }
 
 // isDocument reports a type that says more than the form of an answer.

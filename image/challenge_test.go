@@ -2,35 +2,39 @@ package image
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/minicri/minicri/test/harness"
 )
 
 func TestChallenges(t *testing.T) {
-	const bearer, basic = `bearer realm="https://a/token?x=1,2",service="r r",scope="repository:a/b:pull,push"`, `basic realm="r"`
-	for _, test := range []struct {
-		name string
-		in   []string
-		want []string
-	}{
-		{"none", nil, nil},
-		{"one", []string{`Bearer realm="https://a/token?x=1,2",service="r r",scope="repository:a/b:pull,push"`}, []string{bearer}},
-		{"two in one line", []string{`Basic realm="r", Bearer realm="https://a/token?x=1,2", service="r r", scope="repository:a/b:pull,push"`}, []string{basic, bearer}},
-		{"two in one line, without a space", []string{`Bearer realm="https://a/token?x=1,2",service="r r",scope="repository:a/b:pull,push",Basic realm="r"`}, []string{bearer, basic}},
-		{"two lines", []string{`Basic realm="r"`, `BEARER Realm = "https://a/token?x=1,2" , service="r r" ,, scope="repository:a/b:pull,push",`}, []string{basic, bearer}},
-		{"others before it", []string{`Negotiate, NTLM, Negotiate YII9=== , Digest realm="d", qop="auth", Basic realm="r"`},
-			[]string{"negotiate", "ntlm", "negotiate", `digest realm="d",qop="auth"`, basic}},
-		{"data of a scheme", []string{`Negotiate YIIabcd=, Basic realm="r"`}, []string{"negotiate", basic}},
-		{"without quotes", []string{`Bearer realm=https://a/token,service=r`}, []string{`bearer realm="https://a/token",service="r"`}},
-		{"quotes in quotes", []string{`Basic realm="a \"b\", Bearer c"`}, []string{`basic realm="a \"b\", Bearer c"`}},
-		{"no end", []string{`Basic realm="r`}, []string{basic}},
-		{"no parameters", []string{"Basic"}, []string{"basic"}},
-		{"a token without an address", []string{`Bearer service="r"`, `Basic realm="r"`}, []string{basic}},
-		{"only that", []string{`Bearer service="r"`}, []string{`bearer service="r"`}},
-		{"signs", []string{`=, "x" , Basic realm="r"`}, []string{`"x"`, basic}},
+	const token = `bearer realm="https://a/token?x=1,2",service="r r",scope="a:pull,push"`
+	const basic = `basic realm="r"`
+	const realm = `realm="https://a/token?x=1,2"`
+	for _, test := range []struct{ name, in, want string }{ // texts end at a line's end
+		{"none", "", ""},
+		{"one", `Bearer ` + realm + `,service="r r",scope="a:pull,push"`, token},
+		{"two in one", `Basic realm="r", Bearer ` + realm + `, service="r r", scope="a:pull,push"`, basic + "\n" + token},
+		{"no space", `Bearer ` + realm + `,service="r r",scope="a:pull,push",Basic realm="r"`, token + "\n" + basic},
+		{
+			"two fields", "Basic realm=\"r\"\n" + `BEARER Realm = "https://a/token?x=1,2" , service="r r" ,, scope="a:pull,push",`,
+			basic + "\n" + token,
+		},
+		{
+			"others before it", `Negotiate, NTLM, Negotiate YII9=== , Digest realm="d", qop="auth", Basic realm="r"`,
+			"negotiate\nntlm\nnegotiate\ndigest realm=\"d\",qop=\"auth\"\n" + basic,
+		},
+		{"data of a scheme", `Negotiate YIIabcd=, Basic realm="r"`, "negotiate\n" + basic},
+		{"without quotes", `Bearer realm=https://a/token,service=r`, `bearer realm="https://a/token",service="r"`},
+		{"quotes in quotes", `Basic realm="a \"b\", Bearer c"`, `basic realm="a \"b\", Bearer c"`},
+		{"no end", `Basic realm="r`, basic},
+		{"no parameters", "Basic", "basic"},
+		{"a token without an address", "Bearer service=\"r\"\nBasic realm=\"r\"", basic},
+		{"only that", `Bearer service="r"`, `bearer service="r"`},
+		{"signs", `=, "x" , Basic realm="r"`, "\"x\"\n" + basic},
 	} {
-		header := http.Header{"Www-Authenticate": test.in}
-		harness.Same(t, test.name, challengesOf(header), test.want)
+		header := http.Header{"Www-Authenticate": strings.Split(test.in, "\n")}
+		harness.Same(t, test.name, strings.Join(challengesOf(header), "\n"), test.want)
 	}
 }

@@ -33,21 +33,51 @@ type item struct {
 	data string
 }
 
-func regular(name string, mode int64, uid, gid int, data string) item {
-	return item{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode, Uid: uid, Gid: gid, ModTime: time.Unix(1, 0)}, data}
+func regular(name, data string) item {
+	return item{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, ModTime: time.Unix(1, 0)}, data}
 }
 
-func folder(name string, mode int64, uid, gid int) item {
-	return item{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: mode, Uid: uid, Gid: gid, ModTime: time.Unix(315532800, 0)}, ""}
+// items reads entries, one a line: a kind, a name, mode and owner, and what a file holds or where a link leads.
+//
+//	d NAME MODE UID:GID          f NAME MODE UID:GID DATA
+//	l NAME TARGET                h NAME TARGET, a hard link
+//	c NAME, b NAME, p NAME       devices and a pipe
+//	w NAME                       a whiteout
+func items(t *testing.T, text string) (all []item) {
+	kinds := map[string]byte{
+		"d": tar.TypeDir, "f": tar.TypeReg, "l": tar.TypeSymlink, "h": tar.TypeLink,
+		"c": tar.TypeChar, "b": tar.TypeBlock, "p": tar.TypeFifo, "w": tar.TypeReg,
+	}
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		i := regular(fields[1], "")
+		i.Typeflag = kinds[fields[0]]
+		switch fields[0] {
+		case "d", "f":
+			_, err := fmt.Sscanf(fields[2]+" "+fields[3], "%o %d:%d", &i.Mode, &i.Uid, &i.Gid)
+			must(t, err)
+			i.data = strings.Join(fields[4:], " ")
+		case "l", "h":
+			i.Linkname, i.Mode = fields[2], 0o777
+		default:
+			i.Devmajor, i.Devminor = 1, 3
+		}
+		all = append(all, i)
+	}
+	return all
 }
 
-func special(name string, kind byte, link string) item {
-	return item{tar.Header{Name: name, Typeflag: kind, Linkname: link, Mode: 0o777, Devmajor: 1, Devminor: 3, ModTime: time.Unix(1, 0)}, ""}
-}
+func pax(t *testing.T, text string) []byte { return written(t, tar.FormatPAX, items(t, text)...) }
+func gnu(t *testing.T, text string) []byte { return written(t, tar.FormatGNU, items(t, text)...) }
 
-func attributed(i item, records map[string]string) item {
-	i.PAXRecords = records
-	return i
+// attributed gives the first of some entries records of pax(1).
+func attributed(t *testing.T, text string, records map[string]string) []byte {
+	all := items(t, text)
+	all[0].PAXRecords = records
+	return written(t, tar.FormatPAX, all...)
 }
 
 // written is a tar in a form; tar.FormatUnknown has the library choose.
@@ -67,8 +97,10 @@ func written(t *testing.T, format tar.Format, items ...item) []byte {
 // raw is an entry that no library writes any more: fields by their offset in the header.
 func raw(name string, kind byte, data []byte, fields map[int]string) []byte {
 	block := make([]byte, 512)
-	for at, text := range map[int]string{0: name, 100: "0000644\x00", 108: "0000000\x00", 116: "0000000\x00", 124: fmt.Sprintf("%011o\x00", len(data)),
-		136: "00000000001\x00", 148: "        ", 156: string(kind), 257: "ustar  \x00"} {
+	for at, text := range map[int]string{
+		0: name, 100: "0000644\x00", 108: "0000000\x00", 116: "0000000\x00", 124: fmt.Sprintf("%011o\x00", len(data)),
+		136: "00000000001\x00", 148: "        ", 156: string(kind), 257: "ustar  \x00",
+	} {
 		copy(block[at:], text)
 	}
 	for at, text := range fields {
@@ -85,7 +117,12 @@ func raw(name string, kind byte, data []byte, fields map[int]string) []byte {
 // oldSparse is GNU tar's old form of a file of 8 KiB with a hole before and behind three bytes.
 func oldSparse(name string) []byte {
 	octal := func(n int) string { return fmt.Sprintf("%011o\x00", n) }
-	return raw(name, 'S', []byte("abc"), map[int]string{386: octal(4096), 398: octal(3), 410: octal(8192), 422: octal(0), 483: octal(8192)})
+	return raw(
+		name,
+		'S',
+		[]byte("abc"),
+		map[int]string{386: octal(4096), 398: octal(3), 410: octal(8192), 422: octal(0), 483: octal(8192)},
+	)
 }
 
 func ended(parts ...[]byte) []byte { return append(bytes.Join(parts, nil), make([]byte, 1024)...) }
@@ -133,11 +170,16 @@ func skippableFirst(plain []byte) []byte {
 func asItIs(plain []byte) []byte { return plain }
 
 var packings = []packing{
-	{ocispec.MediaTypeImageLayerGzip, gzipMembers, map[string]string{"containerd.io/snapshot/stargz/toc.digest": "sha256:0", "io.containers.estargz.uncompressed-size": "1"}},
+	{ocispec.MediaTypeImageLayerGzip, gzipMembers, map[string]string{
+		"containerd.io/snapshot/stargz/toc.digest": "sha256:0", "io.containers.estargz.uncompressed-size": "1",
+	}},
 	{ocispec.MediaTypeImageLayer, asItIs, nil},
 	{ocispec.MediaTypeImageLayer, gzipMembers, nil}, // buildah, for years
 	{ocispec.MediaTypeImageLayer, zstdChunks, nil},
-	{ocispec.MediaTypeImageLayerZstd, zstdChunks, map[string]string{"io.github.containers.zstd-chunked.manifest-checksum": "sha256:0", "io.github.containers.zstd-chunked.manifest-position": "1:2:3:1"}},
+	{ocispec.MediaTypeImageLayerZstd, zstdChunks, map[string]string{
+		"io.github.containers.zstd-chunked.manifest-checksum": "sha256:0",
+		"io.github.containers.zstd-chunked.manifest-position": "1:2:3:1",
+	}},
 	{ocispec.MediaTypeImageLayerZstd, skippableFirst, nil},
 	{ocispec.MediaTypeImageLayerGzip, zstdChunks, nil}, // a type that was not changed with the bytes
 	{ocispec.MediaTypeImageLayerGzip, asItIs, nil},
@@ -149,48 +191,141 @@ var packings = []packing{
 	{"application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", gzipMembers, nil},
 }
 
-const capability = "\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00" // cap_net_bind_service=ep
+// capability is cap_net_bind_service=ep.
+const capability = "\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
 // corpus is what builders make of a root file system: layers as plain tars, bottom first.
 func corpus(t *testing.T) map[string][][]byte {
 	long := strings.Repeat("long/", 60) + strings.Repeat("n", 200)
-	base := written(t, tar.FormatPAX, folder("etc/", 0o755, 0, 0), regular("etc/passwd", 0o644, 0, 0, "root:x:0:0::/:\n"), folder("d/", 0o750, 5, 6), regular("d/old", 0o600, 5, 6, "old"),
-		folder("d/sub/", 0o711, 7, 8), regular("d/sub/old", 0o644, 7, 8, "old"), regular("f", 0o644, 0, 0, "old"), special("link", tar.TypeSymlink, "d"), folder("empty/", 0o700, 0, 0))
+	base := pax(t, `
+		d etc/ 755 0:0
+		f etc/passwd 644 0:0 root:x:0:0::/:
+		d d/ 750 5:6
+		f d/old 600 5:6 old
+		d d/sub/ 711 7:8
+		f d/sub/old 644 7:8 old
+		f f 644 0:0 old
+		l link d
+		d empty/ 700 0:0`)
 	empty := make([]byte, 1024)
+	capable := map[string]string{"SCHILY.xattr.security.capability": capability, "SCHILY.xattr.user.a": "b\x00c"}
+	times := regular("t", "x")
+	times.ModTime, times.AccessTime, times.ChangeTime = time.Unix(
+		1700000000,
+		123456789,
+	), time.Unix(
+		1600000000,
+		0,
+	), time.Unix(
+		1,
+		0,
+	)
+	ancient, future := regular("ancient", "x"), regular("future", "x")
+	ancient.ModTime, future.ModTime = time.Unix(-1<<33, 0), time.Unix(1<<34, 0)
+	global := item{tar.Header{
+		Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{"comment": "c"},
+	}, ""}
 	return map[string][][]byte{
-		"kaniko: no whiteout is its own layer's": {base, written(t, tar.FormatGNU, regular("/f", 0o755, 0, 0, "new"), folder("/", 0o755, 0, 0), regular("etc/.wh.passwd", 0, 0, 0, ""), folder("d/", 0o700, 1, 1),
-			regular("f", 0o700, 2, 2, "newer"))},
-		"buildkit: times, PAX, an empty layer": {base, empty, written(t, tar.FormatPAX, item{tar.Header{Name: "t", Typeflag: tar.TypeReg, Mode: 0o644, ModTime: time.Unix(1700000000, 123456789), AccessTime: time.Unix(1600000000, 0), ChangeTime: time.Unix(1, 0)}, "x"}), empty},
-		"ko: no directories":                   {written(t, tar.FormatUSTAR, regular("ko-app/deep/app", 0o555, 0, 0, "elf"), regular("var/run/ko/LICENSE", 0o644, 0, 0, "l"))},
-		"jib: a directory each time": {base, written(t, tar.FormatUSTAR, folder("app/", 0o755, 0, 0), folder("app/libs/", 0o755, 0, 0), regular("app/libs/a.jar", 0o644, 0, 0, "a")),
-			written(t, tar.FormatUSTAR, folder("app/", 0o755, 9, 9), folder("app/classes/", 0o755, 0, 0), regular("app/classes/A.class", 0o644, 0, 0, "b"))},
-		"bazel: ./ and absolute names": {written(t, tar.FormatGNU, folder("./", 0o700, 3, 3), folder("./opt/", 0o755, 0, 0), regular("./opt/a", 0o644, 0, 0, "a"), regular("/opt/b", 0o644, 0, 0, "b"), regular("opt//c", 0o644, 0, 0, "c"), regular("opt/./x/../d", 0o644, 0, 0, "d"))},
-		"nix: read-only directories, links": {written(t, tar.FormatGNU, folder("nix/store/", 0o1775, 0, 30000), folder("nix/store/a/", 0o555, 0, 0), regular("nix/store/a/f", 0o444, 0, 0, "f"), special("nix/store/a/g", tar.TypeLink, "nix/store/a/f"),
-			special("bin", tar.TypeSymlink, "/nix/store/a"), special("dangling", tar.TypeSymlink, "../../../none"), special("nix/store/a/loop", tar.TypeSymlink, "loop"))},
-		"podman: attributes, devices": {written(t, tar.FormatPAX, attributed(regular("ping", 0o755, 0, 0, "p"), map[string]string{"SCHILY.xattr.security.capability": capability, "SCHILY.xattr.user.a": "b\x00c"}),
-			attributed(folder("dir/", 0o2755, 1, 2), map[string]string{"SCHILY.xattr.user.d": "e"}), special("null", tar.TypeChar, ""), special("block", tar.TypeBlock, ""), special("fifo", tar.TypeFifo, ""),
-			regular("suid", 0o6755, 1000, 1000, "s"), regular("none", 0, 0, 0, "n"))},
-		"podman: capabilities of a file that is replaced": {written(t, tar.FormatPAX, attributed(regular("ping", 0o755, 0, 0, "p"), map[string]string{"SCHILY.xattr.security.capability": capability})), written(t, tar.FormatPAX, regular("ping", 0o755, 0, 0, "q"))},
-		"buildpacks: owners, the same layer twice":        {base, written(t, tar.FormatPAX, folder("layers/", 0o755, 1000, 1001), regular("layers/x", 0o644, 1000, 1001, "x")), base, written(t, tar.FormatPAX, folder("layers/", 0o755, 1000, 1001), regular("layers/x", 0o644, 1000, 1001, "x"))},
-		"umoci: whiteouts before":                         {base, written(t, tar.FormatPAX, regular(".wh.f", 0o644, 0, 0, ""), regular("d/.wh.sub", 0, 0, 0, ""), folder("d/sub/", 0o700, 0, 0), regular("d/sub/new", 0o644, 0, 0, "new"), regular(".wh.none", 0, 0, 0, ""))},
-		"whiteouts: opaque first":                         {base, written(t, tar.FormatPAX, folder("d/", 0o755, 0, 0), regular("d/.wh..wh..opq", 0, 0, 0, ""), regular("d/new", 0o644, 0, 0, "new"))},
-		"whiteouts: opaque last":                          {base, written(t, tar.FormatPAX, folder("d/", 0o755, 0, 0), regular("d/new", 0o644, 0, 0, "new"), folder("d/n/", 0o755, 0, 0), regular("d/n/new", 0o644, 0, 0, "new"), regular("d/.wh..wh..opq", 0, 0, 0, ""))},
-		"whiteouts: of all, of a link, of AUFS":           {base, written(t, tar.FormatPAX, regular(".wh.link", 0, 0, 0, ""), regular(".wh..wh.aufs", 0, 0, 0, ""), folder(".wh..wh.orph/", 0o700, 0, 0)), written(t, tar.FormatPAX, regular(".wh..wh..opq", 0, 0, 0, ""), regular("last", 0o644, 0, 0, ""))},
-		"a file over a directory and back":                {base, written(t, tar.FormatPAX, regular("d", 0o644, 0, 0, "file"), folder("f/", 0o755, 0, 0), regular("f/x", 0o644, 0, 0, "x")), written(t, tar.FormatPAX, folder("d/", 0o755, 0, 0), special("f", tar.TypeSymlink, "d"))},
-		"through a link to a directory":                   {base, written(t, tar.FormatPAX, regular("link/through", 0o644, 0, 0, "x"))},
-		"apko: large owners, GNU numbers":                 {written(t, tar.FormatGNU, regular("big", 0o644, 4000000, 3000000, "x"), folder("home/", 0o755, 65532, 65532), special("home/h", tar.TypeSymlink, "/big"))},
-		"hard links within and across layers":             {base, written(t, tar.FormatPAX, regular("a", 0o644, 0, 0, "a"), special("b", tar.TypeLink, "a"), special("c", tar.TypeLink, "./b"), special("e", tar.TypeLink, "/etc/passwd")), written(t, tar.FormatPAX, regular("a", 0o600, 0, 0, "A"), special("d/h", tar.TypeLink, "f"))},
-		"long names":                                      {written(t, tar.FormatGNU, regular(long, 0o644, 0, 0, "g"), special("to-long", tar.TypeSymlink, long)), written(t, tar.FormatPAX, regular(long+"p", 0o644, 0, 0, "p"), special("to-long-p", tar.TypeSymlink, long))},
-		"names of no encoding":                            {ended(raw("\xff\xfe\x80-\x01", '0', []byte("x"), nil)), written(t, tar.FormatPAX, regular("ünïcödé \n\t", 0o644, 0, 0, "u"))},
-		"sparse: the old form":                            {ended(oldSparse("sparse"), raw("after", '0', []byte("x"), nil))},
-		"contiguous":                                      {ended(raw("contiguous", '7', []byte("abc"), nil), raw("old", 0, []byte("x"), nil), raw("dir/", 0, nil, nil))},
-		"sparse: PAX":                                     {sparsePAX(t)},
-		"a header for all":                                {written(t, tar.FormatPAX, item{tar.Header{Typeflag: tar.TypeXGlobalHeader, Name: "pax_global_header", PAXRecords: map[string]string{"comment": "c"}}, ""}, regular("x", 0o644, 0, 0, "x"))},
-		"twice in one layer":                              {written(t, tar.FormatPAX, regular("x", 0o644, 0, 0, "first"), folder("y/", 0o700, 0, 0), regular("x", 0o600, 1, 1, "second"), folder("y/", 0o711, 2, 2))},
-		"many bytes behind the end":                       {append(written(t, tar.FormatPAX, regular("x", 0o644, 0, 0, "x")), bytes.Repeat([]byte("junk"), 64<<10)...)},
-		"no end":                                          {bytes.TrimRight(written(t, tar.FormatPAX, regular("x", 0o644, 0, 0, strings.Repeat("x", 512))), "\x00")},
-		"times out of range":                              {written(t, tar.FormatPAX, item{tar.Header{Name: "ancient", Typeflag: tar.TypeReg, Mode: 0o644, ModTime: time.Unix(-1<<33, 0)}, "x"}, item{tar.Header{Name: "future", Typeflag: tar.TypeReg, Mode: 0o644, ModTime: time.Unix(1<<34, 0)}, "x"})},
-		"empty layers alone":                              {empty, empty},
+		"kaniko": {
+			base,
+			gnu(t, "f /f 755 0:0 new\n d / 755 0:0\n w etc/.wh.passwd\n d d/ 700 1:1\n f f 700 2:2 newer"),
+		},
+		"buildkit: times, empty layers": {base, empty, written(t, tar.FormatPAX, times), empty},
+		"ko: no directories": {
+			written(t, tar.FormatUSTAR, regular("ko-app/deep/app", "elf"), regular("var/run/ko/LICENSE", "l")),
+		},
+		"jib: a directory each time": {
+			base, gnu(t, "d app/ 755 0:0\n d app/libs/ 755 0:0\n f app/libs/a.jar 644 0:0 a"),
+			gnu(t, "d app/ 755 9:9\n d app/classes/ 755 0:0\n f app/classes/A.class 644 0:0 b"),
+		},
+		"bazel: ./ and absolute names": {gnu(t, `
+			d ./ 700 3:3
+			d ./opt/ 755 0:0
+			f ./opt/a 644 0:0 a
+			f /opt/b 644 0:0 b
+			f opt//c 644 0:0 c
+			f opt/./x/../d 644 0:0 d`)},
+		"nix: read-only directories, links": {gnu(t, `
+			d nix/store/ 1775 0:30000
+			d nix/store/a/ 555 0:0
+			f nix/store/a/f 444 0:0 f
+			h nix/store/a/g nix/store/a/f
+			l bin /nix/store/a
+			l dangling ../../../none
+			l nix/store/a/loop loop`)},
+		"podman: attributes of a file": {attributed(t, "f ping 755 0:0 p", capable)},
+		"podman: attributes of a directory, devices": {attributed(t, `
+			d dir/ 2755 1:2
+			c null
+			b block
+			p fifo
+			f suid 6755 1000:1000 s
+			f none 0 0:0 n`, map[string]string{"SCHILY.xattr.user.d": "e"})},
+		"podman: capabilities that are replaced": {
+			attributed(t, "f ping 755 0:0 p", capable),
+			pax(t, "f ping 755 0:0 q"),
+		},
+		"podman: capabilities below another name": {
+			attributed(t, "f ping 755 0:0 p", capable),
+			pax(t, "h pong ping\n f x 644 0:0 x"),
+		},
+		"buildpacks: the same layer twice": {
+			base, pax(t, "d layers/ 755 1000:1001\n f layers/x 644 1000:1001 x"), base,
+			pax(t, "d layers/ 755 1000:1001\n f layers/x 644 1000:1001 x"),
+		},
+		"umoci: whiteouts before": {
+			base,
+			pax(t, "w .wh.f\n w d/.wh.sub\n d d/sub/ 700 0:0\n f d/sub/new 644 0:0 new\n w .wh.none"),
+		},
+		"whiteouts: opaque first": {
+			base,
+			pax(t, "d d/ 755 0:0\n w d/.wh..wh..opq\n f d/new 644 0:0 new"),
+		},
+		"whiteouts: opaque last": {
+			base,
+			pax(t, "d d/ 755 0:0\n f d/new 644 0:0 new\n d d/n/ 755 0:0\n f d/n/new 644 0:0 n\n w d/.wh..wh..opq"),
+		},
+		"whiteouts: of all, of a link, of AUFS": {
+			base,
+			pax(t, "w .wh.link\n w .wh..wh.aufs\n d .wh..wh.orph/ 700 0:0"),
+			pax(t, "w .wh..wh..opq\n f last 644 0:0"),
+		},
+		"whiteouts: through a link": {base, pax(t, "w link/.wh.old")},
+		"a file over a directory and back": {
+			base,
+			pax(t, "f d 644 0:0 file\n d f/ 755 0:0\n f f/x 644 0:0 x"),
+			pax(t, "d d/ 755 0:0\n l f d"),
+		},
+		"through a link to a directory": {base, pax(t, "f link/through 644 0:0 x")},
+		"apko: large owners": {
+			gnu(t, "f big 644 4000000:3000000 x\n d home/ 755 65532:65532\n l home/h /big"),
+		},
+		"hard links": {
+			base, pax(t, "f a 644 0:0 a\n h b a\n h c ./b\n h e /etc/passwd"), pax(t, "f a 600 0:0 A\n h d/h f"),
+		},
+		"long names": {
+			gnu(t, "f "+long+" 644 0:0 g\n l to-long "+long),
+			pax(t, "f "+long+"p 644 0:0 p\n l to-long-p "+long),
+		},
+		"names of no encoding": {
+			ended(raw("\xff\xfe\x80-\x01", '0', []byte("x"), nil)),
+			written(t, tar.FormatPAX, regular("ünïcödé \n\t", "u")),
+		},
+		"sparse: the old form": {ended(oldSparse("sparse"), raw("after", '0', []byte("x"), nil))},
+		"sparse: PAX":          {sparsePAX(t)},
+		"contiguous, and old": {
+			ended(
+				raw("contiguous", '7', []byte("abc"), nil),
+				raw("old", 0, []byte("x"), nil),
+				raw("dir/", 0, nil, nil),
+			),
+		},
+		"a header for all":   {written(t, tar.FormatPAX, global, regular("x", "x"))},
+		"twice in one layer": {pax(t, "f x 644 0:0 first\n d y/ 700 0:0\n f x 600 1:1 second\n d y/ 711 2:2")},
+		"many bytes behind":  {append(pax(t, "f x 644 0:0 x"), bytes.Repeat([]byte("junk"), 64<<10)...)},
+		"no end":             {pax(t, "f x 644 0:0 x")[:1024]},
+		"times out of range": {written(t, tar.FormatPAX, ancient, future)},
+		"empty layers alone": {empty, empty},
 	}
 }
 
@@ -198,8 +333,13 @@ func corpus(t *testing.T) map[string][][]byte {
 func sparsePAX(t *testing.T) []byte {
 	text := "1\n4096\n3\n"
 	data := text + strings.Repeat("\x00", 512-len(text)) + "abc"
-	i := regular("GNUSparseFile.0/x", 0o644, 0, 0, data)
-	i.PAXRecords = map[string]string{"XXX.sparse.major": "1", "XXX.sparse.minor": "0", "XXX.sparse.name": "holes", "XXX.sparse.realsize": "8192"}
+	i := regular("GNUSparseFile.0/x", data)
+	i.PAXRecords = map[string]string{
+		"XXX.sparse.major":    "1",
+		"XXX.sparse.minor":    "0",
+		"XXX.sparse.name":     "holes",
+		"XXX.sparse.realsize": "8192",
+	}
 	return bytes.ReplaceAll(written(t, tar.FormatPAX, i), []byte("XXX."), []byte("GNU."))
 }
 
@@ -237,7 +377,9 @@ func treeOf(t *testing.T, root string) map[string]string {
 		names := make([]byte, 4096)
 		n, err := unix.Llistxattr(path, names)
 		must(t, err)
-		for _, key := range slices.Sorted(slices.Values(strings.Split(strings.TrimRight(string(names[:n]), "\x00"), "\x00"))) {
+		keys := strings.Split(strings.TrimRight(string(names[:n]), "\x00"), "\x00")
+		slices.Sort(keys)
+		for _, key := range keys {
 			if key == "" || strings.HasPrefix(key, "trusted.overlay.") {
 				continue
 			}
@@ -263,7 +405,10 @@ func (r *testRegistry) pushPacked(t *testing.T, path, config string, how packing
 	}
 	ids, err := json.Marshal(diffs)
 	must(t, err)
-	manifest.Config = r.Blob(ocispec.MediaTypeImageConfig, []byte(strings.ReplaceAll(config, "IDS", string(ids))))
+	manifest.Config = r.Blob(
+		ocispec.MediaTypeImageConfig,
+		[]byte(strings.NewReplacer("IDS", string(ids), "ARCH", nodePlatformArch()).Replace(config)),
+	)
 	return r.name(path, manifest.MediaType, manifest)
 }
 
@@ -273,24 +418,28 @@ const plainConfig = `{"os": "linux", "architecture": "ARCH", "rootfs": {"type": 
 // same layers.
 func TestCorpus(t *testing.T) {
 	s, registry := openStoreAt(t, inMemory(t)), newTestRegistry(t)
-	config := strings.ReplaceAll(plainConfig, "ARCH", nodePlatformArch())
 	all, seen := corpus(t), map[string]bool{}
 	for i, name := range slices.Sorted(maps.Keys(all)) {
 		t.Run(name, func(t *testing.T) {
 			layers, reference := all[name], t.TempDir()
 			for _, layer := range layers {
 				// The kinds that the package refuses are regular files.
-				_, err := archive.Apply(t.Context(), reference, bytes.NewReader(layer), archive.WithFilter(func(h *tar.Header) (bool, error) {
-					if h.Typeflag == 'S' || h.Typeflag == '7' {
-						h.Typeflag = tar.TypeReg
-					}
-					return true, nil
-				}))
+				_, err := archive.Apply(
+					t.Context(),
+					reference,
+					bytes.NewReader(layer),
+					archive.WithFilter(func(h *tar.Header) (bool, error) {
+						if h.Typeflag == 'S' || h.Typeflag == '7' {
+							h.Typeflag = tar.TypeReg
+						}
+						return true, nil
+					}),
+				)
 				must(t, err)
 			}
 			want := treeOf(t, reference)
 			how := packings[i%len(packings)]
-			image := pull(t, s, registry.pushPacked(t, "corpus:1", config, how, layers))
+			image := pull(t, s, registry.pushPacked(t, "corpus:1", plainConfig, how, layers))
 			got := treeOf(t, mountImage(t, s, image))
 			for _, path := range slices.Sorted(maps.Keys(want)) {
 				harness.Want(t, got[path] == want[path], "%q is %q, want %q", path, got[path], want[path])
@@ -309,15 +458,18 @@ func TestCorpus(t *testing.T) {
 // TestPackings stores one layer in each way.
 func TestPackings(t *testing.T) {
 	registry := newTestRegistry(t)
-	plain := written(t, tar.FormatPAX, regular("x", 0o644, 0, 0, strings.Repeat("x", 5000)))
+	plain := pax(t, "f x 644 0:0 "+strings.Repeat("x", 5000))
 	for i, how := range packings {
 		s := openStoreAt(t, inMemory(t))
-		config := strings.ReplaceAll(plainConfig, "ARCH", nodePlatformArch())
-		image := pull(t, s, registry.pushPacked(t, fmt.Sprintf("packed:%d", i), config, how, [][]byte{plain}))
+		image := pull(t, s, registry.pushPacked(t, fmt.Sprintf("packed:%d", i), plainConfig, how, [][]byte{plain}))
 		checkFile(t, filepath.Join(mountImage(t, s, image), "x"), strings.Repeat("x", 5000))
 	}
-	junk := packing{ocispec.MediaTypeImageLayerGzip, func(plain []byte) []byte { return append(gzipWithZeros(plain), "junk"...) }, nil}
-	reference := registry.pushPacked(t, "packed:junk", strings.ReplaceAll(plainConfig, "ARCH", nodePlatformArch()), junk, [][]byte{plain})
+	junk := packing{
+		ocispec.MediaTypeImageLayerGzip,
+		func(plain []byte) []byte { return append(gzipWithZeros(plain), "junk"...) },
+		nil,
+	}
+	reference := registry.pushPacked(t, "packed:junk", plainConfig, junk, [][]byte{plain})
 	_, err := openStore(t).Pull(t.Context(), reference, Auth{}, nil)
 	harness.WantError(t, err, "gzip: invalid header")
 }
@@ -325,28 +477,31 @@ func TestPackings(t *testing.T) {
 // A whiteout hides what lower layers have, and nothing of its own layer, wherever it stands (image-spec, layer.md).
 func TestWhiteoutsOfTheOwnLayer(t *testing.T) {
 	s, registry := openStoreAt(t, inMemory(t)), newTestRegistry(t)
-	config := strings.ReplaceAll(plainConfig, "ARCH", nodePlatformArch())
-	base := written(t, tar.FormatPAX, regular("f", 0o644, 0, 0, "old"), folder("d/", 0o755, 0, 0), regular("d/old", 0o644, 0, 0, "old"), folder("d/sub/", 0o755, 0, 0), regular("d/sub/old", 0o644, 0, 0, "old"))
+	base := pax(t, "f f 644 0:0 old\n d d/ 755 0:0\n f d/old 644 0:0 old\n d d/sub/ 755 0:0\n f d/sub/old 644 0:0 old")
 	for _, test := range []struct {
-		name  string
-		items []item
-		want  string // the files, with what they hold
+		name, layer string
+		want        string // the files, with what they hold
 	}{
-		{"a file", []item{regular("f", 0o644, 0, 0, "new"), regular(".wh.f", 0, 0, 0, "")}, "/d /d/old=old /d/sub /d/sub/old=old /f=new"},
-		{"a file, before", []item{regular(".wh.f", 0, 0, 0, ""), regular("f", 0o644, 0, 0, "new")}, "/d /d/old=old /d/sub /d/sub/old=old /f=new"},
-		{"a directory", []item{folder("d/", 0o700, 0, 0), regular("d/f", 0o644, 0, 0, "new"), regular(".wh.d", 0, 0, 0, "")}, "/d /d/f=new /f=old"},
-		{"a directory without an entry", []item{regular("d/sub/f", 0o644, 0, 0, "new"), regular(".wh.d", 0, 0, 0, "")}, "/d /d/sub /d/sub/f=new /f=old"},
-		{"opaque, without entries for what is between", []item{regular("d/sub/f", 0o644, 0, 0, "new"), regular("d/.wh..wh..opq", 0, 0, 0, "")}, "/d /d/sub /d/sub/f=new /f=old"},
-		{"a directory that becomes a file", []item{regular("d", 0o644, 0, 0, "new"), regular(".wh.d", 0, 0, 0, "")}, "/d=new /f=old"},
-		{"both, and the root", []item{regular("f", 0o644, 0, 0, "new"), regular(".wh.f", 0, 0, 0, ""), regular(".wh..wh..opq", 0, 0, 0, ""), regular(".wh..wh..opq", 0, 0, 0, "")}, "/f=new"},
-		{"a link", []item{special("f", tar.TypeSymlink, "d"), regular(".wh.f", 0, 0, 0, "")}, "/d /d/old=old /d/sub /d/sub/old=old /f"},
+		{"a file", "f f 644 0:0 new\n w .wh.f", "/d /d/old=old /d/sub /d/sub/old=old /f=new"},
+		{"a file, before", "w .wh.f\n f f 644 0:0 new", "/d /d/old=old /d/sub /d/sub/old=old /f=new"},
+		{"a directory", "d d/ 700 0:0\n f d/f 644 0:0 new\n w .wh.d", "/d /d/f=new /f=old"},
+		{"a directory without an entry", "f d/sub/f 644 0:0 new\n w .wh.d", "/d /d/sub /d/sub/f=new /f=old"},
+		{"opaque, no entry", "f d/sub/f 644 0:0 new\n w d/.wh..wh..opq", "/d /d/sub /d/sub/f=new /f=old"},
+		{"a directory that becomes a file", "f d 644 0:0 new\n w .wh.d", "/d=new /f=old"},
+		{"both, and the root", "f f 644 0:0 new\n w .wh.f\n w .wh..wh..opq\n w .wh..wh..opq", "/f=new"},
+		{"a link", "l f d\n w .wh.f", "/d /d/old=old /d/sub /d/sub/old=old /f"},
+		{
+			"below a link", "l l d\n f l/f 644 0:0 new\n w l/.wh.f\n w l/.wh.old",
+			"/d /d/f=new /d/sub /d/sub/old=old /f=old /l",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			image := pull(t, s, registry.pushPacked(t, "own:1", config, packings[1], [][]byte{base, written(t, tar.FormatPAX, test.items...)}))
-			root := mountImage(t, s, image)
+			layers := [][]byte{base, pax(t, test.layer)}
+			root := mountImage(t, s, pull(t, s, registry.pushPacked(t, "own:1", plainConfig, packings[1], layers)))
 			var got []string
 			for path := range treeOf(t, root) {
-				if data, err := os.ReadFile(root + path); err == nil {
+				if data, err := os.ReadFile(root + path); err == nil && path != "/f" ||
+					err == nil && test.name != "a link" {
 					path += "=" + string(data)
 				}
 				got = append(got, path)
@@ -360,18 +515,28 @@ func TestWhiteoutsOfTheOwnLayer(t *testing.T) {
 // Configurations that lack fields, or have null for them.
 func TestConfigurationsOfBuilders(t *testing.T) {
 	s, registry := openStoreAt(t, inMemory(t)), newTestRegistry(t)
-	layer := written(t, tar.FormatPAX, regular("x", 0o644, 0, 0, "x"))
-	arch := nodePlatformArch()
+	layer := pax(t, "f x 644 0:0 x")
+	const rest = `"rootfs": {"type": "layers", "diff_ids": IDS}}`
 	for _, config := range []string{
-		`{"architecture": "` + arch + `", "os": "linux", "config": null, "history": null, "created": null, "rootfs": {"type": "layers", "diff_ids": IDS}}`,
+		`{"architecture": "ARCH", "os": "linux", "config": null, "history": null, "created": null, ` + rest,
 		`{"rootfs": {"diff_ids": IDS}}`,
-		`{"os": "linux", "rootfs": {"type": "layers", "diff_ids": IDS}, "config": {}}`,
-		`{"architecture": "` + arch + `", "os": "linux", "config": {"Env": null, "Cmd": null, "Entrypoint": null, "Volumes": null, "Labels": null, "ExposedPorts": null, "User": "", "WorkingDir": null}, "rootfs": {"type": "layers", "diff_ids": IDS}}`,
-		`{"architecture": "` + arch + `", "os": "linux", "variant": "v99", "os.version": "1", "os.features": ["x"], "created": "no time", "docker_version": 1, "history": [{"empty_layer": true}], "rootfs": {"type": "layers", "diff_ids": IDS}, "container_config": {"Cmd": "x"}}`,
+		`{"os": "linux", "config": {}, ` + rest,
+		`{"architecture": "ARCH", "os": "linux", "config": {"Env": null, "Cmd": null, ` +
+			`"Entrypoint": null, "Volumes": null, ` +
+			`"Labels": null, "ExposedPorts": null, "User": "", "WorkingDir": null}, ` + rest,
+		`{"architecture": "ARCH", "os": "linux", "variant": "v99", "os.version": "1", ` +
+			`"os.features": ["x"], "created": "no time", ` +
+			`"docker_version": 1, "history": [{"empty_layer": true}], "container_config": {"Cmd": "x"}, ` + rest,
 	} {
 		image := pull(t, s, registry.pushPacked(t, "config:1", config, packings[0], [][]byte{layer}))
 		checkFile(t, filepath.Join(mountImage(t, s, image), "x"), "x")
 		uid, _ := image.User()
-		harness.Want(t, uid != nil && *uid == 0 && len(image.Spec.Config.Env) == 0, "%s: %+v", config, image.Spec.Config)
+		harness.Want(
+			t,
+			uid != nil && *uid == 0 && len(image.Spec.Config.Env) == 0,
+			"%s: %+v",
+			config,
+			image.Spec.Config,
+		)
 	}
 }

@@ -95,7 +95,8 @@ func (d decoded) hide(values []string, hidden []bool, below int) {
 			}
 			begin, end := at+i, at+i+len(value)
 			at = begin + 1
-			if len(value) < leastInWord && (isWord(utf8.DecodeLastRuneInString(d.text[:begin])) || isWord(utf8.DecodeRuneInString(d.text[end:]))) {
+			if len(value) < leastInWord &&
+				(isWord(utf8.DecodeLastRuneInString(d.text[:begin])) || isWord(utf8.DecodeRuneInString(d.text[end:]))) {
 				continue
 			}
 			for k := d.from[begin]; k < d.from[end]; k++ {
