@@ -15,10 +15,14 @@ func TestChallenges(t *testing.T) {
 	for _, test := range []struct{ name, in, want string }{ // texts end at a line's end
 		{"none", "", ""},
 		{"one", `Bearer ` + realm + `,service="r r",scope="a:pull,push"`, token},
-		{"two in one", `Basic realm="r", Bearer ` + realm + `, service="r r", scope="a:pull,push"`, basic + "\n" + token},
+		{
+			"two in one", `Basic realm="r", Bearer ` + realm + `, service="r r", scope="a:pull,push"`,
+			basic + "\n" + token,
+		},
 		{"no space", `Bearer ` + realm + `,service="r r",scope="a:pull,push",Basic realm="r"`, token + "\n" + basic},
 		{
-			"two fields", "Basic realm=\"r\"\n" + `BEARER Realm = "https://a/token?x=1,2" , service="r r" ,, scope="a:pull,push",`,
+			"two fields",
+			"Basic realm=\"r\"\n" + `BEARER Realm = "https://a/token?x=1,2" , service="r r" ,, scope="a:pull,push",`,
 			basic + "\n" + token,
 		},
 		{
