@@ -171,7 +171,7 @@ func (p *pulling) cureOf(err, known error) string {
 		return "the registry does not let everybody pull this: give credentials (imagePullSecrets, images.docker_config), or check its rules for this node's address"
 	case errdefs.IsPermissionDenied(known) && isStatus:
 		return fmt.Sprintf("the account of %s may not pull this: check its rights in the registry", shown)
-	case errors.Is(known, errAbsent) && shown == "":
+	case errors.Is(known, errAbsent) && shown == "" && p.access.request == (Auth{}):
 		return "check name and tag; a private repository may need credentials (imagePullSecrets, images.docker_config)"
 	case errors.Is(known, errAbsent):
 		return "check name and tag, and that the account may see this repository"
@@ -194,7 +194,6 @@ func connectionCure(err error, host, file string) string {
 	authority, isAuthority := errors.AsType[x509.UnknownAuthorityError](err)
 	_, isHostname := errors.AsType[x509.HostnameError](err)
 	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)
-	_, isAlert := errors.AsType[tls.AlertError](err)
 	_, isRecord := errors.AsType[tls.RecordHeaderError](err)
 	name, isName := errors.AsType[*net.DNSError](err)
 	operation, isOperation := errors.AsType[*net.OpError](err)
@@ -212,7 +211,7 @@ func connectionCure(err error, host, file string) string {
 		return "renew the registry's certificate, or set this node's clock"
 	case isInvalid:
 		return "have the registry's certificate made anew"
-	case isAlert:
+	case isOperation && operation.Op == "remote error": // an alert of TLS
 		return fmt.Sprintf("the registry refuses this node's TLS: if it wants a client certificate, write client = [[\"CERT\", \"KEY\"]] into %s", file)
 	case isRecord || errors.Is(err, http.ErrSchemeMismatch):
 		return fmt.Sprintf("the registry speaks plain HTTP: write server = \"http://%s\" into %s", host, file)
@@ -223,7 +222,7 @@ func connectionCure(err error, host, file string) string {
 	case isStatus:
 		return "the registry failed: try again later, or name a mirror in " + file
 	}
-	return fmt.Sprintf("check that the registry answers from this node (port, firewall; HTTPS_PROXY in the daemon's environment), or name a mirror in %s", file)
+	return fmt.Sprintf("see whether the registry answers from this node (address, firewall, HTTPS_PROXY of the daemon), or name a mirror in %s", file)
 }
 
 // isBadToken reports that a token service answered something else. The decoder's error

@@ -375,9 +375,9 @@ func TestCredentialsOfAPath(t *testing.T) {
 	checkRefused(t, s, registry.push(t, "b/i:1", smallImage(t)), Auth{}, errdefs.IsUnauthorized, "images.docker_config")
 }
 
-// attack: registries: a token service, a registry, a helper that repeat the request with its secrets in their errors
-// held: each secret is hidden by its value, in base64 and in escapes, in the error, the log and the library's log
-// field: containerd logs the token service's answer
+// attack: registries: a registry, its token service or its storage repeats the request, with all secrets, in its error
+// held: the error and the log have none of them, whether plain, in base64 or escaped
+// field: containerd logs the answer of the token service
 func TestSecretsAreInNoErrorAndNoLog(t *testing.T) {
 	const password, token = "Mellon & 4711/ü", "eyJ.t0ken-of-the-service"
 	basic := encoded("robot:" + password)
