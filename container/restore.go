@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/internal/object"
@@ -21,7 +22,9 @@ import (
 // Open restores the containers of an earlier daemon from their records and from what supervisors
 // report. No single container or supervisor makes it fail. Sandboxes must be open.
 func Open(ctx context.Context, options Options) (*Store, error) {
-	s := &Store{Store: object.NewStore[*Container](ctx, "container"), options: options}
+	s := &Store{
+		Store: object.NewStore[*Container](ctx, "container"), options: options, users: semaphore.NewWeighted(1),
+	}
 	s.SetHandlerDefaults(options.HandlerDefaults)
 	options.Supervisors.Follow(s)
 	var err error

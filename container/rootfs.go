@@ -24,8 +24,9 @@ import (
 	"github.com/minicri/minicri/oci"
 )
 
-// longestRootfsFile bounds what is read of an image into memory.
-const longestRootfsFile = 16 << 20
+// longestRootfsFile bounds what is read of an image into memory. Images have some KiB of users and groups; a file of
+// this size can name 100,000 groups of one user, which take 30 MiB while they are parsed.
+const longestRootfsFile = 1 << 20
 
 // readInRootfs reads a file as a process in the rootfs would find it; a missing one is empty. It never
 // opens a pipe or a device: that alone arms a watchdog, or rewinds a tape.
@@ -39,7 +40,8 @@ func readInRootfs(rootfs, name string) ([]byte, error) {
 	}
 	defer place.Close()
 	if info, err := place.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > longestRootfsFile {
-		return nil, errors.Join(fmt.Errorf("%s of the rootfs is not a file of at most %d bytes", name, longestRootfsFile), err)
+		return nil, errors.Join(fmt.Errorf("%s of the image is not a file of at most %d bytes: %w",
+			name, longestRootfsFile, errdefs.ErrInvalidArgument), err)
 	}
 	file, err := os.Open(fdPath(place))
 	if err != nil {
@@ -250,7 +252,7 @@ func (s *Store) fillVolume(ctx context.Context, rootfs string, v oci.Volume, use
 	return copyTree(ctx, v.HostPath, source)
 }
 
-// makeSources makes missing sources of mounts, and collects what the plan is made from, with the users of the image.
+// makeSources makes missing sources of mounts, and collects what the plan is made from.
 func (c *creation) makeSources(ctx context.Context) error {
 	resolved, err := c.owner.resolveSources(ctx, c.config.GetMounts(), c.sandbox.Config().GetMetadata().GetUid())
 	if err != nil {
@@ -267,9 +269,23 @@ func (c *creation) makeSources(ctx context.Context) error {
 		VolumesDir: c.owner.volumes(c.ID), ImageMounts: images, Resolved: resolved,
 		CgroupsPath: c.CgroupsPath, PidsLimit: o.PidsLimit, Machine: o.Machine, Defaults: c.owner.defaultsOf(c.sandbox), SELinux: c.labels,
 	}
-	if c.parts.Passwd, err = readInRootfs(c.parts.Rootfs, "etc/passwd"); err == nil {
-		c.parts.Group, err = readInRootfs(c.parts.Rootfs, "etc/group")
+	return nil
+}
+
+// makePlan reads the users of the image and plans. One creation at a time does so: see longestRootfsFile.
+func (c *creation) makePlan(ctx context.Context) (err error) {
+	if err := c.owner.users.Acquire(ctx, 1); err != nil {
+		return context.Cause(ctx)
 	}
+	defer c.owner.users.Release(1)
+	defer func() { c.parts.Passwd, c.parts.Group = nil, nil }()
+	if c.parts.Passwd, err = readInRootfs(c.parts.Rootfs, "etc/passwd"); err != nil {
+		return err
+	}
+	if c.parts.Group, err = readInRootfs(c.parts.Rootfs, "etc/group"); err != nil {
+		return err
+	}
+	c.plan, err = oci.ForContainer(c.parts)
 	return err
 }
 

@@ -40,6 +40,9 @@ func TestReadInRootfs(t *testing.T) {
 		}, "", ""},
 		{"a directory", func(t *testing.T, rootfs string) { write(t, rootfs+"/etc/passwd/x", "") }, "", "is not a file"},
 		{"a link that never ends", func(t *testing.T, rootfs string) { link(t, "passwd", rootfs+"/etc/passwd") }, "", "too many levels"},
+		{"a file of more than 1 MiB", func(t *testing.T, rootfs string) {
+			write(t, rootfs+"/etc/passwd", strings.Repeat("x", longestRootfsFile+1))
+		}, "", "is not a file of at most 1048576 bytes"},
 		{"a pipe", func(t *testing.T, rootfs string) { harness.Check(t, unix.Mkfifo(rootfs+"/etc/passwd", 0o600)) }, "", "is not a file"},
 		// Linux has no driver for this number: opening it says ENXIO or ENODEV.
 		{"a device", func(t *testing.T, rootfs string) {

@@ -30,7 +30,7 @@ func (c *creation) writeSpec(ctx context.Context) (err error) {
 	if c.parts.CDI, err = c.vendorDevices(); err != nil {
 		return err
 	}
-	if c.plan, err = oci.ForContainer(c.parts); err != nil {
+	if err := c.makePlan(ctx); err != nil {
 		return err
 	}
 	return c.storeSpec(ctx)

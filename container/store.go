@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -51,10 +52,11 @@ type Store struct {
 	handlerDefaults atomic.Pointer[map[string]oci.Defaults] // those in force
 	bootID          string
 	files           *state.Objects[Record, Facts]
-	hostPaths       singleflight.Group // the host paths that mounts wait for
-	logDirs         singleflight.Group // the logs whose directories are being made
-	stopping        sync.Map           // the sandboxes between StopPod and RemovePod
-	captured        client.Captured    // by ExecSync
+	hostPaths       singleflight.Group  // the host paths that mounts wait for
+	logDirs         singleflight.Group  // the logs whose directories are being made
+	stopping        sync.Map            // the sandboxes between StopPod and RemovePod
+	captured        client.Captured     // by ExecSync
+	users           *semaphore.Weighted // held by the creation that reads the users of its image
 }
 
 // SetHandlerDefaults replaces Options.HandlerDefaults for what begins from now on.

@@ -244,9 +244,11 @@ func containerUser(c *Container, spec *specs.Spec) error {
 	// With this group, a program that drops its groups cannot get around a file that denies it.
 	groups := []int64{int64(found.Gid)}
 	if security.GetSupplementalGroupsPolicy() != runtimeapi.SupplementalGroupsPolicy_Strict {
-		member, err := lookUp(c, name, from)
-		if err != nil {
-			return err
+		member := found
+		if name != wanted {
+			if member, err = lookUp(c, name, from); err != nil {
+				return err
+			}
 		}
 		for _, group := range member.Sgids {
 			groups = append(groups, int64(group))
@@ -277,7 +279,8 @@ func containerHome(c *Container, spec *specs.Spec) error {
 	if slices.ContainsFunc(spec.Process.Env, says) || slices.ContainsFunc(spec.Mounts, hides) {
 		return nil
 	}
-	found, err := lookUp(c, strconv.FormatUint(uint64(spec.Process.User.UID), 10), "of the container")
+	nobodyElse := &Container{Passwd: c.Passwd} // groups have no homes, and cost memory
+	found, err := lookUp(nobodyElse, strconv.FormatUint(uint64(spec.Process.User.UID), 10), "of the container")
 	if err != nil {
 		return err
 	}

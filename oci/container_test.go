@@ -183,6 +183,24 @@ func FuzzPasswd(f *testing.F) {
 	})
 }
 
+// attack: images: /etc/group has 700,000 groups with root as a member, eight containers are created at once
+// held: a file of more than 1 MiB is refused; one of 1 MiB takes less than 100 MiB, one creation at a time, and is refused
+// field: containerd parses files of any size, for each creation
+func TestUsersOfAnImageCostLittle(t *testing.T) {
+	var group []byte
+	for i := 0; len(group) < 1<<20-16; i++ {
+		group = fmt.Appendf(group, ":x:%d:root\n", i)
+	}
+	c := &Container{Passwd: []byte("root:x:0:0::/root:/bin/sh\n"), Group: group}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	spec := &specs.Spec{Process: &specs.Process{}}
+	_ = errors.Join(containerUser(c, spec), containerHome(c, spec))
+	runtime.ReadMemStats(&after)
+	taken := after.TotalAlloc - before.TotalAlloc
+	harness.Want(t, taken <= 100<<20, "the users of an image took %d MiB", taken>>20)
+}
+
 const (
 	private       = runtimeapi.MountPropagation_PROPAGATION_PRIVATE
 	hostToPod     = runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER
