@@ -3,6 +3,7 @@ package image
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -65,6 +67,81 @@ func TestWhatALayerUnpacksToIsBounded(t *testing.T) {
 			checkLeft(t, s, leftovers{})
 		})
 	}
+}
+
+// attack: images: layers of some KiB stand for gigabytes behind the end of their archive, in headers, or in one file that is written again and again
+// held: refused at 16 MiB behind the end, 512 MiB in no file, and when all files together are larger than the free space
+// field: containerd decompresses and digests all of it
+func TestWhatALayerIsDecompressedToIsBounded(t *testing.T) {
+	again := func(times int) io.Reader {
+		var all []io.Reader
+		for range times {
+			one, _ := io.ReadAll(hostile.Zeros(10 << 20))
+			all = append(all, bytes.NewReader(one[:len(one)-1024]))
+		}
+		return io.MultiReader(append(all, bytes.NewReader(make([]byte, 1024)))...)
+	}
+	behind := func() io.Reader { return io.MultiReader(hostile.Zeros(1), io.LimitReader(zeroes{}, 40<<20)) }
+	for _, test := range []struct {
+		name  string
+		plain func() io.Reader
+		is    func(error) bool
+		words string
+	}{
+		{"behind the end", behind, errdefs.IsInvalidArgument, "more than 16 MiB behind the end of its archive"},
+		{"headers", func() io.Reader { return hostile.LongHeaders(530) }, errdefs.IsInvalidArgument, "that are in none of its"},
+		{"one file again and again", func() io.Reader { return again(8) }, errdefs.IsResourceExhausted, "layers may take"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			root, _ := newDisk(t, "64M")
+			s, registry := openStoreAt(t, root), newTestRegistry(t)
+			// The digest of all plain bytes is not known before they are unpacked, nor needed for a refusal.
+			layer := bomb(t, types.OCILayer, hostile.Gzip(test.plain()), strings.NewReader("x"))
+			reference := registry.push(t, "bomb:1", imageOf(t, v1.Config{}, layer))
+			checkRefused(t, s, reference, Auth{}, test.is, test.words)
+			checkLeft(t, s, leftovers{})
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	endless := &countedReader{ctx: ctx, Reader: zeroes{}}
+	_, err := endless.Read(make([]byte, 1))
+	harness.Check(t, err)
+	cancel()
+	_, err = io.Copy(io.Discard, endless)
+	harness.Want(t, errors.Is(err, context.Canceled), "an unpack without its caller: %v", err)
+}
+
+type zeroes struct{}
+
+func (zeroes) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// attack: images: an image names the layers of a popular one, and its own bytes take hours to decompress; two such images take all places of zstd decoders
+// held: an unpack that moves less than 64 KiB/s of packed bytes is not waited for, and gives its place to the next
+// field: containerd's other pulls wait
+func TestSlowUnpackIsNotWaitedFor(t *testing.T) {
+	all := &locks{byKey: map[string]*lock{}}
+	attacker, victim := all.forPull(time.Millisecond), all.forPull(time.Millisecond)
+	must(t, attacker.Lock(t.Context(), "a layer"))
+	places := newPlaces()
+	first, second, third := &place{places: places}, &place{places: places}, &place{places: places}
+	must(t, errors.Join(first.take(t.Context()), second.take(t.Context())))
+	var moved atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	var watch sync.WaitGroup
+	watch.Go(func() { attacker.watch(ctx, &moved, first.pass) })
+	must(t, victim.Lock(t.Context(), "a layer"))
+	must(t, third.take(t.Context()))
+	cancel()
+	watch.Wait()
+	harness.Want(t, attacker.slow.Load() == 0, "the watch has left a mark")
+	for _, one := range []*place{first, second, third} {
+		one.end()
+		one.pass() // again: no other's
+	}
+	harness.Want(t, places.quick.TryAcquire(maxZstd) && places.all.TryAcquire(maxZstd+slowZstd), "a place was not given back")
+	ended, end := context.WithCancel(t.Context())
+	end()
+	harness.Want(t, (&place{places: places}).take(ended) != nil, "more decoders than places")
 }
 
 // leastFree watches a filesystem until it is asked what was free at the least.
