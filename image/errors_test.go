@@ -113,15 +113,32 @@ func TestErrorsNameTheCure(t *testing.T) {
 		no              string // words of another cure
 	}{
 		{"no tag", h + "/app:2", Auth{}, code(404, "manifest unknown"), errdefs.IsNotFound, []string{
-			"pull " + h + "/app:2: not found in registry " + h + ": denied: manifest unknown", "check name and tag", "imagePullSecrets",
+			"pull " + h + "/app:2: not found in registry " + h + ": denied: manifest unknown",
+			"check name and tag", "imagePullSecrets",
 		}, "resolve"},
-		{"no tag, with credentials", h + "/app:2", login, code(404, "x"), errdefs.IsNotFound, []string{"the account may see this"}, "give"},
-		{"no credentials", h + "/app:1", Auth{}, status(401, nil, "WWW-Authenticate", basic), errdefs.IsUnauthorized, []string{
-			"wants credentials", "imagePullSecrets", "images.docker_config",
-		}, "refuses"},
-		{"wrong credentials", h + "/app:1", login, code(401, "bad password", "WWW-Authenticate", basic), errdefs.IsUnauthorized, []string{
-			"401 Unauthorized", "bad password", "refuses the credentials of the request (imagePullSecrets)",
-		}, "wants credentials"},
+		{
+			"no tag, with credentials", h + "/app:2", login, code(404, "x"), errdefs.IsNotFound,
+			[]string{"the account may see this"},
+			"give",
+		},
+		{
+			"no credentials", h + "/app:1",
+			Auth{},
+			status(401, nil, "WWW-Authenticate", basic),
+			errdefs.IsUnauthorized,
+			[]string{
+				"wants credentials", "imagePullSecrets", "images.docker_config",
+			},
+			"refuses",
+		},
+		{
+			"wrong credentials", h + "/app:1", login, code(401, "bad password", "WWW-Authenticate", basic),
+			errdefs.IsUnauthorized,
+			[]string{
+				"401 Unauthorized", "bad password", "refuses the credentials of the request (imagePullSecrets)",
+			},
+			"wants credentials",
+		},
 		{"wrong credentials, token", h + "/app:1", login, tokens(bearer, nil), errdefs.IsUnauthorized, []string{
 			"/token: 401 Unauthorized", "who are you", "refuses the credentials of the request",
 		}, "wants credentials"},
@@ -136,32 +153,84 @@ func TestErrorsNameTheCure(t *testing.T) {
 				}
 				return forbidden(w, r, origin)
 			}
-		}(), errdefs.IsPermissionDenied, []string{"403 Forbidden", "the account of the request (imagePullSecrets)", "check its rights"}, "give credentials"},
-		{"429", h + "/app:1", Auth{}, code(429, "slow down", "Retry-After", "3600"), errdefs.IsResourceExhausted, []string{
-			"429 Too Many Requests (Retry-After: 1h0m0s)", "slow down", "limits pulls", file(h),
-		}, "free space"},
+		}(), errdefs.IsPermissionDenied, []string{
+			"403 Forbidden", "the account of the request (imagePullSecrets)", "check its rights",
+		}, "give credentials"},
+		{
+			"429", h + "/app:1",
+			Auth{},
+			code(429, "slow down", "Retry-After", "3600"),
+			errdefs.IsResourceExhausted,
+			[]string{
+				"429 Too Many Requests (Retry-After: 1h0m0s)", "slow down", "limits pulls", file(h),
+			},
+			"free space",
+		},
 		{"503", h + "/app:1", Auth{}, status(503, nil, "Retry-After", "60"), isUnavailable, []string{
 			"503 Service Unavailable (Retry-After: 1m0s)", "try again later", file(h),
 		}, "firewall"},
 		{"unknown authority", hostOfURL(unknown.URL) + "/app:1", Auth{}, nil, isUnavailable, []string{
 			"x509", `ca = "/path/to/ca.pem"`, `"CN=Own CA"`, "into " + file(hostOfURL(unknown.URL)),
 		}, "firewall"},
-		{"expired", hostOfURL(expired.URL) + "/app:1", Auth{}, nil, isUnavailable, []string{"x509", "expired", "renew", "clock"}, "ca ="},
-		{"another name", hostOfURL(other.URL) + "/app:1", Auth{}, nil, isUnavailable, []string{"x509", "certificate", "for other names"}, "ca ="},
-		{"client certificate", hostOfURL(client.URL) + "/app:1", Auth{}, nil, isUnavailable, []string{"tls", "client = [["}, "ca ="},
+		{
+			"expired", hostOfURL(expired.URL) + "/app:1",
+			Auth{},
+			nil, isUnavailable,
+			[]string{"x509", "expired", "renew", "clock"},
+			"ca =",
+		},
+		{
+			"another name", hostOfURL(other.URL) + "/app:1",
+			Auth{},
+			nil, isUnavailable,
+			[]string{"x509", "certificate", "for other names"},
+			"ca =",
+		},
+		{
+			"client certificate", hostOfURL(client.URL) + "/app:1",
+			Auth{},
+			nil, isUnavailable,
+			[]string{"tls", "client = [["},
+			"ca =",
+		},
 		{"plain HTTP", "plain.example/app:1", Auth{}, nil, isUnavailable, []string{
 			`speaks plain HTTP: write server = "http://plain.example" into ` + file("plain.example"),
 		}, "firewall"},
-		{"TLS", "tls.example/app:1", Auth{}, nil, nil, []string{`speaks HTTPS: write server = "https://tls.example" into ` + file("tls.example")}, "firewall"},
-		{"DNS", "nowhere.example/app:1", Auth{}, nil, isUnavailable, []string{"check the name no-such-host.invalid", "/etc/resolv.conf"}, "firewall"},
+		{
+			"TLS", "tls.example/app:1",
+			Auth{},
+			nil, nil,
+			[]string{`speaks HTTPS: write server = "https://tls.example" into ` + file("tls.example")},
+			"firewall",
+		},
+		{
+			"DNS", "nowhere.example/app:1",
+			Auth{},
+			nil, isUnavailable,
+			[]string{"check the name no-such-host.invalid", "/etc/resolv.conf"},
+			"firewall",
+		},
 		{"refused", "dead.example/app:1", Auth{}, nil, isUnavailable, []string{
-			"connection refused", "see whether the registry answers from this node", "HTTPS_PROXY", file("dead.example"),
+			"connection refused", "see whether the registry answers from this node", "HTTPS_PROXY",
+			file("dead.example"),
 		}, "DNS"},
 		{"another platform", h + "/foreign:1", Auth{}, nil, errdefs.IsNotFound, []string{
 			"the image is for linux/s390x, not for this node, a linux/" + nodePlatformArch(),
 		}, "push"},
-		{"a part is lacking", h + "/lacking:1", Auth{}, nil, errdefs.IsNotFound, []string{"layer", "not found", "lacks a part", "push the image again"}, "check name"},
-		{"wrong content", h + "/spoilt:1", Auth{}, nil, errdefs.IsDataLoss, []string{"wrong diff id", "other bytes than the image names"}, "free space"},
+		{
+			"a part is lacking", h + "/lacking:1",
+			Auth{},
+			nil, errdefs.IsNotFound,
+			[]string{"layer", "not found", "lacks a part", "push the image again"},
+			"check name",
+		},
+		{
+			"wrong content", h + "/spoilt:1",
+			Auth{},
+			nil, errdefs.IsDataLoss,
+			[]string{"wrong diff id", "other bytes than the image names"},
+			"free space",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			registry.breakWith(test.fault)
