@@ -10,14 +10,14 @@ confdir  = $(DESTDIR)/etc
 
 VERSION := $(shell hack/version)
 
-# The version is stamped by -X. -buildvcs would stop the build in a clone that
-# belongs to another user than the one who builds.
-goflags  = -trimpath -buildvcs=false
-gobuild  = go build $(goflags) -ldflags "-s -w -X main.version=$(VERSION)"
-# Supervisors are told apart by the content of their program: without a version and a
-# build id, two builds of the same sources are the same. It is static, libseccomp and
-# libc too: what is released runs on any distribution.
-shimbuild = go build $(goflags) -ldflags "-s -w -buildid= -extldflags=-static" -tags seccomp,runc_nocriu,netgo,osusergo
+export GOFLAGS := $(shell hack/goflags)
+
+# The version is stamped by -X.
+gobuild  = go build -ldflags "-s -w -X main.version=$(VERSION)"
+# The content of its program identifies a supervisor: without a version and a build id, two
+# builds of the same sources are the same. It is static, libseccomp and libc too, so that a
+# release runs on any distribution.
+shimbuild = go build -ldflags "-s -w -buildid= -extldflags=-static"
 
 .PHONY: help
 help: ## This list
@@ -32,42 +32,43 @@ root:
 demo: root setup build bin/demo ## Run pods, kill and restart the daemon, remove all, count what is left (root)
 	bin/demo
 
+# Minutes: no kernel, no Kubernetes, no race detector. hack/parts.txt lists the parts.
 .PHONY: test
-test: root setup test-deps build failpoints bin/demo kubelet lint ## Lint, and run all but what test/results lists (root)
-	hack/vulncheck
-	hack/test
+test: root setup test-deps build failpoints bin/test/report bin/tools/.lint ## Lint, the tests of all packages, and wiring tests on the real kernel (root)
+	hack/parts vet
+	hack/parts lint units wiring
 
-# The binary is run itself: go test would show its numbers only on failure.
+# Parts that have passed on this tree are not run again, unless FRESH=1. PARTS names some
+# of them. It appends the results to a file of the day in test/results.
+PARTS ?= $(shell awk '$$2 == "ci" || $$2 == "all" { print $$1 }' hack/parts.txt)
+
+.PHONY: test-all
+test-all: root setup bench-deps build failpoints bin/demo bin/cluster bin/test/report bin/tools/.lint ## All the rest, hours: guest, attacks, whole crash matrix, critest, Kubernetes (root)
+	$(if $(FRESH),,RESUME=1) hack/parts vet
+	$(if $(FRESH),,RESUME=1) RECORD=1 hack/parts $(PARTS)
+
 .PHONY: test-crash
-test-crash: root setup build failpoints ## Kill the daemon at every step of a pod's life; all cases (root)
-	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/crash ./test/crash
-	cd test/crash && ../../hack/in-netns ../../bin/test/crash -test.timeout 60m $(TESTFLAGS)
-	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -timeout 20m -run '^TestNoPodBreaksTheList$$' ./test/e2e
+test-crash: root setup build failpoints bin/test/report ## Kill the daemon at every step of a pod's life; all cases (root)
+	hack/test vet crash-whole
 
 CYCLES ?= 10000
 
 .PHONY: test-stream
 test-stream: root setup build ## 10000 clients of exec, attach and port-forward that go away at random moments (root)
-	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/stream ./test/stream
-	cd test/stream && STREAM_CYCLES=$(CYCLES) ../../hack/in-netns ../../bin/test/stream -test.v -test.timeout 1h -test.run TestAbortedCycles $(TESTFLAGS)
+	CYCLES=$(CYCLES) hack/test stream
 
 .PHONY: test-supervisor
-test-supervisor: root setup test-deps build ## Kill and stop the supervisor under many pods; docs/supervisor.md (root)
-	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/container ./test/container
-	cd test/container && MINICRI_TEST_WHOLE=1 ../../hack/in-netns ../../bin/test/container -test.v -test.timeout 50m \
-		-test.run '^TestKilledUnderManyPods$$' $(TESTFLAGS)
-	MINICRI_TEST_WHOLE=1 hack/in-netns go test $(goflags) -tags seccomp,nri_no_wasm -v -count=1 -run '^TestManyLives$$' ./supervisor/client
+test-supervisor: root setup test-deps build bin/test/report ## Kill and stop the supervisor under many pods (root)
+	hack/test vet supervisor
 
-# A run takes as long as the container tests do in make test: some 10 minutes.
+# A run takes as long as the container tests do: some 10 minutes.
 .PHONY: test-runtimes
 test-runtimes: root setup test-deps build failpoints ## The container tests with RUNTIME=builtin, runc, crun or runsc below (root)
 	hack/test-runtimes $(RUNTIME)
 
 .PHONY: test-prometheus
 test-prometheus: root setup build ## Ask a real Prometheus every query of hack/grafana.json (root)
-	@hack/unpack prometheus
-	go test $(goflags) -tags seccomp -c -o bin/test/prometheus ./test/prometheus
-	cd test/prometheus && PATH="$(CURDIR)/bin/debian/usr/bin:$$PATH" ../../hack/in-netns ../../bin/test/prometheus -test.v -test.timeout 10m $(TESTFLAGS)
+	hack/test prometheus
 
 FUZZ ?= 30s
 
@@ -79,17 +80,18 @@ SOAK ?= 5m
 
 .PHONY: soak
 soak: root setup build ## Pods come and go while the daemon is killed at random; SOAK=10m for longer (root)
-	go test $(goflags) -tags seccomp,nri_no_wasm -race -c -o bin/test/soak ./test/soak
-	cd test/soak && SOAK=$(SOAK) ../../hack/in-netns ../../bin/test/soak -test.timeout 0 $(TESTFLAGS)
+	SOAK=$(SOAK) hack/test soak
 
 .PHONY: critest
 critest: root setup build bin/critest/.built ## The CRI's own suite, critest; CRITEST_FOCUS=PATTERN for a part of it (root)
-	go test $(goflags) -c -o bin/test/critest ./test/critest
-	cd test/critest && ../../hack/in-netns unshare --ipc ../../bin/test/critest -test.v -test.timeout 1h $(TESTFLAGS)
+	hack/test critest
 
 bin/critest/.built: hack/critest/go.mod hack/critest/go.sum hack/critest/build $(wildcard test/critest/replica/*) test/critest/digest.txt
 	hack/critest/build
 	@touch $@
+
+bin/test/report: $(wildcard hack/report/*.go)
+	CGO_ENABLED=0 go build -o $@ ./hack/report
 
 # Without CMD it is the demo. Killed, make leaves nobody to end what it started.
 .PHONY: um
@@ -115,14 +117,14 @@ setup: packages bin/cni/.built ## Debian packages that are missing, and the CNI 
 # the benchmarks that compare.
 .PHONY: test-deps bench-deps
 test-deps: packages
-	@hack/unpack runc containerd
+	@hack/unpack runc docker-registry
 bench-deps: packages
-	@hack/unpack containerd runc
+	@hack/unpack containerd runc docker-registry
 
 # What benchmarks in the guest compare with: containerd and runc as their own projects
 # release them.
 bin/containerd/.built: hack/containerd/go.mod hack/containerd/go.sum
-	CGO_ENABLED=1 go build -C hack/containerd $(goflags) -tags seccomp,no_btrfs -ldflags '-s -w' -o $(CURDIR)/bin/containerd/ tool
+	CGO_ENABLED=1 go build -C hack/containerd -tags seccomp,no_btrfs -ldflags '-s -w' -o $(CURDIR)/bin/containerd/ tool
 	@touch $@
 
 .PHONY: packages
@@ -131,7 +133,7 @@ packages:
 
 # go.mod and go.sum say all there is to know about the plugins.
 bin/cni/.built: hack/plugins/go.mod hack/plugins/go.sum
-	CGO_ENABLED=0 go build -C hack/plugins $(goflags) -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool
+	CGO_ENABLED=0 go build -C hack/plugins -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool
 	@touch $@
 
 # A real kubelet for test/kubelet: minutes of compiling, once for each version.
@@ -141,7 +143,7 @@ kubelet: bin/kubelet/.built
 
 bin/kubelet/.built: hack/kubelet/go.mod hack/kubelet/go.sum
 	version=$$(go list -C hack/kubelet -m -f '{{.Version}}' k8s.io/kubernetes) && \
-	CGO_ENABLED=0 go build -C hack/kubelet $(goflags) \
+	CGO_ENABLED=0 go build -C hack/kubelet \
 		-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" -o $(CURDIR)/bin/kubelet/ tool
 	@touch $@
 
@@ -149,9 +151,9 @@ bin/kubelet/.built: hack/kubelet/go.mod hack/kubelet/go.sum
 build: bin/cni/.built ## All that make install installs, below bin/
 	sh oci/pause/build.sh
 	sh supervisor/launch/build.sh
-	CGO_ENABLED=0 $(gobuild) -tags grpcnotrace,nri_no_wasm -o bin/minicri ./cmd/minicri
+	CGO_ENABLED=0 $(gobuild) -o bin/minicri ./cmd/minicri
 	CGO_ENABLED=1 $(shimbuild) -o bin/minicri-shim ./cmd/minicri-shim
-	GOARCH= CC= CGO_ENABLED=0 go run $(goflags) ./hack/manual share bin/share
+	GOARCH= CC= CGO_ENABLED=0 go run ./hack/manual share bin/share
 
 # The demo, a program of its own: it is no part of what is installed.
 .PHONY: bin/demo
@@ -163,26 +165,26 @@ bin/demo:
 failpoints: bin/cni/.built
 	sh oci/pause/build.sh
 	sh supervisor/launch/build.sh
-	CGO_ENABLED=0 $(gobuild) -tags failpoints,nri_no_wasm -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
-	CGO_ENABLED=1 $(shimbuild),failpoints -o bin/failpoints/minicri-shim ./cmd/minicri-shim
+	GOFLAGS='$(shell hack/goflags failpoints)' CGO_ENABLED=0 $(gobuild) -o bin/failpoints/ ./cmd/minicri ./test/crash/trip
+	GOFLAGS='$(shell hack/goflags failpoints)' CGO_ENABLED=1 $(shimbuild) -o bin/failpoints/minicri-shim ./cmd/minicri-shim
 	@ln -sfn ../cni bin/failpoints/cni
 
 # Compiled first, outside: the namespace has no network to fetch a module.
 # RUNTIME is for bench-container: runc or crun below both.
 bench-%: root bench-deps setup build ## Measure and print: sandbox, container or scale (root)
-	go build $(goflags) -o bin/bench/$* ./test/bench/$*
+	go build -o bin/bench/$* ./test/bench/$*
 	PATH="$(CURDIR)/bin/debian/usr/bin:$(CURDIR)/bin/debian/usr/sbin:$$PATH" hack/in-netns $(if $(filter crun,$(RUNTIME)),hack/without-unified) bin/bench/$* $(if $(RUNTIME),-runtime $(RUNTIME))
 
 # In a guest system calls are slow: what counts is the ratio of two numbers of one boot.
 .PHONY: bench-um
 bench-um: root setup build bin/containerd/.built ## bench-sandbox, bench-container and bench-scale on cgroup v2 with systemd and AppArmor; MARKS=10,110 are numbers of pods (root)
-	for what in sandbox container scale; do go build $(goflags) -o bin/bench/$$what ./test/bench/$$what || exit; done
+	for what in sandbox container scale; do go build -o bin/bench/$$what ./test/bench/$$what || exit; done
 	LIMIT=4h hack/um/run -m 12G hack/um/guest/bench $(MARKS)
 
 # What it builds, some minutes of Kubernetes the first time, it keeps outside the tree.
 .PHONY: bin/cluster
 bin/cluster:
-	CGO_ENABLED=0 go build $(goflags) -o bin/cluster ./hack/cluster
+	CGO_ENABLED=0 go build -o bin/cluster ./hack/cluster
 
 CLUSTER ?= minicri
 NODES   ?= 2
@@ -198,7 +200,7 @@ cluster-down: root bin/cluster ## Remove it, and look for what it left: CLUSTER=
 # such as '-test.run TestNodeReboot' for some of them.
 .PHONY: test-cluster
 test-cluster: root setup build bin/cluster ## What users ask of a cluster, on two nodes (root)
-	go test $(goflags) -c -o bin/test/cluster ./test/cluster
+	go test -c -o bin/test/cluster ./test/cluster
 	test/cluster/run $(TESTFLAGS)
 
 # FOCUS and SKIP are regular expressions of names of specs; the results are compared
@@ -206,7 +208,7 @@ test-cluster: root setup build bin/cluster ## What users ask of a cluster, on tw
 .PHONY: e2e
 e2e: root setup build bin/cluster ## Kubernetes' own tests on two nodes; FOCUS='Probing container' for some (root)
 	@hack/setup hack/cluster/packages.txt
-	CGO_ENABLED=0 go build $(goflags) -o bin/kubernetes ./test/kubernetes
+	CGO_ENABLED=0 go build -o bin/kubernetes ./test/kubernetes
 	test/kubernetes/run
 
 # Conformance too, and what has to run alone.
@@ -218,25 +220,31 @@ e2e-full: ## The same with every [NodeConformance] and [Conformance] spec, an ho
 .PHONY: e2e-node
 e2e-node: root setup build bin/cluster ## Kubernetes' e2e_node on a node; FOCUS='InitContainer' for some (root)
 	@hack/setup hack/cluster/packages.txt
-	CGO_ENABLED=0 go build $(goflags) -o bin/kubernetes ./test/kubernetes
+	CGO_ENABLED=0 go build -o bin/kubernetes ./test/kubernetes
 	test/kubernetes/run-node
 
 .PHONY: bench-cluster
 bench-cluster: root bench-deps setup build bin/cluster ## Pod start, CPU and memory beside containerd, under the same kubelet (root)
-	go build $(goflags) -o bin/bench/cluster ./test/bench/cluster
+	go build -o bin/bench/cluster ./test/bench/cluster
 	bin/bench/cluster
 
 bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.go)
-	go build -C hack/tools $(goflags) -o $(CURDIR)/bin/tools/ tool
+	go build -C hack/tools -o $(CURDIR)/bin/tools/ tool
+	@touch $@
+
+# Of the tools, what lint needs.
+bin/tools/.lint: hack/tools/go.mod hack/tools/go.sum
+	go build -C hack/tools -o $(CURDIR)/bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck
 	@touch $@
 
 .PHONY: lint
-lint: packages bin/tools/.built ## gofumpt, go vet, staticcheck, shellcheck
+lint: packages bin/tools/.lint ## gofumpt, go vet, staticcheck, shellcheck, prose
+	go vet ./...
 	hack/lint
 
 bin/tools/.release: hack/release/go.mod hack/release/go.sum hack/release/main.go
-	go build -C hack/release $(goflags) -o $(CURDIR)/bin/tools/ tool
-	go build -C hack/release $(goflags) -o $(CURDIR)/bin/tools/sbom .
+	go build -C hack/release -o $(CURDIR)/bin/tools/ tool
+	go build -C hack/release -o $(CURDIR)/bin/tools/sbom .
 	@touch $@
 
 .PHONY: release
@@ -279,19 +287,19 @@ size: ## Count the lines of the product, and of its tests
 	@hack/size
 
 .PHONY: fmt
-fmt: bin/tools/.built ## Format the Go files
+fmt: bin/tools/.lint ## Format the Go files
 	bin/tools/gofumpt -w .
 
 # What is checked in and made by a program. The tests of the top directory fail
 # when it is not current; supervisor/api has its own test.
 .PHONY: generate
 generate: packages bin/tools/.built ## Make what is checked in and made by a program: NOTICE, supervisor/api, pages of docs/
-	go run $(goflags) ./hack/manual configuration > docs/configuration.md
-	go run $(goflags) ./hack/manual metrics > docs/metrics.md
-	go run $(goflags) ./hack/cri > docs/cri.md
-	go run $(goflags) ./hack/cri tests > docs/contributors/cri.md
-	go test $(goflags) -tags seccomp,nri_no_wasm -run TestSecurityPageIsCurrent . -update
-	go build -C hack/notice $(goflags) -o $(CURDIR)/bin/tools/notice .
+	go run ./hack/manual configuration > docs/configuration.md
+	go run ./hack/manual metrics > docs/metrics.md
+	go run ./hack/cri > docs/cri.md
+	go run ./hack/cri tests > docs/contributors/cri.md
+	go test -run TestSecurityPageIsCurrent . -update
+	go build -C hack/notice -o $(CURDIR)/bin/tools/notice .
 	bin/tools/notice > bin/tools/NOTICE && cp bin/tools/NOTICE NOTICE
 	PATH="$(CURDIR)/bin/tools:$$PATH" protogen supervisor/api/shim.proto supervisor/api protoc-gen-go protoc-gen-go-ttrpc
 

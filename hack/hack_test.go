@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	kubernetes "k8s.io/apimachinery/pkg/util/version"
 )
@@ -27,67 +26,30 @@ func TestEveryPackageSaysWhy(t *testing.T) {
 	}
 }
 
-// A test that fails and then passes fails the run, unless the list excuses it.
-func TestFlakyIsRed(t *testing.T) {
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "go.mod"), "module example.com/flaky\n")
-	write(t, filepath.Join(dir, "flaky_test.go"), `package flaky
-
-import (
-	"os"
-	"testing"
-)
-
-func TestSecondTime(t *testing.T) {
-	t.Run("part", func(t *testing.T) {
-		if _, err := os.Stat("ran"); err != nil {
-			os.WriteFile("ran", nil, 0o600)
-			t.Error("the first time")
-		}
-	})
-}
-`)
-	gotestsum, err := filepath.Abs("../bin/tools/gotestsum")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(gotestsum); err != nil {
-		t.Fatalf("%v: make lint builds it", err)
-	}
-	report := filepath.Join(dir, "report")
-	run := exec.Command(gotestsum, "--rerun-fails=1", "--rerun-fails-run-root-test", "--rerun-fails-report", report, "--packages", ".")
-	run.Dir = dir
-	if out, err := run.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	out, err := exec.Command("./flaky", report).Output()
-	if err == nil || strings.Count(string(out), "example.com/flaky.TestSecondTime ") != 1 {
-		t.Errorf("flaky says %q (%v), want the test, once, and a failure", out, err)
-	}
-	list := filepath.Join(dir, "list")
-	write(t, list, "# a comment\nexample.com/flaky.TestSecondTime 2026-11-23 it does so on purpose\n")
-	if out, err := exec.Command("./flaky", report, list).CombinedOutput(); err != nil {
-		t.Errorf("with the test in the list flaky says %q (%v)", out, err)
-	}
-	if out, err := exec.Command("./flaky", filepath.Join(dir, "absent")).CombinedOutput(); err != nil {
-		t.Errorf("without a report flaky says %q (%v)", out, err)
-	}
-}
-
-// Who excuses a flaky test says since when, and why.
-func TestFlakyTestsAreExcusedWithReason(t *testing.T) {
-	for line := range strings.Lines(read(t, "flaky.txt")) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
-		fields := strings.Fields(line)
-		if len(fields) < 4 {
-			t.Errorf("%q: want a test, a date and a reason", line)
-			continue
-		}
-		if _, err := time.Parse(time.DateOnly, fields[1]); err != nil {
-			t.Errorf("%q: %v", line, err)
-		}
+// A skip that hack/skips.txt does not list fails the run, and so do a failure and a test that did not end.
+func TestReport(t *testing.T) {
+	for _, c := range []struct{ name, events, want string }{
+		{"pass", `{"Action":"pass","Package":"p","Elapsed":1.5}`, "ok          1.5 s  p\n"},
+		{
+			"listed skip", `{"Action":"output","Package":"github.com/minicri/minicri/supervisor/launch",` +
+				`"Test":"TestExecUnderAppArmor","Output":"    a_test.go:1: no AppArmor\n"}` + "\n" +
+				`{"Action":"skip","Package":"github.com/minicri/minicri/supervisor/launch","Test":"TestExecUnderAppArmor"}`,
+			"skipped: supervisor/launch TestExecUnderAppArmor: a_test.go:1: no AppArmor\n",
+		},
+		{"unlisted skip", `{"Action":"skip","Package":"p","Test":"TestX/part"}`, "FAILED: p TestX is skipped"},
+		{"failure", `{"Action":"output","Package":"p","Test":"TestX","Output":"it broke\n"}` + "\n" +
+			`{"Action":"fail","Package":"p","Test":"TestX"}`, "it broke\n"},
+		{"time-out", `{"Action":"output","Package":"p","Test":"TestX","Output":"it waits\n"}` + "\n" +
+			`{"Action":"fail","Package":"p"}`, "it waits\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			report := exec.Command("go", "run", "./hack/report")
+			report.Dir, report.Stdin = "..", strings.NewReader(c.events)
+			out, err := report.Output()
+			if !strings.Contains(string(out), c.want) || (err == nil) != (c.name == "pass" || c.name == "listed skip") {
+				t.Errorf("report prints %q (%v), want %q", out, err, c.want)
+			}
+		})
 	}
 }
 

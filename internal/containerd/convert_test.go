@@ -136,8 +136,12 @@ func runcIsDefault(c *config.Config) bool { return c.DefaultRuntime == "runc" }
 
 // What Debian's containerd prints as its default says nothing.
 func TestDefaultsSayNothing(t *testing.T) {
-	data, err := exec.Command("../../bin/debian/usr/bin/containerd", "config", "default").Output()
-	harness.Want(t, err == nil, "%v: make test-deps unpacks it", err)
+	const program = "../../bin/debian/usr/bin/containerd"
+	if _, err := os.Stat(program); err != nil {
+		t.Skip("containerd is not there: make bench-deps unpacks it")
+	}
+	data, err := exec.Command(program, "config", "default").Output()
+	harness.Check(t, err)
 	text, err := Convert(data)
 	harness.Check(t, err)
 	harness.Want(t, !strings.Contains(string(text), "# These"), "it became\n%s", text)

@@ -48,17 +48,20 @@ func TestLinesFitOnAScreen(t *testing.T) {
 			continue
 		}
 		wide = append(wide, file)
-		harness.Want(t, slices.Contains(listed, file), "%s:%d has more than %d columns (a tab counts as 4)", file, first, maxColumns)
+		harness.Want(t, slices.Contains(listed, file),
+			"%s:%d has more than %d columns (a tab counts as 4)", file, first, maxColumns)
 	}
 	harness.Want(t, checked >= 300, "only %d files were checked", checked)
 	left := slices.DeleteFunc(slices.Clone(listed), func(file string) bool { return !slices.Contains(wide, file) })
 	if *update && len(left) < len(listed) {
-		text := "# Files that still have lines of more than 120 columns. This list only shrinks: see TestLinesFitOnAScreen.\n"
+		const text = "# Files that still have lines of more than 120 columns. " +
+			"This list only shrinks: see TestLinesFitOnAScreen.\n"
 		must(t, os.WriteFile(wideFiles, []byte(text+strings.Join(left, "\n")+"\n"), 0o644))
 		return
 	}
 	for _, file := range listed {
-		harness.Want(t, slices.Contains(left, file), "%s has no wide lines: remove it from %s, or run this test with -update", file, wideFiles)
+		harness.Want(t, slices.Contains(left, file),
+			"%s has no wide lines: remove it from %s, or run this test with -update", file, wideFiles)
 	}
 }
 
@@ -81,33 +84,47 @@ func isCode(file string, source []byte) bool {
 	return regexp.MustCompile(`^#!.*\b(sh|bash)$`).MatchString(first)
 }
 
-// skips are the files whose tests may be left out, with the reason of each call that does it. go test does not
-// print a skip of a package that passes, so one that is not here would go unnoticed.
-var skips = map[string][]string{
-	"namespace/namespace_test.go": {"where the next pid cannot be chosen: ns_last_pid needs CAP_SYS_ADMIN and CONFIG_CHECKPOINT_RESTORE"},
-	"network/runner/runner_test.go": {
-		"where no hierarchy of cgroup v1 has the controller of pids: with version 2 it is not in a cgroup of its own",
-		"where the kernel runs a program that is open for writing: nothing has to be waited for",
-	},
-	"supervisor/launch/pause_test.go": {"this machine may have no AppArmor: make test-um has"},
-	"test/container/nri_test.go":      {"where the kernel has no NETLINK_XFRM, which libcontainer opens to move a device"},
-	"test/hostile/stopper_test.go":    {"freezer.state is of cgroup v1", "memory.high is of cgroup v2"},
-	"test/crash/disk_test.go":         {"a file that the kill before has cut off, and a start has removed, cannot be unreadable at one"},
-	"test/crash/scale_test.go":        slices.Repeat([]string{"it takes minutes: make test-crash"}, 3),
+// TestListsNameTests checks that every test that a list of hack/ names exists in its package.
+func TestListsNameTests(t *testing.T) {
+	for _, list := range append(harness.Glob(t, "hack/um/*.txt"), "hack/wiring.txt", "hack/skips.txt") {
+		for line := range strings.Lines(string(harness.Read(t, list))) {
+			fields := strings.Fields(line)
+			if len(fields) < 2 || strings.HasPrefix(line, "#") {
+				continue
+			}
+			names := testsIn(t, fields[0])
+			harness.Want(t, len(names) > 0, "%s: %s has no tests", list, fields[0])
+			for _, pattern := range patterns(fields[1:]) {
+				harness.Want(t, slices.ContainsFunc(names, regexp.MustCompile(pattern).MatchString),
+					"%s: %s has no test %s", list, fields[0], pattern)
+			}
+		}
+	}
 }
 
-func TestSkipsAreKnown(t *testing.T) {
-	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.go").Output()
-	must(t, err)
-	calls := make(map[string]int)
-	skip := regexp.MustCompile(`\w\.Skip(f|Now)?\(`)
-	for file := range strings.Lines(string(out)) {
-		file = strings.TrimSpace(file)
-		source, _ := os.ReadFile(file) // one that git knows may have been removed
-		calls[file] = len(skip.FindAll(source, -1))
-		harness.Want(t, calls[file] == len(skips[file]), "%s skips tests in %d places: say why of each in size_test.go", file, calls[file])
+// patterns are those of -test.run and -test.skip, or the first field if it is a name.
+func patterns(fields []string) (all []string) {
+	if name, isTest := strings.CutPrefix(fields[0], "Test"); isTest {
+		top, _, _ := strings.Cut(name, "/")
+		return []string{"^Test" + top + "$"}
 	}
-	for file := range skips {
-		harness.Want(t, calls[file] != 0, "%s skips no test: remove it from the list", file)
+	for _, field := range fields {
+		if list, found := strings.CutPrefix(field, "-test.run="); found {
+			all = append(all, strings.Split(list, "|")...)
+		}
+		if list, found := strings.CutPrefix(field, "-test.skip="); found {
+			all = append(all, strings.Split(list, "|")...)
+		}
 	}
+	return all
+}
+
+// testsIn are the names of the tests of a package, with any build tags.
+func testsIn(t *testing.T, pkg string) (names []string) {
+	for _, file := range harness.Glob(t, pkg, "*_test.go") {
+		for _, found := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(harness.Read(t, file), -1) {
+			names = append(names, string(found[1]))
+		}
+	}
+	return names
 }
