@@ -5,6 +5,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -26,7 +27,8 @@ type event struct {
 
 // name is the test as hack/skips.txt has it: package, then test.
 func (e event) name() string {
-	return strings.TrimSpace(strings.TrimPrefix(e.Package+"/", module) + " " + e.Test)
+	pkg := strings.TrimSuffix(strings.TrimPrefix(e.Package+"/", module), "/")
+	return strings.TrimSpace(cmp.Or(pkg, ".") + " " + e.Test)
 }
 
 // topLevel is the package and the test of a line, without the test's part.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -63,8 +64,9 @@ func pull(t *testing.T, n *nodetest.Node, reference string) (id string) {
 // startRegistry serves a registry without content in the node's network namespace until the test ends.
 func startRegistry(t *testing.T, n *nodetest.Node, address string) {
 	config := filepath.Join(t.TempDir(), "registry.yml")
-	check(t, os.WriteFile(config, []byte("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nhttp: {addr: \""+address+"\"}\n"+
-		"storage: {filesystem: {rootdirectory: "+t.TempDir()+"}}\n"), 0o600))
+	content := fmt.Sprintf("version: 0.1\nlog: {level: error, accesslog: {disabled: true}}\nhttp: {addr: %q}\n"+
+		"storage: {filesystem: {rootdirectory: %q}}\n", address, t.TempDir())
+	check(t, os.WriteFile(config, []byte(content), 0o600))
 	var output strings.Builder
 	registry := exec.Command("../../bin/debian/usr/bin/docker-registry", "serve", config)
 	registry.Stdout, registry.Stderr = &output, &output
