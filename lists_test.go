@@ -102,7 +102,7 @@ func TestListsNameTests(t *testing.T) {
 	}
 }
 
-// patterns are those of -test.run and -test.skip, or the first field if it is a name.
+// patterns returns the patterns of -test.run and -test.skip, or the first field if it is a name.
 func patterns(fields []string) (all []string) {
 	if name, isTest := strings.CutPrefix(fields[0], "Test"); isTest {
 		top, _, _ := strings.Cut(name, "/")
@@ -119,7 +119,7 @@ func patterns(fields []string) (all []string) {
 	return all
 }
 
-// testsIn are the names of the tests of a package, with any build tags.
+// testsIn returns the names of the tests of a package, with any build tags.
 func testsIn(t *testing.T, pkg string) (names []string) {
 	for _, file := range harness.Glob(t, pkg, "*_test.go") {
 		for _, found := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(harness.Read(t, file), -1) {

@@ -80,13 +80,6 @@ func TestInNetns(t *testing.T) {
 	}
 }
 
-func write(t *testing.T, path, content string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // What systemd does to the unit it does to every pod: see the unit.
 func TestUnitDoesNotReachIntoPods(t *testing.T) {
 	text := read(t, "minicri.service")

@@ -35,7 +35,7 @@ func (e event) name() string {
 var topLevel = regexp.MustCompile(`^\S+ [^/:]+`)
 
 type report struct {
-	output map[string]string // of tests that run, and of packages
+	output map[string]string // by test or package, until its end
 	skips  []string          // the tests, with their reasons
 	failed bool
 }
@@ -47,7 +47,7 @@ func main() {
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			fmt.Println(lines.Text()) // of a compiler, or of a script around go test
+			fmt.Println(lines.Text()) // a compiler wrote it, or a script around go test
 			continue
 		}
 		r.add(e)
