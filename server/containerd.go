@@ -88,7 +88,7 @@ func (s *containerdTasks) Get(_ context.Context, request *tasks.GetRequest) (*ta
 		return nil, err
 	}
 	if object.process.PID == 0 {
-		return nil, fmt.Errorf("%s %s has no process yet: %w", object.kind, request.GetContainerID(), errdefs.ErrNotFound)
+		return nil, fmt.Errorf("process of %s %s: %w", object.kind, request.GetContainerID(), errdefs.ErrNotFound)
 	}
 	return &tasks.GetResponse{Process: &task.Process{
 		ID: request.GetContainerID(), Pid: uint32(object.process.PID), Status: object.status,

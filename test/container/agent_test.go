@@ -97,7 +97,7 @@ func agents() []agent {
 			forms := []string{container, "cri-containerd-" + container + ".scope", "crio-" + container + ".scope"}
 			return slices.Contains(forms, filepath.Base(cgroup))
 		}},
-		{"Tetragon", "tetragon pkg/sensors/exec/procevents LookupContainerId", func(cgroup, _, container, _ string) bool {
+		{"Tetragon", "cilium/tetragon pkg/sensors/exec/procevents", func(cgroup, _, container, _ string) bool {
 			leaf := filepath.Base(cgroup)
 			leaf = leaf[strings.LastIndexAny(leaf, ":-")+1:]
 			return len(leaf) >= 64 && leaf[:31] == container[:31]
@@ -120,7 +120,8 @@ func TestAgentsRecogniseContainers(t *testing.T) {
 	hostname := p.exec(id, "grep ' /etc/hostname ' /proc/self/mountinfo")
 	for _, one := range agents() {
 		t.Run(one.name, func(t *testing.T) {
-			harness.Want(t, one.recognises(path, hostname, id, p.id), "%s, as in %s: %s and %s", id, one.source, path, hostname)
+			harness.Want(t, one.recognises(path, hostname, id, p.id),
+				"container %s of %s is unknown to %s: %s and %s", id, p.id, one.source, path, hostname)
 		})
 	}
 }
