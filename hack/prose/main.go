@@ -37,7 +37,7 @@ var (
 		newRule(start+`(For (?:an?|another|the|each|every|all|one|what|who|those|that|this|these|it|them)\b)`, subject),
 		newRule(`\b(what (?:is|are|was|were|has|have|had|does|did|can|cannot|must|may|would|it|its|they|the|a|an|this|`+
 			`that|their|each|every|no|nobody|one|only|others?|another|there|comes|came|becomes?|became|goes|`+
-			`runs|ran|waits|needs|names|takes|took|belongs|remains|follows|fails|failed|ended|ends|minicri|containerd)\b)`,
+			`runs|ran|waits|needs|names|takes|took|belongs|remains|follows|fails|failed|ended|ends|minicri)\b)`,
 			"name the thing"),
 		newRule(`(,(?: of)? which\b)`, "make two sentences"),
 		newRule(`\b((?:that|those|the same) of\b|of (?:the )?[a-z]+'s(?:[.,:;]|\z))`, "repeat the noun"),
