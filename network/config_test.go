@@ -88,24 +88,6 @@ func TestPluginsFromAFolderAreInlined(t *testing.T) {
 	}
 }
 
-// ConfigMaps are mounted so: FILE -> ..data/FILE, ..data -> ..VERSION.
-func TestSwitchedSymlink(t *testing.T) {
-	n := newNode(t, nil)
-	n.runs(t)
-	data := filepath.Join(n.ConfDir, "..data")
-	must(t, os.Symlink("..data/10.conflist", filepath.Join(n.ConfDir, "10.conflist")))
-	for _, version := range []string{"v1", "v2"} {
-		must(t, os.Mkdir(filepath.Join(n.ConfDir, ".."+version), 0o755))
-		put(t, filepath.Join(n.ConfDir, ".."+version, "10.conflist"), conflist(t, version, n.script()))
-		must(t, os.Symlink(".."+version, data+".new"))
-		must(t, os.Rename(data+".new", data))
-		harness.Eventually(t, "the network is "+version, func() bool {
-			c, err := n.Configuration()
-			return err == nil && c.Name == version
-		})
-	}
-}
-
 func TestMissingPlugins(t *testing.T) {
 	list := func(ipam string, types ...string) *Configuration {
 		c := &Configuration{Name: "x"}

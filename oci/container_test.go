@@ -132,6 +132,8 @@ func must(t testing.TB, err error) { t.Helper(); harness.Check(t, err) }
 //
 // cri: LinuxSandboxSecurityContext.run_as_group LinuxSandboxSecurityContext.run_as_user Int64Value.value
 // cri: LinuxSandboxSecurityContext.supplemental_groups LinuxSandboxSecurityContext.readonly_rootfs
+// cri: LinuxSandboxSecurityContext.apparmor LinuxSandboxSecurityContext.seccomp SecurityProfile.profile_type
+// cri: LinuxSandboxSecurityContext.seccomp_profile_path SecurityProfile.localhost_ref
 func TestForSandbox(t *testing.T) {
 	for name, part := range map[string]func(*specs.Spec) any{
 		"sandbox":  func(s *specs.Spec) any { return s },

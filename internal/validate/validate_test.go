@@ -164,6 +164,7 @@ func TestPodAccepts(t *testing.T) {
 // Every malformed field is refused, by its name, and by no other.
 //
 // cri: LinuxPodSandboxConfig.security_context LinuxSandboxSecurityContext.namespace_options NamespaceOption.ipc
+// cri: LinuxPodSandboxConfig.sysctls LinuxSandboxSecurityContext.supplemental_groups_policy NamespaceOption.pid
 func TestPodRefuses(t *testing.T) {
 	const securityField, namespaceField = "config.linux.security_context.", "config.linux.security_context.namespace_options."
 	type config = runtimeapi.PodSandboxConfig

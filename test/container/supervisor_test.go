@@ -302,24 +302,6 @@ func TestWhatIsNoFileCostsNoContainer(t *testing.T) {
 	check(t, err)
 }
 
-// A container ends while no supervisor lives, and the daemon of now is not the one that had started the last:
-// the kernel tells it how, from Linux 6.15 on.
-func TestExitWhileNoSupervisorLives(t *testing.T) {
-	p := newPod(t)
-	p.Crash()
-	id := p.run("app", untilGo+"echo last words; exit 7")
-	pid := p.info(id).PID
-	harness.Freeze(t, p.PID()) // it starts no supervisor
-	p.killShim()
-	release(t, pid)
-	awaitGone(t, pid)
-	check(t, unix.Kill(p.PID(), unix.SIGCONT))
-	if end := p.awaitExit(id); harness.KernelTellsExits() || end.ExitCode != 255 {
-		p.wantExit(id, 7, "Error")
-	}
-	harness.Eventually(t, "its last words are in the log", func() bool { return p.stdout(id) == "last words\n" })
-}
-
 // A killed supervisor that the kernel keeps, because it writes a log to a disk that hangs, has the lock of all pods.
 // Its successor serves the others meanwhile.
 func TestSupervisorThatCannotEnd(t *testing.T) {

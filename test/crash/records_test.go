@@ -123,35 +123,6 @@ func TestProperty52_FileOfALaterSchema(t *testing.T) {
 	n.RemovePod(id)
 }
 
-// Without its attachment in the journal a pod stays Ready, keeps its address and can be removed.
-func TestProperty9_AttachmentThatCannotBeRead(t *testing.T) {
-	n := newNode(t)
-	n.runWitness(t)
-	for _, d := range damages[:4] {
-		t.Run(d.name, func(t *testing.T) {
-			id := n.RunPod(n.PodConfig("victim"))
-			was := n.status(t, id)
-			n.Kill()
-			whole := harness.Read(t, n.attachment(id))
-			damage(t, n.attachment(id), d.damage)
-			n.Start()
-
-			n.checkWitness(t)
-			same(t, "status of the pod", n.status(t, id), was)
-			harness.Want(t, strings.Contains(n.Log(), `the entry of an attachment cannot be used`), "the attachment is not in the log")
-			_, err := os.Stat(filepath.Join(n.Addresses, was.Network.Ip))
-			harness.Want(t, err == nil, "the address of a pod that is Ready was freed: %v", err)
-			// Someone brings the file back.
-			n.Kill()
-			harness.Check(t, os.WriteFile(n.attachment(id), whole, 0o600))
-			harness.Check(t, os.RemoveAll(filepath.Join(n.Root, "attachments", "quarantine")))
-			n.Start()
-			n.RemovePod(id)
-		})
-	}
-	n.fillNetwork()
-}
-
 // Of two records with one name the newer one counts; a copy under another name
 // is no one's, and what it describes is not touched.
 func TestProperty9_TwoRecordsOfOneName(t *testing.T) {

@@ -203,29 +203,6 @@ func becomesReady(t *testing.T, n *nodetest.Node, want bool) {
 	})
 }
 
-// The file of the network that is in use stays in use as it was while it is half written: no pod lands on
-// another network.
-func TestProperty20_HalfWrittenFileThatWasInUse(t *testing.T) {
-	n := newNode(t)
-	path := n.WriteNetwork()
-	whole := string(harness.Read(t, path))
-	other := strings.Replace(whole, `"name": "`+n.Network, `"name": "podman`, 1)
-	check(t, os.WriteFile(filepath.Join(n.CNIConf, "87-podman.conflist"), []byte(other), 0o644))
-	becomesNetwork(t, n, n.Network)
-	check(t, os.WriteFile(path, []byte(whole[:len(whole)/2]), 0o644))
-	harness.Eventually(t, "the file is shown as broken", func() bool { return strings.Contains(statusInfo(t, n)["networkProblems"], path) })
-	becomesReady(t, n, true)
-	becomesNetwork(t, n, n.Network)
-	n.RemovePod(n.RunPod(n.PodConfig("case")))
-	check(t, os.WriteFile(path, []byte(whole), 0o644))
-	harness.Eventually(t, "the file is whole", func() bool { return !strings.Contains(statusInfo(t, n)["networkProblems"], path) })
-	check(t, os.Remove(filepath.Join(n.CNIConf, "87-podman.conflist")))
-}
-
-func becomesNetwork(t *testing.T, n *nodetest.Node, name string) {
-	harness.Eventually(t, "the network is "+name, func() bool { return strings.Contains(currentNetwork(t, n), `"`+name+`"`) })
-}
-
 // Files come by rename, half written at first, and go with their directory, also over a start; bad ones hide
 // no good one.
 func TestProperty20_FilesThatComeAndGo(t *testing.T) {

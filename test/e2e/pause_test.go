@@ -11,7 +11,6 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -251,53 +250,6 @@ func wantOwner(t *testing.T, info podInfo) {
 
 func security(change func(*runtimeapi.LinuxSandboxSecurityContext)) nodetest.PodOption {
 	return func(c *runtimeapi.PodSandboxConfig) { change(c.Linux.SecurityContext) }
-}
-
-// Seccomp of /proc/PID/status: 0 is off, 2 is a filter (proc_pid_status(5)). A profile of AppArmor that is
-// absent is refused, with AppArmor and without.
-//
-// cri: LinuxSandboxSecurityContext.seccomp LinuxSandboxSecurityContext.seccomp_profile_path
-// cri: LinuxSandboxSecurityContext.apparmor SecurityProfile.localhost_ref SecurityProfile.profile_type
-func TestSecurityProfiles(t *testing.T) {
-	n := newNode(t)
-	local := filepath.Join(n.Dir, "profile.json")
-	check(t, os.WriteFile(local, []byte(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO"}]}`), 0o600))
-	profile := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) nodetest.PodOption {
-		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
-			s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
-		})
-	}
-	old := func(path string) nodetest.PodOption {
-		//lint:ignore SA1019 the deprecated form is what is tested
-		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) { s.SeccompProfilePath = path })
-	}
-	for name, c := range harness.Sorted(map[string]struct {
-		option nodetest.PodOption
-		want   string
-	}{
-		"runtime-default":     {profile(runtimeapi.SecurityProfile_RuntimeDefault, ""), "2"},
-		"localhost":           {profile(runtimeapi.SecurityProfile_Localhost, local), "2"},
-		"unconfined":          {profile(runtimeapi.SecurityProfile_Unconfined, ""), "0"},
-		"old-runtime-default": {old("runtime/default"), "2"},
-		"old-localhost":       {old("localhost/" + local), "2"},
-		"old-unconfined":      {old("unconfined"), "0"},
-	}) {
-		harness.Same(t, name, harness.ProcStatus(t, pausePID(t, n, n.RunPod(n.PodConfig(name, c.option))), "Seccomp"), c.want)
-	}
-	fifo := filepath.Join(n.Dir, "fifo.json") // is not waited for
-	check(t, unix.Mkfifo(fifo, 0o600))
-	for _, ref := range []string{"", "relative.json", filepath.Join(n.Dir, "absent.json"), n.Dir, fifo} {
-		_, err := run(t, n, n.PodConfig("refused", profile(runtimeapi.SecurityProfile_Localhost, ref)))
-		nodetest.WantCode(t, err, codes.InvalidArgument)
-	}
-	apparmor := func(kind runtimeapi.SecurityProfile_ProfileType, ref string) nodetest.PodOption {
-		return security(func(s *runtimeapi.LinuxSandboxSecurityContext) {
-			s.Apparmor = &runtimeapi.SecurityProfile{ProfileType: kind, LocalhostRef: ref}
-		})
-	}
-	n.RunPod(n.PodConfig("apparmor", apparmor(runtimeapi.SecurityProfile_RuntimeDefault, "")))
-	_, err := run(t, n, n.PodConfig("absent", apparmor(runtimeapi.SecurityProfile_Localhost, "no-such-profile")))
-	nodetest.WantCode(t, err, codes.InvalidArgument)
 }
 
 // A process of the pod that has the same user, and sees pause in a pid namespace that they share, gets at

@@ -306,29 +306,3 @@ func TestNoContainerBreaksTheList(t *testing.T) {
 	harness.Want(t, code == codes.ResourceExhausted || code == codes.InvalidArgument, "an image name of 8 MiB: %v", code)
 	harness.WantError(t, err, "config.image")
 }
-
-// Each malformed request is refused with the name of its field; that nothing stays is what the node's check is for.
-//
-// cri: LinuxPodSandboxConfig.sysctls LinuxSandboxSecurityContext.supplemental_groups_policy
-// cri: NamespaceOption.pid
-func TestMalformedRequests(t *testing.T) {
-	n := newNode(t)
-	type config = runtimeapi.PodSandboxConfig
-	for field, change := range harness.Sorted(map[string]func(*config){
-		"metadata.uid":               func(c *config) { c.Metadata.Uid = "a;b=c" },
-		"log_directory":              func(c *config) { c.LogDirectory = n.Logs + "/../../x" },
-		"namespace_options.pid":      func(c *config) { c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_TARGET },
-		"supplemental_groups_policy": func(c *config) { c.Linux.SecurityContext.SupplementalGroupsPolicy = 7 },
-		"sysctls[kernel.panic]":      func(c *config) { c.Linux.Sysctls = map[string]string{"kernel.panic": "1"} },
-	}) {
-		bad := n.PodConfig("bad")
-		change(bad)
-		_, err := run(t, n, bad)
-		nodetest.WantCode(t, err, codes.InvalidArgument, field)
-	}
-	nodetest.WantCode(t, nodetest.Err(t, n.Runtime.RunPodSandbox, &runtimeapi.RunPodSandboxRequest{}), codes.InvalidArgument)
-	nodetest.WantCode(t, nodetest.Err(t, n.Runtime.StopPodSandbox, &runtimeapi.StopPodSandboxRequest{}), codes.InvalidArgument)
-	wantPods(t, n)
-	// The daemon is as good as before.
-	n.RunPod(n.PodConfig("good"))
-}
