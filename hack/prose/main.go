@@ -42,7 +42,7 @@ var (
 		newRule(`(,(?: of)? which\b)`, "make two sentences"),
 		newRule(`\b((?:that|those|the same) of\b|of (?:the )?[a-z]+'s(?:[.,:;]|\z))`, "repeat the noun"),
 		newRule(`\b(says|knows|tells|hears|asks|(?:is|are|was|were|be|been|being) (?:said|told|asked|heard)`+
-			`|(?:does|did|do|can|could) ?not (?:say|know|hear|tell))\b`,
+			`|(?:does|did|do|can|could) ?not (?:say|know|hear|tell)|that (?:say|know|hear|ask|tell))\b`,
 			"programs return, report, log, request or check"),
 		newRule(`\b([Ww]ant of|stands? beside|(?:is|are|was|were) gone|holds? up|held up|comes? to)\b`,
 			"no metaphors: exists, was removed, blocks, returns"),
