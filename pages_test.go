@@ -17,7 +17,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// page is a document of the repository. Commands are what it shows in code spans and code blocks, one for each line.
+// page is a document of the repository. Commands are the lines of its code spans and code blocks.
 type page struct {
 	file, text string
 	spans      []string
@@ -45,7 +45,7 @@ func everyPage(t *testing.T) (pages []page) {
 	return pages
 }
 
-// Whatever a page names is there: tests, files, links and their headings, make
+// Everything that a page names exists: tests, files, links and their headings, make
 // targets, commands and flags of minicri, keys of the configuration, metrics.
 func TestPagesNameWhatIsThere(t *testing.T) {
 	tests, targets, families := testNames(t), makeTargets(t), metricNames()
@@ -67,7 +67,7 @@ func TestPagesNameWhatIsThere(t *testing.T) {
 	}
 }
 
-// The examples of the daemon's configuration have no unknown keys. Package image reads those of hosts.toml.
+// The examples of the daemon's configuration have no unknown keys. Package image reads the examples of hosts.toml.
 func TestConfigurationsOnPages(t *testing.T) {
 	read := 0
 	for _, p := range everyPage(t) {
@@ -177,7 +177,7 @@ func checkLinks(p page) (problems []string) {
 	return problems
 }
 
-// headings are those of a page, in the form that links to them have.
+// headings returns the headings of a page in the form of links.
 func headings(text string) (names []string) {
 	for _, found := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
 		name := regexp.MustCompile(`[^\w -]`).ReplaceAllString(strings.ToLower(found[1]), "")
@@ -186,7 +186,7 @@ func headings(text string) (names []string) {
 	return names
 }
 
-// makeTargets are those of the Makefile; bench-% is there for each benchmark.
+// makeTargets returns the targets of the Makefile, with bench-% for each benchmark.
 func makeTargets(t *testing.T) map[string]bool {
 	text := harness.Read(t, "Makefile")
 	targets := map[string]bool{}

@@ -1,7 +1,7 @@
 //go:build tools
 
-// Package critest names what the test binary of sigs.k8s.io/cri-tools/cmd/critest
-// imports: that command has only test files, so no package can import it and
+// Package critest imports the packages of the test binary of sigs.k8s.io/cri-tools/cmd/critest:
+// that command has only test files, so no package can import it and
 // `go mod tidy` would forget its dependencies.
 package critest
 

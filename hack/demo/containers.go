@@ -109,7 +109,7 @@ func (n *demoNode) awaitExit(ctx context.Context, id string) (*runtimeapi.Contai
 	}
 }
 
-// exec runs a command in a container and returns what it wrote.
+// exec runs a command in a container and returns its output.
 func (n *demoNode) exec(ctx context.Context, id string, command ...string) (string, error) {
 	response, err := n.client.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: 30})
 	if err != nil {

@@ -1,8 +1,8 @@
 // Command demo shows a pod's life with minicri on this machine: pods and
 // containers run, one crashes, the daemon is killed and restarted, everything
-// is removed, and what is left behind is counted. It runs the minicri that is
-// in its own directory, in namespaces of its own (network, mounts, processes):
-// the machine's network stays as it is, and no process outlives it.
+// is removed, and the leftovers are counted. It runs the minicri of its own
+// directory in new namespaces (network, mounts, processes): the network of the
+// machine does not change, and no process outlives it.
 //
 // The same program is the only file of the image that the demo's containers
 // run, with the arguments --serve and --ask.

@@ -23,7 +23,7 @@ import (
 	"github.com/minicri/minicri/test/leak"
 )
 
-// The network of the demo, which exists in its namespace only.
+// The network of the demo exists only in its namespace.
 const (
 	demoNetwork = "minicri-demo"
 	demoBridge  = "demo0"
@@ -218,7 +218,7 @@ func (n *demoNode) netns(id string) string {
 	return info.NetNamespace
 }
 
-// removeNetwork removes what belongs to the node and not to a pod: the bridge,
+// removeNetwork removes the objects of the node: the bridge,
 // the parent cgroup, and the daemon's shared mounts.
 func (n *demoNode) removeNetwork() error {
 	var errs []error
@@ -265,7 +265,7 @@ func (n *demoNode) remove() error {
 	return errors.Join(append(errs, n.removeNetwork(), os.RemoveAll(n.dir))...)
 }
 
-// lastLog is the end of what the daemon wrote.
+// lastLog is the end of the daemon's log.
 func (n *demoNode) lastLog() string {
 	const most = 4096
 	log, err := os.ReadFile(n.logFile())

@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// crashCode is the exit code of the server when it is told to crash.
+// crashCode is the exit code of the server when it crashes on request.
 const crashCode = 42
 
-// serve answers HTTP requests on an address until /crash is asked for.
+// serve answers HTTP requests on an address until a request for /crash.
 func serve(ctx context.Context, address string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
@@ -39,7 +39,7 @@ func serve(ctx context.Context, address string) error {
 // askTimeout limits the wait for a server that is just starting.
 const askTimeout = 10 * time.Second
 
-// ask prints what a URL answers, and retries while the connection is refused.
+// ask prints the response of a URL, and retries while the connection is refused.
 func ask(ctx context.Context, url string, output io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -110,7 +110,7 @@ func (d *demonstration) status(ctx context.Context) (string, error) {
 }
 
 // statusPatience is for a busy machine: a plugin that does not answer in time leaves
-// the network unready until it is asked again.
+// the network unready until the next check.
 const statusPatience = time.Minute
 
 // awaitConditions returns the conditions of the node when all of them hold.

@@ -56,7 +56,7 @@ func TestPagesNameEverything(t *testing.T) {
 	}
 }
 
-// What a person gets who presses the tabulator key.
+// The Tab key completes commands, flags and names.
 func TestBashCompletes(t *testing.T) {
 	for _, test := range []struct{ line, want string }{
 		{"minicri conf", "config"},
@@ -104,7 +104,7 @@ func TestUnknownPage(t *testing.T) {
 	}
 }
 
-// What is installed says nothing, and with the '#' of its keys removed it is the default.
+// The installed file sets nothing, and without the '#' of its keys it is the default.
 func TestInstalledFileIsOfComments(t *testing.T) {
 	if err := share(t.TempDir()); err != nil {
 		t.Fatal(err)

@@ -1,8 +1,7 @@
-// Command notice writes NOTICE: what is linked into the programs of minicri, by
-// which licence, with the copyright lines, the NOTICE files and the licence
-// texts of the dependencies. It asks go list for the modules and
-// licenseclassifier for the licences, and fails where one has none that it
-// knows.
+// Command notice writes NOTICE: the modules that are linked into the programs of
+// minicri with their licences, copyright lines, NOTICE files and licence texts.
+// go list provides the modules and licenseclassifier the licences. The command
+// fails for a module without a known licence.
 package main
 
 import (
@@ -31,7 +30,7 @@ var programs = []program{
 	{"hack/plugins", "tool", "", "0"},
 }
 
-// module is a dependency and what its files say.
+// module is a dependency with the contents of its files.
 type module struct {
 	Path, Version, Dir string
 

@@ -1,4 +1,4 @@
-// Command sbom writes what the programs of a release are made of, in CycloneDX: the
+// Command sbom writes the components of the programs of a release, in CycloneDX: the
 // modules that are linked into each, by the programs' own build information, with the
 // licences that NOTICE names, and the C libraries of the machine that it is built on.
 //

@@ -35,7 +35,7 @@ func (e event) name() string {
 var topLevel = regexp.MustCompile(`^\S+ [^/:]+`)
 
 type report struct {
-	output map[string]string // by test or package, until its end
+	output map[string]string // the key is the test or the package, until its end
 	skips  []string          // the tests, with their reasons
 	failed bool
 }

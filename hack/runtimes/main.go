@@ -1,5 +1,5 @@
 // Command runtimes compares a run of the container tests under another runtime
-// with what docs/contributors/runtimes.md says that this one cannot do:
+// with the failures that docs/contributors/runtimes.md lists for it:
 //
 //	runtimes RUNTIME docs/contributors/runtimes.md < output of go test -v
 //
@@ -32,7 +32,7 @@ func main() {
 	}
 }
 
-// listed are the tests that a page says to fail under a runtime: rows of a table
+// listed returns the tests that a page lists as failing under a runtime: rows of a table
 // with a test, the runtimes, and the reason.
 func listed(page, runtime string) (tests []string) {
 	for line := range strings.Lines(page) {
@@ -64,7 +64,7 @@ func results(output io.Reader) (ended map[string][]string, err error) {
 	return ended, lines.Err()
 }
 
-// compare says what is not as listed: known are those that fail, flaky those that may.
+// compare reports the differences from the list: known tests fail, flaky ones may fail.
 func compare(w io.Writer, output io.Reader, runtime string, known, flaky []string) error {
 	ended, err := results(output)
 	if err != nil {

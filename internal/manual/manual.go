@@ -11,7 +11,7 @@ import (
 // Command is one command of minicri.
 type Command struct {
 	Words      string // "config check"
-	Argument   string // what follows; FILE is completed
+	Argument   string // the argument; the shell completes FILE
 	Help       string
 	Flags      []Flag
 	Configured bool // the command takes the daemon's flags too
@@ -128,7 +128,7 @@ func Flags(name string, set *flag.FlagSet) {
 func (c Command) addFlags(set *flag.FlagSet) {
 	for _, f := range c.Flags {
 		switch {
-		case set.Lookup(f.Name) != nil: // of another verb
+		case set.Lookup(f.Name) != nil: // another verb has it, too
 		case f.Value == "":
 			set.Bool(f.Name, false, f.Help)
 		default:
@@ -140,7 +140,7 @@ func (c Command) addFlags(set *flag.FlagSet) {
 // Line is the command as it is typed: "config check FILE".
 func (c Command) Line() string { return strings.TrimSpace(c.Words + " " + c.Argument) }
 
-// Describe prints what the command does, its flags, and the daemon's flags in the set.
+// Describe prints the help of the command, its flags, and the daemon's flags in the set.
 func (c Command) Describe(set *flag.FlagSet) {
 	c.addFlags(set)
 	fmt.Fprintf(set.Output(), "Usage: minicri %s [flags]\n\n%s%s.\n\n", c.Line(), strings.ToUpper(c.Help[:1]), c.Help[1:])

@@ -1,5 +1,5 @@
 // Package metrics shows the runtime to Prometheus. It owns one registry and one listener, off unless an
-// address is configured. It reads at each scrape what can be counted then, and keeps only what passes:
+// address is configured. It counts objects at each scrape, and keeps only transient values:
 // calls, steps, exits. No label has an unbounded set of values.
 package metrics
 
@@ -170,7 +170,7 @@ func (m *Metrics) NRIPlugins(count int) { m.nriPlugins.WithLabelValues().Set(flo
 
 var outcomes = map[bool]string{true: "ok", false: "error"}
 
-// Watch adds what is counted at each scrape.
+// Watch adds the values that are counted at each scrape.
 func (m *Metrics) Watch(sources Sources) {
 	m.sources = sources
 	m.registry.MustRegister(&counts{sources})
@@ -181,7 +181,7 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-const headerLimit = 10 * time.Second // for the headers of a scrape
+const headerLimit = 10 * time.Second // limits the headers of a scrape
 
 // Serve answers /metrics and /metrics/cadvisor on a TCP address, by TLS unless that is nil.
 func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config, logger *slog.Logger) error {
@@ -261,14 +261,14 @@ func family(name string) (f Family, labels []string) {
 	return f, labels
 }
 
-// Sources are the owners of what is counted at each scrape.
+// Sources own the values that are counted at each scrape.
 type Sources struct {
 	Version    string
 	Sandboxes  *sandbox.Store
 	Containers *container.Store
 	Networks   *network.CNI
 	Images     *image.Store
-	// Cadvisor measures pods and containers; Descriptors say what it measures.
+	// Cadvisor measures pods and containers; Descriptors describe the metrics.
 	Cadvisor    func() []*runtimeapi.PodSandboxMetrics
 	Descriptors []*runtimeapi.MetricDescriptor
 	Root        string        // the durable directory

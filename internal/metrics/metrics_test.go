@@ -12,7 +12,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// A value that makes no metric, because of what a container is called for example, ends neither the daemon nor the
+// A value without a metric, for example because of the name of a container, ends neither the daemon nor the
 // scrape: the others are shown. Scrapes beyond the limit are refused.
 func TestScrapeOfPods(t *testing.T) {
 	measuring, measured := make(chan struct{}, maxScrapes), make(chan struct{})
