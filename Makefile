@@ -320,7 +320,8 @@ install: ## Copy what make build has built: binaries, plugins, unit, manual; PRE
 	for page in $(pages); do install -D -m 0644 bin/share/$$page $(sharedir)/$$page || exit; done
 	install -D -m 0644 -t $(sharedir)/doc/minicri LICENSE NOTICE *.md hack/grafana.json hack/alerts.yml bin/share/config.toml
 	install -D -m 0644 -t $(sharedir)/minicri hack/crictl.yaml
-	install -D -m 0644 -t $(sharedir)/doc/minicri/docs docs/*.md
+	install -D -m 0644 -t $(sharedir)/doc/minicri/docs docs/*.*
+	install -D -m 0644 -t $(sharedir)/doc/minicri/docs/contributors docs/contributors/*
 	install -D -m 0644 -t $(sharedir)/doc/minicri/test/results test/results/*
 	[ -e $(confdir)/minicri/config.toml ] || install -D -m 0644 bin/share/config.toml $(confdir)/minicri/config.toml
 	[ -e $(confdir)/crictl.yaml ] || install -D -m 0644 hack/crictl.yaml $(confdir)/crictl.yaml
