@@ -33,8 +33,10 @@ type Options struct {
 	// CacheDir is where libcni keeps the answers to ADD; "" stands for the directory of all runtimes, libcni.CacheDir.
 	CacheDir   string
 	Namespaces Namespaces
-	Default    DefaultNetwork
-	Limits     Limits
+	// WithoutRules leaves the rules of the firewall alone, for tests without a kernel.
+	WithoutRules bool
+	Default      DefaultNetwork
+	Limits       Limits
 	// Observe gets each plugin run, Later what becomes of attachments without a sandbox. Both may be nil.
 	Observe func(plugin, verb string, took time.Duration, ok bool)
 	Later   func(id string, row step.Row)
@@ -150,8 +152,11 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 	n.Directory = n.In("")
 	n.Reload()
 	n.findLeftRuns()
-	for _, follow := range []func(){n.watch, n.collectPeriodically, n.checkPeriodically, n.followMasquerade} {
+	for _, follow := range []func(){n.watch, n.collectPeriodically, n.checkPeriodically} {
 		n.inBackground(follow)
+	}
+	if !options.WithoutRules {
+		n.inBackground(n.followMasquerade)
 	}
 	return n, nil
 }

@@ -29,3 +29,13 @@ func TestLife(t *testing.T) {
 		harness.Same(t, "left", n.Leaks(), nil)
 	})
 }
+
+var hostNetwork = &runtimeapi.LinuxSandboxSecurityContext{
+	NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+}
+
+var userNamespace = &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{
+	UsernsOptions: &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: mapped, Gids: mapped},
+}}
+
+var mapped = []*runtimeapi.IDMapping{{HostId: 100000, ContainerId: 0, Length: 65536}}

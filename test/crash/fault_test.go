@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/test/crash/cases"
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/nodetest"
 )
@@ -24,26 +25,26 @@ type fault struct {
 	config nodetest.Option // of the node, if all faults of its row have it
 }
 
-var (
-	fails               = fault{name: "error", strike: strikeError}
-	daemonKilled        = fault{name: "daemon killed", strike: strikeKill}
-	shimKilled          = fault{name: "shim killed", strike: func(t *testing.T, c *trial) { strikeShim(t, c, false) }}
-	shimAndDaemonKilled = fault{name: "shim and daemon killed", strike: func(t *testing.T, c *trial) { strikeShim(t, c, true) }}
-	starterKilled       = fault{name: "starter killed", strike: strikeStarter}
-	startedTwice        = fault{name: "daemon killed, second start", strike: strikeKillTwice}
-	terminated          = fault{name: "SIGTERM", strike: strikeTerminate}
-	cancelled           = fault{name: "cancelled", strike: strikeCancel}
-	deadlinePassed      = fault{name: "deadline passed", strike: strikeDeadline}
-	limitPassed         = fault{"limit passed", strikeLimit, shortLimits}
-	cutOff              = fault{"SIGTERM and its limit", strikeCutOff, nodetest.Config(`shutdown = "200ms"`)}
-	rebooted            = []fault{{name: "reboot", strike: strikeReboot}, {name: "reboot, second start", strike: strikeRebootTwice}}
-
-	// shimKilledInTime kills the shim while it makes the container, which takes it some 10 to 30 ms.
-	shimKilledInTime = []fault{
-		shimKilledAfter(0), shimKilledAfter(1), shimKilledAfter(2), shimKilledAfter(3), shimKilledAfter(4),
-		shimKilledAfter(6), shimKilledAfter(8), shimKilledAfter(10), shimKilledAfter(12), shimKilledAfter(15),
+// faultOf returns the fault of a name of package cases.
+func faultOf(name string) fault {
+	for at, of := range cases.ShimKilledInTime() {
+		if of == name {
+			return shimKilledAfter(cases.ShimKilledAfter[at])
+		}
 	}
-)
+	return fault{name: name, strike: strikes[name], config: configs[name]}
+}
+
+var strikes = map[string]func(*testing.T, *trial){
+	cases.Error: strikeError, cases.DaemonKilled: strikeKill, cases.StarterKilled: strikeStarter,
+	cases.ShimKilled:          func(t *testing.T, c *trial) { strikeShim(t, c, false) },
+	cases.ShimAndDaemonKilled: func(t *testing.T, c *trial) { strikeShim(t, c, true) },
+	cases.StartedTwice:        strikeKillTwice, cases.Terminated: strikeTerminate, cases.CutOff: strikeCutOff,
+	cases.Cancelled: strikeCancel, cases.DeadlinePassed: strikeDeadline, cases.LimitPassed: strikeLimit,
+	cases.Reboot: strikeReboot, cases.RebootTwice: strikeRebootTwice,
+}
+
+var configs = map[string]nodetest.Option{cases.LimitPassed: shortLimits, cases.CutOff: nodetest.Config(`shutdown = "200ms"`)}
 
 // shortLimit is the daemon's own limit in rows where it passes: longer than
 // any undisturbed operation takes, also on a busy machine.
@@ -56,7 +57,7 @@ var shortLimits = nodetest.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_ad
 func (c *trial) begin(ctx context.Context, t *testing.T, action string) <-chan error {
 	c.Arm(t, append([]string{c.point + " " + action}, c.operation.also...)...)
 	done := make(chan error, 1)
-	if c.operation.name == recovery.name { // a node is started by its test's goroutine alone
+	if c.operation.name == cases.Recovery { // a node is started by its test's goroutine alone
 		done <- c.operation.call(ctx, c)
 	} else {
 		go func() { done <- c.operation.call(ctx, c) }()
@@ -67,7 +68,7 @@ func (c *trial) begin(ctx context.Context, t *testing.T, action string) <-chan e
 
 func strikeError(t *testing.T, c *trial) {
 	err := <-c.begin(harness.Limited(t), t, "error")
-	if c.operation.name == recovery.name {
+	if c.operation.name == cases.Recovery {
 		harness.Check(t, err)
 		// What cannot be rolled back is listed then.
 		harness.Eventually(t, "recovery ends", func() bool { return len(nodetest.Info[[]any](t, c.node.Node, "building")) == 0 })
@@ -116,7 +117,7 @@ func (c *trial) killAtPoint(t *testing.T) {
 	}
 	err := <-c.begin(harness.Limited(t), t, "kill")
 	c.waitEnd(t)
-	harness.Want(t, err != nil || c.operation.name == recovery.name, "the daemon was killed, and the request succeeded")
+	harness.Want(t, err != nil || c.operation.name == cases.Recovery, "the daemon was killed, and the request succeeded")
 	c.Disarm(t)
 }
 
@@ -267,7 +268,7 @@ func strikeDeadline(t *testing.T, c *trial) {
 // and is being undone, anyone who asks again first hears of that failure.
 func (c *trial) goOn(t *testing.T) {
 	c.Disarm(t)
-	if c.operation.name != undo.name {
+	if c.operation.name != cases.Undo {
 		return
 	}
 	err := c.operation.call(harness.Limited(t), c)

@@ -15,201 +15,40 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/internal/step"
+	"github.com/minicri/minicri/test/crash/cases"
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/leak"
 	"github.com/minicri/minicri/test/nodetest"
 )
 
-// row is a part of the matrix: an operation on a kind of pod, each of its points with each of the faults.
+// row is a row of the matrix on the kernel.
 type row struct {
+	cases.Row
 	operation operation
-	pod       pod
-	points    []string
+	options   []nodetest.PodOption
 	faults    []fault
 }
 
-// rows is the matrix; with -short, as make test has it, a part of it: an error
-// and a kill at each step of a pod with a network of its own.
-func rows() []row {
+// rows is the matrix; with -short, as make test has it, one case for each step: package sandbox has all in memory.
+func rows() (rows []row) {
+	list := cases.All()
 	if testing.Short() {
-		some := []fault{fails, daemonKilled}
-		return []row{
-			{run, ownNetwork, ownNetwork.run, some},
-			{stop, ownNetwork, stopping(ownNetwork), some},
-			{removeStopped, ownNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), some},
-			{undo, ownNetwork, teardown(ownNetwork), some},
-			{run, userns, starter, []fault{starterKilled, shimKilled}},
-			{stop, ownNetwork, []string{"first DEL"}, []fault{terminated}}, // of the plugin that comes last
-			{run, ownNetwork, adds, []fault{cutOff}},
+		list = cases.Each()
+	}
+	for _, c := range list {
+		r := row{Row: c, operation: operations[c.Operation], options: kinds[c.Pod.Name]}
+		for _, name := range c.Faults {
+			r.faults = append(r.faults, faultOf(name))
 		}
+		rows = append(rows, r)
 	}
-	all := []fault{fails, daemonKilled, cancelled, deadlinePassed}
-	ending := []fault{startedTwice, terminated}
-	return []row{
-		{run, ownNetwork, ownNetwork.run, ending},
-		{run, ownNetwork, adds, []fault{cutOff}},
-		{stop, ownNetwork, stopping(ownNetwork), ending},
-		{remove, ownNetwork, removing(), ending},
-		{undo, ownNetwork, teardown(ownNetwork), ending},
-		{recovery, ownNetwork, teardown(ownNetwork), []fault{startedTwice}},
-
-		{run, ownNetwork, ownNetwork.run, all},
-		{run, ownNetwork, ownNetwork.shim, []fault{shimKilled, shimAndDaemonKilled}},
-		{run, ownNetwork, []string{"pod/prepare before"}, shimKilledInTime},
-		{run, ownNetwork, withinLimit(ownNetwork.run), []fault{limitPassed}},
-		{run, userns, userns.run, all},
-		{run, userns, userns.shim, []fault{shimKilled, shimAndDaemonKilled}},
-		{run, userns, starter, []fault{starterKilled, daemonKilled, shimKilled, shimAndDaemonKilled}},
-		{run, hostNetwork, hostNetwork.run, all},
-		{run, hostNetwork, hostNetwork.shim, []fault{shimKilled, shimAndDaemonKilled}},
-		{run, lateInterfaces, lateInterfaces.run, all},
-		{run, lateInterfaces, lateInterfaces.shim, []fault{shimKilled, shimAndDaemonKilled}},
-
-		{stop, ownNetwork, stopping(ownNetwork), all},
-		{stop, ownNetwork, release(ownNetwork), []fault{limitPassed}},
-		{stop, userns, stopping(userns), []fault{fails, daemonKilled}},
-		{stop, hostNetwork, stopping(hostNetwork), []fault{fails, daemonKilled}},
-		{stopWithFailingDEL, ownNetwork, []string{"rename attachments"}, all},
-
-		{remove, ownNetwork, slices.Concat(stopping(ownNetwork), removing()), all},
-		{remove, userns, slices.Concat(stopping(userns), removing()), []fault{daemonKilled}},
-		{removeStopped, ownNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), all},
-		{removeStopped, hostNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), []fault{fails, daemonKilled}},
-
-		{undo, ownNetwork, teardown(ownNetwork), all},
-		{undo, userns, teardown(userns), []fault{fails, daemonKilled}},
-		{undo, hostNetwork, teardown(hostNetwork), []fault{fails, daemonKilled}},
-
-		{recovery, ownNetwork, teardown(ownNetwork), []fault{fails, daemonKilled}},
-		{recovery, userns, teardown(userns), []fault{fails, daemonKilled}},
-
-		{run, ownNetwork, ownNetwork.run, rebooted},
-		{run, userns, userns.run, rebooted},
-		{stop, ownNetwork, stopping(ownNetwork), rebooted},
-		{removeStopped, ownNetwork, slices.Concat(removing()[:2], releaseAgain(), removing()[2:]), rebooted},
-	}
+	return rows
 }
 
-// pod is a kind of pod: what it is, as the steps' lists ask for, the points that
-// Run passes for it, in order, and those of them at which its shim waits.
-type pod struct {
-	name    string
-	options []nodetest.PodOption
-	is      []string
-	run     []string
-	shim    []string
+var kinds = map[string][]nodetest.PodOption{
+	cases.OwnNetwork.Name: {nodetest.HostPort(8080, 80)}, cases.Userns.Name: {nodetest.UserNamespace},
+	cases.HostNetwork.Name: {nodetest.HostNetwork()}, cases.LateInterfaces.Name: {interfaceSysctl},
 }
-
-// What a pod is.
-const (
-	inNetwork = "own network"
-	inUsers   = "user namespace"
-)
-
-// steps are those of a pod's life, by operation, in order (package sandbox).
-var steps = map[string][]step.Name{
-	"run": {
-		"pod/check", "pod/reserve", "pod/record", "pod/sync", "pod/files", "pod/userns", "pod/netns", "pod/loopback", "pod/prepare",
-		"pod/cni add", "pod/addresses", "pod/nri run", "pod/start",
-	},
-	"update": {"pod/nri update", "pod/nri updated"},
-	"stop": {
-		"pod/stop containers", "pod/nri stop", "pod/end pause", "pod/cni del", "pod/remove netns", "pod/remove userns", "pod/unmount files",
-		"pod/record stopped",
-	},
-	"remove": {"pod/remove containers", "pod/nri remove", "pod/remove files", "pod/remove record"},
-}
-
-// isOf reports whether a pod on a node without NRI has the step.
-func isOf(name step.Name, is []string) bool {
-	switch name {
-	case "pod/userns":
-		return slices.Contains(is, inUsers)
-	case "pod/netns", "pod/loopback", "pod/cni add", "pod/addresses":
-		return slices.Contains(is, inNetwork)
-	}
-	return !strings.HasPrefix(name.Own(), "nri ")
-}
-
-var (
-	ownNetwork = pod{
-		name: "own network", options: []nodetest.PodOption{nodetest.HostPort(8080, 80)}, is: []string{inNetwork},
-		run:  points("run", inNetwork),
-		shim: []string{"pod/prepare after", "first ADD", "last ADD", "pod/addresses after", "pod/start before"},
-	}
-	userns = pod{
-		name: "user namespace", options: []nodetest.PodOption{nodetest.UserNamespace},
-		is: []string{inNetwork, inUsers}, run: points("run", inNetwork, inUsers),
-		shim: []string{"pod/prepare after", "pod/start before"},
-	}
-	hostNetwork = pod{
-		name: "host network", options: []nodetest.PodOption{nodetest.HostNetwork()}, run: points("run"),
-		shim: []string{"pod/prepare after", "pod/start before"},
-	}
-	// lateInterfaces is prepared after ADD, see needsInterfaces in package sandbox.
-	lateInterfaces = pod{
-		name: "interface sysctl", options: []nodetest.PodOption{interfaceSysctl}, is: []string{inNetwork},
-		run: from(points("run", inNetwork), "pod/cni add before"), shim: []string{"pod/prepare after", "pod/start before"},
-	}
-)
-
-// starter are the points in the life of the process that makes pause where it is not launched: in a user namespace.
-var starter = []string{"starter/asked", "starter/made", "starter/answered"}
-
-var adds = []string{"first ADD", "middle ADD", "last ADD"}
-
-// inside are the points that are passed within a step: where a record gets its name, and the plugins of the chain.
-func inside(name step.Name, is []string) []string {
-	own := slices.Contains(is, inNetwork)
-	switch {
-	case name == "pod/record":
-		return []string{"rename sandboxes"}
-	case name == "pod/start" || name == "pod/record stopped":
-		return []string{"rename facts"}
-	case name == "pod/cni add":
-		return append([]string{"rename attachments"}, adds...)
-	case name == "pod/cni del" && own:
-		return []string{"last DEL", "middle DEL", "first DEL"}
-	}
-	return nil
-}
-
-// points are those that an operation passes, in order, as package failpoint names them.
-func points(operation string, is ...string) (all []string) {
-	for _, name := range steps[operation] {
-		if !isOf(name, is) {
-			continue
-		}
-		all = append(all, name.Before())
-		all = append(all, inside(name, is)...)
-		all = append(all, name.After())
-	}
-	return all
-}
-
-func from(points []string, first string) []string { return points[slices.Index(points, first):] }
-func until(points []string, last string) []string { return points[:slices.Index(points, last)+1] }
-
-// stopping are the points of Stop, removing those of Remove after it.
-func stopping(p pod) []string { return points("stop", p.is...) }
-func removing() []string      { return points("remove") }
-
-// teardown are the points at which destroy removes all of a pod.
-func teardown(p pod) []string {
-	return slices.Concat(release(p), from(removing(), "pod/remove files before"))
-}
-
-// release are the points at which Stop and destroy remove what the kernel and the network hold.
-func release(p pod) []string {
-	return until(from(stopping(p), "pod/end pause before"), "pod/unmount files after")
-}
-
-// releaseAgain is the same where all of it is gone.
-func releaseAgain() []string { return release(pod{}) }
-
-// withinLimit are those of a Run to which the daemon's own limit applies.
-func withinLimit(run []string) []string { return from(run, "pod/record before") }
 
 func interfaceSysctl(c *runtimeapi.PodSandboxConfig) {
 	c.Linux.Sysctls = map[string]string{"net.ipv4.conf.all.rp_filter": "0"}
@@ -217,11 +56,11 @@ func interfaceSysctl(c *runtimeapi.PodSandboxConfig) {
 
 // TestMatrix runs all cases, those of one row one after the other on one node.
 func TestMatrix(t *testing.T) {
-	harness.AllSteps(t, "../../sandbox/sandbox.go", steps)
+	harness.AllSteps(t, "../../sandbox/sandbox.go", cases.Steps)
 	count := 0
 	for _, r := range rows() {
-		count += len(r.points) * len(r.faults)
-		t.Run(fmt.Sprintf("%s/%s/%s", r.operation.name, r.pod.name, r.faults[0].name), r.test)
+		count += len(r.Points) * len(r.faults)
+		t.Run(r.Name(), r.test)
 	}
 	fmt.Printf("crash matrix: %d cases\n", count)
 }
@@ -232,10 +71,10 @@ func (r row) test(t *testing.T) {
 		options = append(options, r.faults[0].config)
 	}
 	n := newNode(t, options...)
-	if r.faults[0].name != rebooted[0].name {
+	if r.Faults[0] != cases.Reboot {
 		n.runWitness(t)
 	}
-	for _, point := range r.points {
+	for _, point := range r.Points {
 		for _, f := range r.faults {
 			t.Run(point+"/"+f.name, func(t *testing.T) {
 				trial := trial{node: n, row: r, point: point, fault: f}
@@ -258,7 +97,7 @@ type trial struct {
 }
 
 func (c *trial) test(t *testing.T) {
-	c.config = c.PodConfig("case", c.pod.options...)
+	c.config = c.PodConfig("case", c.options...)
 	harness.Check(t, os.WriteFile(c.calls, nil, 0o600))
 	c.before = c.Look()
 
@@ -362,17 +201,14 @@ type operation struct {
 	also []string
 }
 
-var (
-	run                = operation{"run", nothing, callRun, nil}
-	stop               = operation{"stop", running, callStop, nil}
-	stopWithFailingDEL = operation{"stop with failing DEL", running, callStop, []string{"middle DEL error"}}
-	remove             = operation{"remove", running, callRemove, nil}
-	removeStopped      = operation{"remove stopped", stopped, callRemove, nil}
-	// undo is a Run that fails at its end.
-	undo = operation{"undo", nothing, callRun, []string{"pod/start before error"}}
-	// recovery is the start of a daemon after one that was killed in Run.
-	recovery = operation{"recovery", killed, callStart, nil}
-)
+var operations = map[string]operation{
+	cases.Run: {cases.Run, nothing, callRun, nil}, cases.Stop: {cases.Stop, running, callStop, nil},
+	cases.StopWithFailingDEL: {cases.StopWithFailingDEL, running, callStop, []string{"middle DEL error"}},
+	cases.Remove:             {cases.Remove, running, callRemove, nil},
+	cases.RemoveStopped:      {cases.RemoveStopped, stopped, callRemove, nil},
+	cases.Undo:               {cases.Undo, nothing, callRun, []string{"pod/start before error"}},
+	cases.Recovery:           {cases.Recovery, killed, callStart, nil},
+}
 
 func nothing(*testing.T, *trial) {}
 

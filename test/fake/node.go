@@ -21,6 +21,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/handler"
@@ -56,7 +58,7 @@ type Node struct {
 	mu          sync.Mutex
 	made        map[string]bool // the leak table: what was made and not removed, by kind and name
 	armed       map[string]*armed
-	calls       []string // of plugins: "ID ADD first"
+	calls       map[string]string // of plugins, by id: "ADD first, ADD middle, "
 	lastPID     int
 	processes   map[int]*proc
 	held        map[string]*held // containers and pauses, by id
@@ -71,7 +73,7 @@ type armed struct {
 
 // New makes a node without a daemon. Each test ends with End.
 func New(t testing.TB) *Node {
-	dir := t.TempDir()
+	dir := inMemory(t)
 	n := &Node{
 		Dir: dir, Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state"), t: t, over: make(chan struct{}),
 		Limits: sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Create: time.Minute, Kill: 10 * time.Second},
@@ -80,7 +82,7 @@ func New(t testing.TB) *Node {
 			DetachTries: 5, DetachTime: 30 * time.Second, GiveUpTries: 1000, GiveUpTime: time.Hour,
 			RetryFirst: time.Second, RetryMost: time.Minute, Reload: time.Hour,
 		},
-		made: make(map[string]bool), armed: make(map[string]*armed), lastPID: 1 << 22, processes: make(map[int]*proc),
+		calls: make(map[string]string), made: make(map[string]bool), armed: make(map[string]*armed), lastPID: 1 << 22, processes: make(map[int]*proc),
 		held: make(map[string]*held), supervisors: make(map[string]*supervisor),
 	}
 	for _, name := range []string{"root", "state", "net.d", "bin", "runs", "cache", "netns"} {
@@ -91,6 +93,20 @@ func New(t testing.TB) *Node {
 	}
 	n.Configure("10-chain.conflist", conflist)
 	return n
+}
+
+// inMemory makes a directory where fsync costs nothing, if programs can be executed there, as pause has to be.
+func inMemory(t testing.TB) string {
+	dir, err := os.MkdirTemp("/dev/shm", "minicri-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { harness.Check(t, os.RemoveAll(dir)) })
+	var fs unix.Statfs_t
+	if unix.Statfs(dir, &fs) != nil || fs.Flags&unix.ST_NOEXEC != 0 {
+		return t.TempDir()
+	}
+	return dir
 }
 
 // Configure writes a file of the network configuration.
@@ -148,6 +164,9 @@ func (n *Node) Leaks() []string {
 	} {
 		found, _ := filepath.Glob(filepath.Join(n.Dir, dir, "*")) // the pattern is good
 		for _, path := range found {
+			if _, err := os.Lstat(filepath.Join(path, "cgroup.events")); err != nil { // no plugin runs
+				_ = os.Remove(filepath.Join(path, "cgroup.kill"))
+			}
 			left = append(left, "file "+strings.TrimPrefix(path, n.Dir+"/"))
 		}
 	}
@@ -155,17 +174,11 @@ func (n *Node) Leaks() []string {
 	return left
 }
 
-// Calls returns the ADDs and DELs of the plugins for an id, in order.
-func (n *Node) Calls(id string) string {
+// Calls returns the runs of the plugins by id, in order.
+func (n *Node) Calls() map[string]string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var of []string
-	for _, call := range n.calls {
-		if its, rest, _ := strings.Cut(call, " "); its == id {
-			of = append(of, rest)
-		}
-	}
-	return strings.Join(of, ", ")
+	return maps.Clone(n.calls)
 }
 
 // Reboot ends everything of the kernel. Records, snapshots and the plugins' addresses stay.
@@ -256,7 +269,7 @@ func (d *Daemon) open() error {
 	d.Networks, err = network.Open(d.Ctx, network.Options{
 		ConfDir: filepath.Join(d.Dir, "net.d"), BinDirs: []string{filepath.Join(d.Dir, "bin")}, Root: d.Root,
 		Mark: identity.PluginMark(), Runs: runs{programs, d}, CacheDir: filepath.Join(d.Dir, "cache"),
-		Namespaces: netns, Limits: d.NetworkLimits, Logger: logger,
+		Namespaces: netns, WithoutRules: true, Limits: d.NetworkLimits, Logger: logger,
 	})
 	if err != nil {
 		return err
@@ -317,11 +330,12 @@ func (d *Daemon) live() {
 
 // Kill ends the daemon as SIGKILL does. It returns when what it left to others has come to rest.
 func (d *Daemon) Kill() {
-	d.die()
+	d.Die()
 	synctest.Wait()
 }
 
-func (d *Daemon) die() {
+// Die is Kill for a point.
+func (d *Daemon) Die() {
 	if d.dead.Swap(true) {
 		return
 	}
@@ -352,7 +366,7 @@ func (d *Daemon) Stop(limit time.Duration, requests *sync.WaitGroup) {
 func (n *Node) End() {
 	n.Disarm()
 	for _, d := range n.daemons {
-		d.die()
+		d.Die()
 	}
 	n.mu.Lock()
 	for _, s := range n.supervisors {
@@ -366,4 +380,5 @@ func (n *Node) End() {
 			d.Supervisors.Close()
 		}
 	}
+	time.Sleep(time.Hour) // longer than all that waits has a limit
 }

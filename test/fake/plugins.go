@@ -38,13 +38,13 @@ type answer struct {
 // exec is runner.Runner.Exec. The plugin goes on without the daemon.
 func (d *Daemon) exec(ctx context.Context, run *runner.Run, path string, environment []string) ([]byte, error) {
 	d.live()
-	done := make(chan answer, 1)
+	done, kill := make(chan answer, 1), make(chan struct{})
 	variable := func(name string) string {
 		at := slices.IndexFunc(environment, func(v string) bool { return strings.HasPrefix(v, name+"=") })
 		return strings.TrimPrefix(environment[at], name+"=")
 	}
 	go func() {
-		done <- d.plugin(run.Group.Dir, filepath.Base(path), variable("CNI_COMMAND"), variable("CNI_CONTAINERID"))
+		done <- d.plugin(kill, run.Group.Dir, filepath.Base(path), variable("CNI_COMMAND"), variable("CNI_CONTAINERID"))
 	}()
 	select {
 	case a := <-done:
@@ -52,19 +52,20 @@ func (d *Daemon) exec(ctx context.Context, run *runner.Run, path string, environ
 		return []byte(a.text), a.err
 	case <-ctx.Done():
 		d.live()
-		return nil, errors.Join(ctx.Err(), os.WriteFile(filepath.Join(run.Group.Dir, "cgroup.kill"), nil, 0o600))
+		close(kill)
+		return nil, ctx.Err()
 	}
 }
 
 // plugin is the process of a plugin, in the cgroup of a run.
-func (n *Node) plugin(group, name, verb, id string) answer {
-	populated, kill := filepath.Join(group, "cgroup.events"), filepath.Join(group, "cgroup.kill")
+func (n *Node) plugin(kill <-chan struct{}, group, name, verb, id string) answer {
+	populated, killed := filepath.Join(group, "cgroup.events"), filepath.Join(group, "cgroup.kill")
 	if err := os.WriteFile(populated, []byte("populated 1\n"), 0o600); err != nil {
 		return answer{err: err}
 	}
-	defer func() { _ = errors.Join(os.RemoveAll(kill), os.Remove(populated)) }()
+	defer func() { _ = errors.Join(os.Remove(populated), os.RemoveAll(killed)) }()
 	n.mu.Lock()
-	n.calls = append(n.calls, id+" "+verb+" "+name)
+	n.calls[id] += verb + " " + name + ", "
 	n.mu.Unlock()
 	reached := make(chan error, 1)
 	go func() { reached <- n.reach(name + " " + verb) }()
@@ -73,10 +74,14 @@ func (n *Node) plugin(group, name, verb, id string) answer {
 		select {
 		case err = <-reached:
 			waiting = false
+		case <-kill:
+			return answer{err: errors.New("killed")}
 		case <-time.After(time.Millisecond):
-			if _, gone := os.Lstat(kill); gone == nil {
-				return answer{err: errors.New("killed")}
-			}
+		}
+		_, notKilled := os.Lstat(killed)
+		_, rebooted := os.Lstat(populated)
+		if notKilled == nil || rebooted != nil {
+			return answer{err: errors.New("killed")}
 		}
 	}
 	switch {

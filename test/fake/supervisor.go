@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
 )
@@ -132,7 +133,7 @@ func (h host) Start(_ context.Context, o client.StartOptions) error {
 	for _, dir := range []string{api.RecordDir, api.ExitDir} {
 		err = errors.Join(err, os.MkdirAll(filepath.Join(o.Dir, dir), 0o700))
 	}
-	if err = errors.Join(err, os.WriteFile(filepath.Join(o.Dir, api.AboutFile), about, 0o600)); err != nil {
+	if err = errors.Join(err, state.WriteFile(filepath.Join(o.Dir, api.AboutFile), about, false)); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -215,15 +216,15 @@ func (s *supervisor) create(r *api.CreateRequest) (*api.CreateResponse, error) {
 	inUserns := func(n specs.LinuxNamespace) bool { return n.Type == specs.UserNamespace }
 	starter := !r.Bare || slices.ContainsFunc(spec.Linux.Namespaces, inUserns)
 	c := &held{dir: s.dir, id: r.Id, cgroup: spec.Linux.CgroupsPath, bare: r.Bare, abandoned: make(chan struct{})}
-	s.mu.Lock()
+	s.lock()
 	if s.held[r.Id] != nil {
 		s.mu.Unlock()
 		return nil, fmt.Errorf("container %s: %w", r.Id, errdefs.ErrAlreadyExists)
 	}
 	s.held[r.Id] = c
 	s.note("supervised", r.Id)
-	s.mu.Unlock()
 	err = os.WriteFile(filepath.Join(s.dir, api.RecordDir, r.Id+".json"), nil, 0o600)
+	s.mu.Unlock()
 	for _, stage := range []struct {
 		point string
 		do    func()
@@ -239,7 +240,7 @@ func (s *supervisor) create(r *api.CreateRequest) (*api.CreateResponse, error) {
 		if c.made { // what the starter has answered is taken over
 			err = nil
 		}
-		s.mu.Lock()
+		s.lock()
 		if err != nil {
 			s.drop(c)
 			s.mu.Unlock()
@@ -249,6 +250,15 @@ func (s *supervisor) create(r *api.CreateRequest) (*api.CreateResponse, error) {
 		s.mu.Unlock()
 	}
 	return &api.CreateResponse{Pid: int32(c.process.pid), StartTime: c.process.started()}, nil
+}
+
+// lock locks the node for a supervisor that has not ended.
+func (s *supervisor) lock() {
+	s.mu.Lock()
+	if s.process.Ended() {
+		s.mu.Unlock()
+		runtime.Goexit()
+	}
 }
 
 // stage is the time before a stage, and its failpoint. It does not return in a supervisor that has ended.
@@ -324,7 +334,7 @@ func (c *held) shown() *api.Container {
 // with calls do with a container, under n.mu.
 func (c *conn) with(ctx context.Context, id string, do func(*held) error) (*api.Empty, error) {
 	return call(ctx, c, func() (*api.Empty, error) {
-		c.s.mu.Lock()
+		c.s.lock()
 		defer c.s.mu.Unlock()
 		h := c.s.held[id]
 		if h == nil || h.dir != c.s.dir {
