@@ -8,7 +8,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// startAdvice says what to do about a start that failed: errors of the kernel and of runtimes name only what was refused.
+// startAdvice returns what to do about a start that failed: errors of the kernel and of runtimes name the refused
+// operation alone.
 // It is "" for an unknown one.
 func startAdvice(spec *specs.Spec, failure string) string {
 	has := func(words ...string) bool {

@@ -25,7 +25,10 @@ func TestStartAdvice(t *testing.T) {
 		{unable + `exec: "/etc/passwd": permission denied`, "no execute permission"},
 		{unable + `exec: "/etc": is a directory`, "is a directory"},
 		{"container init was OOM-killed (memory limit too low?)", "memory limit, 204800 bytes"},
-		{"error setting cgroup config for procHooks process: unable to set memory limit to 204800 (current usage: 1)", "204800"},
+		{
+			"error setting cgroup config for procHooks process: unable to set memory limit to 204800 (current usage: 1)",
+			"204800",
+		},
 		{`error mounting "/tmp" to rootfs at "/etc/passwd": mount src=/tmp, dst=/etc/passwd: not a directory`, "over a file"},
 		{unable + `error mounting "/gone" to rootfs at "/x": stat /gone: no such file or directory`, "does not exist on the node"},
 		{unable + `error running createRuntime hook #1: exit status 1, stdout: , stderr: `, "the hook is /opt/second"},

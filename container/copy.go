@@ -125,8 +125,8 @@ func (t *treeCopy) file(target, source string, size int64) error {
 	return to.Truncate(size)
 }
 
-// copyAttributes sets owner, mode, times and, where the file system has them, extended attributes. A change of the owner
-// clears set-user-ID and file capabilities.
+// copyAttributes sets owner, mode, times and, where the file system has them, extended attributes. A change of the
+// owner clears set-user-ID and file capabilities.
 func copyAttributes(target, source string, stat *unix.Stat_t) error {
 	if err := os.Lchown(target, int(stat.Uid), int(stat.Gid)); err != nil {
 		return err

@@ -77,7 +77,8 @@ func TestNeighboursInTheDirectory(t *testing.T) {
 					harness.Check(t, n.Remove(id))
 					wantNoPin(t, n, id)
 				}
-				if mount.propagation == unix.MS_SHARED || ip == "never" || ip == "before" { // else ip netns covers the others' pins
+				// In the other cases ip netns covers the others' pins.
+				if mount.propagation == unix.MS_SHARED || ip == "never" || ip == "before" {
 					harness.Check(t, errors.Join(unpin(early), unpin(late)))
 				}
 			})

@@ -44,7 +44,8 @@ func TestNextPodSeesEveryChange(t *testing.T) {
 				return errors.Join(write(dir+"/one", text), os.Symlink("one", dir+"/10.conflist"))
 			},
 			func(dir, text string) error {
-				return errors.Join(write(dir+"/two", text), os.Symlink("two", dir+"/link"), os.Rename(dir+"/link", dir+"/10.conflist"))
+				return errors.Join(write(dir+"/two", text), os.Symlink("two", dir+"/link"),
+					os.Rename(dir+"/link", dir+"/10.conflist"))
 			},
 		},
 		{

@@ -57,7 +57,8 @@ func (f *forward) refresh() {
 	if f.problem != problem {
 		f.problem = problem
 		accepted := problem == ""
-		f.logger.Warn("whether rules accept the default network's packets has changed", "accepted", accepted, "err", problem)
+		f.logger.Warn("whether rules accept the default network's packets has changed",
+			"accepted", accepted, "err", problem)
 	}
 }
 

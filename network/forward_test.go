@@ -22,7 +22,8 @@ var firewalls = []struct{ name, script, undo string }{
 	{"last rule, as on RHEL", `for i in {4} {6}; do
 		$i -A FORWARD -i lo -j ACCEPT; $i -A FORWARD -m comment --comment "-j ACCEPT" -j REJECT; done`, ""},
 	{
-		"last rule of iptables-legacy", `for i in {4L} {6L}; do $i -A FORWARD -m comment --comment "the end" -j DROP; done`,
+		"last rule of iptables-legacy",
+		`for i in {4L} {6L}; do $i -A FORWARD -m comment --comment "the end" -j DROP; done`,
 		"{4L} -F; {6L} -F",
 	},
 	{"Docker", `for i in {4} {6}; do

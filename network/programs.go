@@ -92,7 +92,8 @@ func (*versionExec) FindInPath(plugin string, paths []string) (string, error) {
 
 func (*versionExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environment []string) ([]byte, error) {
 	command := exec.CommandContext(ctx, path)
-	command.Env, command.Stdin, command.SysProcAttr = environment, bytes.NewReader(stdin), &syscall.SysProcAttr{Setsid: true}
+	command.Env, command.Stdin = environment, bytes.NewReader(stdin)
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) }
 	command.WaitDelay = process.KillLimit / 10
 	var answer bytes.Buffer

@@ -10,8 +10,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// The daemon before has spelled the directory of namespaces in another way (/run/netns is /var/run/netns). CHECK and DEL
-// of its pods get the path of their ADD: the plugins compare it with the result of ADD.
+// The daemon before has spelled the directory of namespaces in another way (/run/netns is /var/run/netns). CHECK and
+// DEL of its pods get the path of their ADD: the plugins compare it with the result of ADD.
 func TestPodsOfAnotherSpellingOfTheDirectory(t *testing.T) {
 	for _, network := range []struct {
 		name   string

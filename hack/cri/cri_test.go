@@ -12,7 +12,10 @@ func TestPagesAreCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range []struct{ file, want string }{{"docs/cri.md", users}, {"docs/contributors/cri.md", developers}} {
+	for _, page := range []struct{ file, want string }{
+		{"docs/cri.md", users},
+		{"docs/contributors/cri.md", developers},
+	} {
 		got, err := os.ReadFile(root + "/" + page.file)
 		if err != nil {
 			t.Fatal(err)

@@ -275,7 +275,8 @@ func (d *Daemon) open() error {
 		return err
 	}
 	pods := sandbox.Options{
-		Root: d.Root, State: d.State, Node: identity, Supervisors: d.Supervisors, Networks: d.Networks, Kernel: kernel{d},
+		Root: d.Root, State: d.State, Node: identity,
+		Supervisors: d.Supervisors, Networks: d.Networks, Kernel: kernel{d},
 		Hierarchies: cgroups{d}, Netns: netns, Userns: userns, CgroupParent: "/pods", Limits: d.Limits,
 		Handlers: handler.New(nil, handler.Features{UserNamespaces: true, RecursiveReadOnlyMounts: true}),
 		Machine: machine.Machine{
@@ -284,7 +285,8 @@ func (d *Daemon) open() error {
 		Observe: d.Observe, Logger: logger,
 	}
 	options := container.Options{Options: pods, Supervisors: d.Supervisors, Images: images{d}, Places: &sweep.Places{
-		Node: identity, Hierarchies: cgroups{d}, Netns: netns, Userns: userns, Root: d.Root, State: d.State, Kill: d.Limits.Kill,
+		Node: identity, Hierarchies: cgroups{d}, Netns: netns, Userns: userns,
+		Root: d.Root, State: d.State, Kill: d.Limits.Kill,
 	}}
 	if d.Change != nil {
 		d.Change(&options)
