@@ -105,6 +105,14 @@ func (l link) adapt(req *http.Request, resp *http.Response) (*http.Response, err
 	return resp, nil
 }
 
+// noHead is the answer in place of a connection that ended at HEAD.
+func noHead(req *http.Request) *http.Response {
+	return &http.Response{
+		Status: "405 Method Not Allowed", StatusCode: http.StatusMethodNotAllowed, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{}, Body: http.NoBody, Request: req,
+	}
+}
+
 const leastSignature = 16 // bytes of a value in an address, for it to be one
 
 func locationOf(resp *http.Response) *url.URL {
@@ -122,7 +130,8 @@ func wantsLogin(req *http.Request, resp *http.Response) bool {
 }
 
 func describesManifest(resp *http.Response) bool {
-	return isDocument(resp.Header.Get("Content-Type")) && resp.ContentLength >= 0 &&
+	kind, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
+	return (images.IsManifestType(kind) || images.IsIndexType(kind)) && resp.ContentLength >= 0 &&
 		digest.Digest(resp.Header.Get("Docker-Content-Digest")).Validate() == nil
 }
 

@@ -158,7 +158,7 @@ func (p *pulling) cureOf(err, known error) string {
 	shown, _ := p.access.shown.Load().(string)
 	switch {
 	case isStatus && strings.Contains(string(status.Body), "HTTP request to an HTTPS server"):
-		return fmt.Sprintf("the registry speaks HTTPS: write server = \"https://%s\" into %s", host, file)
+		return fmt.Sprintf("the registry speaks HTTPS: write %s into %s", p.access.entry("https", status.RequestURL), file)
 	case isStatus && codeOf(status) == http.StatusTooManyRequests:
 		return "the registry limits pulls: wait that long or a while, pull with credentials, or name a mirror in " + file
 	case errdefs.IsUnauthorized(known) && shown == "":
@@ -184,13 +184,29 @@ func (p *pulling) cureOf(err, known error) string {
 	case errdefs.IsNotFound(known) && !errors.Is(known, errPlatform):
 		return "the registry lacks a part of the image: push the image again"
 	case errors.Is(known, ErrRegistryUnavailable):
-		return connectionCure(err, host, file)
+		return p.connectionCure(err, host, file)
 	}
 	return ""
 }
 
+// entry is the line of hosts.toml for the host of an address: the registry, or one of its mirrors.
+func (c *credentials) entry(scheme, address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		u = &url.URL{Host: c.registry}
+	}
+	if c.last.Load() != u.Host {
+		return fmt.Sprintf("[host.%q]", scheme+"://"+u.Host)
+	}
+	return fmt.Sprintf("server = %q", scheme+"://"+u.Host)
+}
+
 // connectionCure says what to do about a registry that gave no answer of its own.
-func connectionCure(err error, host, file string) string {
+func (p *pulling) connectionCure(err error, host, file string) string {
+	address := "https://" + host
+	if request, isRequest := errors.AsType[*url.Error](err); isRequest {
+		address = request.URL
+	}
 	authority, isAuthority := errors.AsType[x509.UnknownAuthorityError](err)
 	_, isHostname := errors.AsType[x509.HostnameError](err)
 	invalid, isInvalid := errors.AsType[x509.CertificateInvalidError](err)
@@ -214,7 +230,7 @@ func connectionCure(err error, host, file string) string {
 	case isOperation && operation.Op == "remote error": // an alert of TLS
 		return fmt.Sprintf("the registry refuses this node's TLS: if it wants a client certificate, write client = [[\"CERT\", \"KEY\"]] into %s", file)
 	case isRecord || errors.Is(err, http.ErrSchemeMismatch):
-		return fmt.Sprintf("the registry speaks plain HTTP: write server = \"http://%s\" into %s", host, file)
+		return fmt.Sprintf("the registry speaks plain HTTP: write %s into %s", p.access.entry("http", address), file)
 	case isOperation && operation.Op == "proxyconnect":
 		return "the proxy does not answer: check HTTPS_PROXY and NO_PROXY in the daemon's environment"
 	case isName:

@@ -194,13 +194,13 @@ func TestErrorsNameTheCure(t *testing.T) {
 			"ca =",
 		},
 		{"plain HTTP", "plain.example/app:1", Auth{}, nil, isUnavailable, []string{
-			`speaks plain HTTP: write server = "http://plain.example" into ` + file("plain.example"),
+			`speaks plain HTTP: write server = "http://` + h + `" into ` + file("plain.example"),
 		}, "firewall"},
 		{
 			"TLS", "tls.example/app:1",
 			Auth{},
 			nil, nil,
-			[]string{`speaks HTTPS: write server = "https://tls.example" into ` + file("tls.example")},
+			[]string{`speaks HTTPS: write server = "https://` + hostOfURL(unknown.URL) + `" into ` + file("tls.example")},
 			"firewall",
 		},
 		{

@@ -46,6 +46,9 @@ type link struct {
 func (l link) RoundTrip(req *http.Request) (*http.Response, error) {
 	for pause := firstPause; ; pause *= 2 {
 		resp, err := l.send(req)
+		if err != nil && req.Method == http.MethodHead && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
+			return noHead(req), nil
+		}
 		if err != nil {
 			return nil, err
 		}

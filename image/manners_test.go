@@ -147,6 +147,13 @@ func TestRegistriesAsTheyAre(t *testing.T) {
 		{"HEAD 500", heads(500)},
 		{"HEAD 501", heads(501)},
 		{"HEAD 503", heads(503)},
+		{"HEAD that ends the connection", func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+			if headOnly(r) {
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		}},
+		{"HEAD of schema 1", typed("application/vnd.docker.distribution.manifest.v1+prettyjws")},
 		{"HEAD without a type", header(headOnly, without("Content-Type"))},
 		{"HEAD as JSON", typed("application/json; charset=utf-8")},
 		{"HEAD as text", typed("text/plain")},

@@ -181,7 +181,7 @@ func (p *pulling) resolve(ctx context.Context, resolver remotes.Resolver) (ocisp
 		return target, fmt.Errorf("resolve: %w", err)
 	}
 	if !images.IsIndexType(target.MediaType) && !images.IsManifestType(target.MediaType) {
-		return target, fmt.Errorf("resolve: %s is of type %q, not an image: %w", target.Digest, cut(target.MediaType, 100), errdefs.ErrInvalidArgument)
+		return target, fmt.Errorf("resolve: %s is of type %q, not an image: %w", target.Digest, cut(p.secrets.Text(target.MediaType), 100), errdefs.ErrInvalidArgument)
 	}
 	return target, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/errtext"
 )
 
 // Image is an image as people and programs read it.
@@ -136,7 +137,7 @@ func servePull(w http.ResponseWriter, r *http.Request, images *image.Store, logg
 	last := PullUpdate{Image: &imagesOf(pulled)[0]}
 	logger = logger.With("by", "minicri image pull", "image", query.Get("name"), "took", time.Since(began))
 	if err != nil {
-		last = PullUpdate{Error: err.Error()}
+		last = PullUpdate{Error: errtext.Of(err)}
 		logger.Error("pull failed", "err", err)
 	} else {
 		logger.Info("image pulled", "id", pulled.ID, "size", pulled.Size)

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/timeline"
 )
 
@@ -87,7 +88,7 @@ func (s *Server) routes() http.Handler {
 
 func answer(w http.ResponseWriter, value any, err error) {
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
+		http.Error(w, errtext.Of(err), http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
