@@ -72,13 +72,7 @@ func retryAfter(header http.Header) (time.Duration, bool) {
 func (l link) adapt(req *http.Request, resp *http.Response) (*http.Response, error) {
 	first := firstOf(req)
 	isManifest := strings.Contains(first.URL.Path, "/manifests/")
-	for _, values := range locationOf(resp).Query() { // a signature
-		for _, value := range values {
-			if len(value) >= leastSignature {
-				l.pull.secrets.Add(value)
-			}
-		}
-	}
+	l.pull.hideAddress(resp.Location())
 	if resp.StatusCode >= 300 && resp.StatusCode < 400 {
 		return resp, nil
 	}
@@ -115,12 +109,20 @@ func noHead(req *http.Request) *http.Response {
 
 const leastSignature = 16 // bytes of a value in an address, for it to be one
 
-func locationOf(resp *http.Response) *url.URL {
-	to, err := resp.Location()
-	if err != nil {
-		return &url.URL{}
+// hideAddress hides the secrets of an address that a registry redirects to: a login, a signature.
+func (c *credentials) hideAddress(to *url.URL, err error) {
+	if err != nil { // there is none
+		return
 	}
-	return to
+	password, _ := to.User.Password()
+	c.secrets.AddLogin(to.User.Username(), password)
+	for _, values := range to.Query() {
+		for _, value := range values {
+			if len(value) >= leastSignature {
+				c.secrets.Add(value)
+			}
+		}
+	}
 }
 
 // wantsLogin reports an answer that the authorizer serves.

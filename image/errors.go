@@ -135,6 +135,7 @@ func (a *answers) said() string {
 // pullError bounds an error's text, drops the control characters and the secrets in it, and ends with a cure.
 type pullError struct {
 	error
+	ref     string
 	cure    string // "" if the text says what to do
 	secrets *redact.Secrets
 }
@@ -144,7 +145,7 @@ func (e pullError) Error() string {
 	if e.cure != "" {
 		cure = "; " + e.cure
 	}
-	text := strings.ReplaceAll(redact.Printable(e.secrets.Text(e.error.Error())), "\n", " ")
+	text := strings.ReplaceAll(redact.Printable("pull "+e.ref+": "+e.secrets.Text(e.error.Error())), "\n", " ")
 	return strings.ToValidUTF8(cut(text, maxText-len(cure)), "") + cure
 }
 

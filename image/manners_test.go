@@ -396,7 +396,7 @@ func TestSecretsAreInNoErrorAndNoLog(t *testing.T) {
 		encoded(password),
 		token,
 		"h3ader-of-hosts",
-		"signature-of-storage",
+		"signature-of-storage", encoded("u:storage"), "u:storage@",
 	}
 	echo := func(w http.ResponseWriter, r *http.Request, code int) {
 		_ = r.ParseForm()
@@ -439,7 +439,7 @@ func TestSecretsAreInNoErrorAndNoLog(t *testing.T) {
 		}},
 		{"signed storage", Auth{}, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
 			if r.URL.RawQuery == "" {
-				http.Redirect(w, r, "http://"+r.Host+r.URL.Path+"?sig=signature-of-storage", 307)
+				http.Redirect(w, r, "http://u:storage@"+r.Host+r.URL.Path+"?sig=signature-of-storage", 307)
 				return true
 			}
 			w.WriteHeader(400)

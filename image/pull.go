@@ -81,7 +81,7 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 	}
 	if err != nil {
 		known := registryError(ctx, err, p.secrets)
-		err = pullError{error: fmt.Errorf("pull %s: %w", ref, known), cure: p.cureOf(err, known), secrets: p.secrets}
+		err = pullError{error: known, ref: ref.String(), cure: p.cureOf(err, known), secrets: p.secrets}
 	}
 	p.mu.Lock()
 	p.progress = nil // a fetch that the library left behind may still report
