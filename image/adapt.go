@@ -23,7 +23,7 @@ import (
 const (
 	firstPause = 50 * time.Millisecond  // before a request is repeated; each next one is twice as long
 	lastPause  = 400 * time.Millisecond // then the failure counts
-	maxPause   = 10 * time.Second       // a registry that asks for more (Retry-After) is left to the next pull
+	maxPause   = 10 * time.Second       // a longer Retry-After fails the pull
 	final      = 599                    // in place of a code that the library would repeat at once
 )
 
@@ -61,14 +61,14 @@ func retryAfter(header http.Header) (time.Duration, bool) {
 	return max(time.Until(date), 0).Round(time.Second), err == nil
 }
 
-// adapt makes of an answer one that the library understands as what it means:
+// adapt turns answers of registries into answers that the library understands:
 //   - Any failure of HEAD for a manifest, and a HEAD that lacks type, digest or size, is "method not allowed", after
 //     which the library sends GET. Registries, and the storage that they redirect to, may support GET alone.
 //   - A manifest gets the type that its content has, if the header has a general one, and a digest.
 //   - A failed login by POST is "not found", after which the library sends GET with the same user and password.
 //   - A failure that was repeated already has a code that the library does not repeat.
 //
-// The status text stays what the registry answered.
+// The status text stays the registry's.
 func (l link) adapt(req *http.Request, resp *http.Response) (*http.Response, error) {
 	first := firstOf(req)
 	isManifest := strings.Contains(first.URL.Path, "/manifests/")
@@ -102,8 +102,8 @@ func (l link) adapt(req *http.Request, resp *http.Response) (*http.Response, err
 // noHead is the answer in place of a connection that ended at HEAD.
 func noHead(req *http.Request) *http.Response {
 	return &http.Response{
-		Status: "405 Method Not Allowed", StatusCode: http.StatusMethodNotAllowed, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{}, Body: http.NoBody, Request: req,
+		Status: "405 Method Not Allowed", StatusCode: http.StatusMethodNotAllowed,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Body: http.NoBody, Request: req,
 	}
 }
 
@@ -137,7 +137,7 @@ func describesManifest(resp *http.Response) bool {
 		digest.Digest(resp.Header.Get("Docker-Content-Digest")).Validate() == nil
 }
 
-// isDocument reports a type that says more than the form of an answer.
+// isDocument reports whether a type names a kind of document, and not a form such as JSON.
 func isDocument(contentType string) bool {
 	kind, _, _ := strings.Cut(contentType, ";")
 	return images.IsManifestType(kind) || images.IsIndexType(kind) || strings.HasPrefix(kind, "application/vnd.")
@@ -159,7 +159,7 @@ func describeManifest(resp *http.Response) (*http.Response, error) {
 	return resp, nil
 }
 
-// typeOf returns the type of a manifest or an index, or else what its answer says.
+// typeOf returns the type of a manifest or an index by its content, and the type in the header of anything else.
 func typeOf(data []byte, said string) string {
 	var document struct {
 		MediaType                           string
@@ -206,15 +206,15 @@ func withToken(resp *http.Response) (*http.Response, error) {
 	return resp, nil
 }
 
-// readAgain returns the body of an answer, which stays readable, also after the library has closed it.
+// readAgain returns the body of an answer. The body stays readable, also after the library has closed it.
 func readAgain(resp *http.Response) []byte {
-	data, _ := io.ReadAll(io.LimitReader(resp.Body, maxManifest)) // of a failure, what came of it
+	data, _ := io.ReadAll(io.LimitReader(resp.Body, maxManifest)) // a failure may be cut short
 	_ = resp.Body.Close()
 	resp.Body = io.NopCloser(bytes.NewReader(data))
 	return data
 }
 
-// wordsOf returns what an answer says of a failure, after a colon, or nothing.
+// wordsOf returns a colon and the text of a failed answer, or nothing.
 func wordsOf(body []byte, secrets *redact.Secrets) string {
 	var registry docker.Errors
 	words := strings.Join(strings.Fields(string(body)), " ")

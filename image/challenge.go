@@ -24,7 +24,7 @@ func challengesOf(header http.Header) []string {
 }
 
 func splitChallenges(line string) (all []string) {
-	parameters := 0 // of the last challenge
+	parameters := 0 // count those that the last challenge has
 	for {
 		line = strings.TrimLeft(line, " \t,")
 		if line == "" {
@@ -54,7 +54,7 @@ func splitChallenges(line string) (all []string) {
 	}
 }
 
-// isToken68 reports whether a word is the data of a scheme such as Negotiate, which ends in the only signs of equality.
+// isToken68 reports whether a word is the data of a scheme such as Negotiate: it ends in its only signs of equality.
 func isToken68(word string) bool {
 	data := strings.TrimRight(word, "=")
 	return len(data) < len(word) && data != "" && !strings.Contains(data, "=") && !strings.Contains(word, `"`)

@@ -37,7 +37,7 @@ func regular(name, data string) item {
 	return item{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, ModTime: time.Unix(1, 0)}, data}
 }
 
-// items reads entries, one a line: a kind, a name, mode and owner, and what a file holds or where a link leads.
+// items reads entries, one a line: a kind, a name, mode and owner, and the data of a file or the target of a link.
 //
 //	d NAME MODE UID:GID          f NAME MODE UID:GID DATA
 //	l NAME TARGET                h NAME TARGET, a hard link
@@ -134,7 +134,7 @@ type packing struct {
 	annotations map[string]string
 }
 
-func gzipMembers(plain []byte) []byte { // as estargz: each part of its own, and a footer
+func gzipMembers(plain []byte) []byte { // estargz packs each part by itself, and adds a footer
 	var buffer bytes.Buffer
 	for len(plain) > 0 {
 		n := min(len(plain), 1024)
@@ -151,7 +151,7 @@ func gzipMembers(plain []byte) []byte { // as estargz: each part of its own, and
 
 func gzipWithZeros(plain []byte) []byte { return append(gzipMembers(plain), make([]byte, 700)...) }
 
-func zstdChunks(plain []byte) []byte { // as zstd:chunked: frames, and a skippable one with a table
+func zstdChunks(plain []byte) []byte { // zstd:chunked has frames, and a skippable one with a table
 	w, _ := zstd.NewWriter(nil)
 	var all []byte
 	for len(plain) > 0 {
@@ -343,7 +343,7 @@ func sparsePAX(t *testing.T) []byte {
 	return bytes.ReplaceAll(written(t, tar.FormatPAX, i), []byte("XXX."), []byte("GNU."))
 }
 
-// treeOf describes all files below a root: what a process can see of them.
+// treeOf describes all files below a root as a process can see them.
 func treeOf(t *testing.T, root string) map[string]string {
 	tree, inodes := map[string]string{}, map[uint64]string{}
 	must(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
@@ -394,7 +394,7 @@ func treeOf(t *testing.T, root string) map[string]string {
 	return tree
 }
 
-// pushPacked pushes an image whose layers are stored as a packing says.
+// pushPacked pushes an image whose layers are stored in a packing.
 func (r *testRegistry) pushPacked(t *testing.T, path, config string, how packing, layers [][]byte) string {
 	manifest := r.Image(ocispec.ImageConfig{})
 	var diffs []digest.Digest
@@ -414,8 +414,7 @@ func (r *testRegistry) pushPacked(t *testing.T, path, config string, how packing
 
 const plainConfig = `{"os": "linux", "architecture": "ARCH", "rootfs": {"type": "layers", "diff_ids": IDS}}`
 
-// TestCorpus unpacks images in the forms of builders and compares the files with what containerd's package makes of the
-// same layers.
+// TestCorpus unpacks images in the forms of builders. containerd's package unpacks the same layers to the same files.
 func TestCorpus(t *testing.T) {
 	s, registry := openStoreAt(t, inMemory(t)), newTestRegistry(t)
 	all, seen := corpus(t), map[string]bool{}
@@ -480,7 +479,7 @@ func TestWhiteoutsOfTheOwnLayer(t *testing.T) {
 	base := pax(t, "f f 644 0:0 old\n d d/ 755 0:0\n f d/old 644 0:0 old\n d d/sub/ 755 0:0\n f d/sub/old 644 0:0 old")
 	for _, test := range []struct {
 		name, layer string
-		want        string // the files, with what they hold
+		want        string // the files with their data
 	}{
 		{"a file", "f f 644 0:0 new\n w .wh.f", "/d /d/old=old /d/sub /d/sub/old=old /f=new"},
 		{"a file, before", "w .wh.f\n f f 644 0:0 new", "/d /d/old=old /d/sub /d/sub/old=old /f=new"},

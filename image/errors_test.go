@@ -55,8 +55,8 @@ func tlsServer(t *testing.T, handler http.Handler, until time.Time, names ...str
 	return server
 }
 
-// TestErrorsNameTheCure: what the kubelet shows in an event says what happened and what to do, and nothing that
-// would be wrong to do.
+// TestErrorsNameTheCure reads the text that the kubelet shows in an event: it has the cause and the cure, and no words
+// of a wrong cure.
 func TestErrorsNameTheCure(t *testing.T) {
 	certs, config := t.TempDir(), filepath.Join(t.TempDir(), "config.json")
 	s := openStore(t, func(c *Config) { c.CertsDirs, c.DockerConfig = []string{certs}, config })
@@ -68,7 +68,7 @@ func TestErrorsNameTheCure(t *testing.T) {
 	unknown, expired := tlsServer(t, registry, year, "127.0.0.1"), tlsServer(t, registry, time.Unix(1, 0), "127.0.0.1")
 	other, client := tlsServer(t, registry, year, "other.example"), tlsServer(t, registry, year, "127.0.0.1")
 	client.TLS.ClientAuth = tls.RequireAnyClientCert
-	for _, server := range []*httptest.Server{expired, other, client} { // whose authority is known
+	for _, server := range []*httptest.Server{expired, other, client} { // their authority is in hosts.toml
 		host := hostOfURL(server.URL)
 		cert := filepath.Join(t.TempDir(), "ca.pem")
 		writeFile(t, cert, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
@@ -200,7 +200,7 @@ func TestErrorsNameTheCure(t *testing.T) {
 			"TLS", "tls.example/app:1",
 			Auth{},
 			nil, nil,
-			[]string{`speaks HTTPS: write server = "https://` + hostOfURL(unknown.URL) + `" into ` + file("tls.example")},
+			[]string{`HTTPS: write server = "https://` + hostOfURL(unknown.URL) + `" into ` + file("tls.example")},
 			"firewall",
 		},
 		{
@@ -246,7 +246,7 @@ func TestErrorsNameTheCure(t *testing.T) {
 	}
 }
 
-// A registry that asks for patience is waited for, and the wait ends with the pull.
+// A pull waits for a registry that sends Retry-After, and the wait ends with the pull.
 func TestAWaitEndsWithThePull(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	reference := registry.push(t, "app:1", smallImage(t))

@@ -122,7 +122,7 @@ func onPost(code int, kind, body string) func(http.ResponseWriter, *http.Request
 	}
 }
 
-// TestRegistriesAsTheyAre pulls from registries that do what public reports say of some.
+// TestRegistriesAsTheyAre pulls from registries that behave as in public reports.
 func TestRegistriesAsTheyAre(t *testing.T) {
 	s := openStore(t, func(c *Config) { c.MaxDownloads = 1 })
 	heads := func(code int) faultFunc {
@@ -475,7 +475,7 @@ func TestSecretsAreInNoErrorAndNoLog(t *testing.T) {
 	}
 }
 
-// What a manifest without a type is, its content says.
+// The content of a manifest gives its type if the header does not.
 func TestTypeOf(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"manifests": []}`:            ocispec.MediaTypeImageIndex,

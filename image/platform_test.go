@@ -68,7 +68,7 @@ func platformOf(text string) *v1.Platform {
 	return &v1.Platform{OS: p.OS, Architecture: p.Architecture, Variant: p.Variant}
 }
 
-// TestTheIndexDecides: its entry counts, and not what a builder has left in the configuration.
+// TestTheIndexDecides: its entry counts, and not the platform that a builder left in the configuration.
 func TestTheIndexDecides(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	node := platforms.Format(ownPlatform())
@@ -123,7 +123,7 @@ func TestTheIndexDecides(t *testing.T) {
 			remove(t, s, reference)
 		})
 	}
-	// Without an index: what other runtimes take, an emulator may run.
+	// Without an index other runtimes pull the image, too: an emulator may run it.
 	foreign := pull(t, s, registry.push(t, "single:1", configured(func(c *v1.ConfigFile) { c.Architecture = "s390x" })))
 	mountImage(t, s, foreign)
 	checkRefused(
@@ -158,7 +158,7 @@ func TestTheIndexDecides(t *testing.T) {
 	)
 }
 
-// Builders have called the configuration of a schema 2 image by other types, which Docker takes.
+// Builders have called the configuration of a schema 2 image by other types. Docker takes them.
 func TestTypesOfConfigurations(t *testing.T) {
 	s, registry := openStore(t), newTestRegistry(t)
 	for _, kind := range []types.MediaType{"application/octet-stream", "application/json", "text/html", ""} {

@@ -61,7 +61,7 @@ func (s *Secrets) Text(text string) string {
 	if len(values) == 0 {
 		return text
 	}
-	hidden := make([]bool, len(text)) // by byte of text
+	hidden := make([]bool, len(text)) // has an element for each byte of text
 	plain := decoded{text: text, from: make([]int, len(text)+1)}
 	for i := range plain.from {
 		plain.from[i] = i
@@ -116,9 +116,9 @@ func isWord(r rune, size int) bool {
 }
 
 var escapes = []*regexp.Regexp{
-	regexp.MustCompile(`%[0-9a-fA-F]{2}`),                                    // of URLs
-	regexp.MustCompile(`\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\["'/\\nrtbf]`), // of JSON and Go
-	regexp.MustCompile(`&#?[0-9a-zA-Z]{1,31};`),                              // of HTML
+	regexp.MustCompile(`%[0-9a-fA-F]{2}`),                                    // URLs
+	regexp.MustCompile(`\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\["'/\\nrtbf]`), // JSON and Go
+	regexp.MustCompile(`&#?[0-9a-zA-Z]{1,31};`),                              // HTML
 }
 
 func (d decoded) decode(kind *regexp.Regexp) decoded {
