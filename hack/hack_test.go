@@ -3,6 +3,7 @@
 package hack
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,6 +49,40 @@ func TestReport(t *testing.T) {
 			out, err := report.Output()
 			if !strings.Contains(string(out), c.want) || (err == nil) != (c.name == "pass" || c.name == "listed skip") {
 				t.Errorf("report prints %q (%v), want %q", out, err, c.want)
+			}
+		})
+	}
+}
+
+// A part that passed on the same tree is left out, one that would end too late is not begun, and each has its line in
+// the results.
+func TestParts(t *testing.T) {
+	tree := newTree(t)
+	for name, content := range map[string]string{
+		"hack/parts": read(t, "parts"), ".gitignore": "/bin/\n", "test/results/README.md": "",
+		"hack/parts.txt": "wiring test 1 0 - it\ngood ci 30 0 - it\nbad ci 30 0 - it\ncold ci 1 9999 absent it\n",
+		"hack/test":      "#!/bin/sh\necho skipped: $1\n[ $1 = good ]\n",
+	} {
+		path := filepath.Join(string(tree), name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tree.run(t, "git init -q . && git add . && git commit -qm one")
+	for _, step := range []struct{ name, do, want string }{
+		{"first run", "RECORD=1 JOBS=1 hack/parts good bad", `(?s)good +ok.*bad: skipped: bad\nbad +FAILED.*skipped: good\n.*status 1$`},
+		{"recorded", "cat test/results/20*.md", `(?s)\| good \| ok \| \d+ \|.*\| bad \| FAILED \|`},
+		{"resumed", "RESUME=1 hack/parts good", `good +ok .*before, on this tree`},
+		{"another tree", "echo >> file; RESUME=1 hack/parts good", `good +ok +\d+ s\s+skipped`},
+		{"no time", "BUDGET=10 hack/parts good", `good +not begun .* it takes about 30 s`},
+		{"time", "BUDGET=100 hack/parts good", `good +ok`},
+		{"no time without a cache", "BUDGET=100 hack/parts cold", `cold +not begun`},
+		{"no time on a slow machine", "echo 9 > bin/test/logs/wiring.seconds; BUDGET=100 hack/parts good", `about 270 s`},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			got := tree.run(t, "{ "+step.do+"; } 2>&1 && echo status 0 || echo status 1")
+			if !regexp.MustCompile(step.want).MatchString(got) {
+				t.Errorf("%s: got %q, want %q", step.do, got, step.want)
 			}
 		})
 	}

@@ -148,7 +148,8 @@ type versionError struct {
 }
 
 func (e *versionError) Error() string {
-	return fmt.Sprintf("network %q: cniVersion %s is not supported by %s which supports %s: write one of these into %s, or install a version of the plugin that supports it",
+	return fmt.Sprintf("network %q: cniVersion %s is not supported by %s which supports %s: "+
+		"write one of these into %s, or install a version of the plugin that supports it",
 		e.Name, e.version(), e.plugin, strings.Join(e.versions, ", "), e.source())
 }
 

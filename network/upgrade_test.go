@@ -42,7 +42,8 @@ func TestPodsOfAnotherSpellingOfTheDirectory(t *testing.T) {
 			}
 			for _, verb := range []string{"CHECK", "DEL"} {
 				calls := strings.Join(n.calls(t, verb), "\n")
-				same := strings.Contains(calls, " netns="+before+" ") && strings.Contains(calls, " netns="+link+"/net-new ")
+				same := strings.Contains(calls, " netns="+before+" ") &&
+					strings.Contains(calls, " netns="+link+"/net-new ")
 				harness.Want(t, !network.called || same, "calls of %s: %s", verb, calls)
 			}
 		})
