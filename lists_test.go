@@ -99,6 +99,16 @@ func TestListsNameTests(t *testing.T) {
 	}
 }
 
+// TestEveryPackageIsInAPart checks that hack/test names each package below test/ that has tests.
+func TestEveryPackageIsInAPart(t *testing.T) {
+	parts := string(harness.Read(t, "hack/test"))
+	for _, file := range harness.Glob(t, "test/*/*_test.go") {
+		name := filepath.Base(filepath.Dir(file))
+		named := regexp.MustCompile(`[ /]` + name + `\b`).MatchString(parts)
+		harness.Want(t, named, "no part of hack/test has test/%s", name)
+	}
+}
+
 // patterns returns the patterns of -test.run and -test.skip, or the first field if it is a name.
 func patterns(fields []string) (all []string) {
 	if name, isTest := strings.CutPrefix(fields[0], "Test"); isTest {
