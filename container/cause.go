@@ -8,9 +8,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// startAdvice returns what to do about a start that failed: errors of the kernel and of runtimes name the refused
-// operation alone.
-// It is "" for an unknown one.
+// startAdvice returns what to do about a start that failed, or "" for an unknown failure. Errors of the kernel and of
+// runtimes name only what was refused.
 func startAdvice(spec *specs.Spec, failure string) string {
 	has := func(words ...string) bool {
 		for _, word := range words {
@@ -24,13 +23,14 @@ func startAdvice(spec *specs.Spec, failure string) string {
 	case has(" hook #"):
 		return hookAdvice(spec, failure)
 	case has("exec format error"):
-		return "the file is a script without #! in its first line, or a program for another architecture than " + runtime.GOARCH
+		return "the file is a script without #! in its first line, or a program for another architecture than " +
+			runtime.GOARCH
 	case has("executable file not found"), has(`exec: ""`):
 		return "check the command, and the variable PATH of the image and the container"
 	case has("OOM-killed"), has("unable to set memory limit"), has("memory.max"), has("memory.limit_in_bytes"):
 		return "raise the container's memory limit" + memoryLimit(spec)
 	case has("error mounting", "not a directory"):
-		return "a directory cannot be mounted over a file, and a file cannot be mounted over a directory: check the mount's paths"
+		return "a directory cannot be mounted over a file, nor a file over a directory: check the mount's paths"
 	case has("error mounting", "no such file or directory"):
 		return "the source of the mount does not exist on the node"
 	case has("chdir to cwd"):

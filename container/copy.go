@@ -125,8 +125,8 @@ func (t *treeCopy) file(target, source string, size int64) error {
 	return to.Truncate(size)
 }
 
-// copyAttributes sets owner, mode, times and, where the file system has them, extended attributes. A change of the
-// owner clears set-user-ID and file capabilities.
+// copyAttributes sets owner, mode, times and, where the file system has them, extended attributes. The owner comes
+// first: its change clears set-user-ID and file capabilities.
 func copyAttributes(target, source string, stat *unix.Stat_t) error {
 	if err := os.Lchown(target, int(stat.Uid), int(stat.Gid)); err != nil {
 		return err
@@ -152,7 +152,7 @@ func copyAttributes(target, source string, stat *unix.Stat_t) error {
 	return err
 }
 
-// checkRoom reports whether a file of a size leaves the node a twentieth of the file system, at most 1 GiB, as layers do.
+// checkRoom returns an error unless a file of that size leaves a twentieth of the file system, at most 1 GiB.
 func checkRoom(dir string, size int64) error {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(dir, &disk); err != nil {

@@ -40,6 +40,10 @@ func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeo
 	if result.TimedOut {
 		return nil, fmt.Errorf("exec %s in container %s: not done within %v: %w", CommandText(command), c.ID, timeout, context.DeadlineExceeded)
 	}
+	if result.Cut {
+		s.log(c).Warn("a part of the output of a command is missing: it wrote too much, or all commands together did",
+			"command", CommandText(command), "kept", len(result.Stdout)+len(result.Stderr))
+	}
 	return result, nil
 }
 

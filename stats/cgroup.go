@@ -157,7 +157,8 @@ func (u *usage) add(other *usage) {
 	}
 }
 
-// takeMemory takes the total_ rows of memory.stat on version 1: usage and limits include the cgroups below.
+// takeMemory takes the total_ rows of memory.stat on version 1: usage includes the cgroups below. The limit is the
+// cgroup's own, as for containerd: with that of a cgroup above, which is shared, memory would seem available to each.
 func (u *usage) takeMemory(h hierarchies, path string) {
 	stats := u.MemoryStats
 	row, prefix, anon := stats.Stats, "", "anon"
@@ -171,10 +172,9 @@ func (u *usage) takeMemory(h hierarchies, path string) {
 		}
 	} else {
 		prefix, anon = "total_", "rss"
-		m.limit = row["hierarchical_memory_limit"]
 		u.swap = &swap{usage: row["total_swap"], limit: unlimited}
 		if both, counted := row["hierarchical_memsw_limit"]; counted && both < unlimited {
-			u.swap.limit = both - min(both, m.limit)
+			u.swap.limit = both - min(both, row["hierarchical_memory_limit"])
 		}
 	}
 	m.inactiveFile, m.activeFile, m.anon = row[prefix+"inactive_file"], row[prefix+"active_file"], row[prefix+anon]

@@ -329,6 +329,9 @@ func TestOrphansAreReaped(t *testing.T) {
 }
 
 // A pid that is not listed again after the process is opened may be that of another process by now.
+//
+// attack: denial of service: a container has its pids reused by processes of the node while it is killed on cgroup v1
+// held: signals go by pidfd to processes that are still listed after they were opened
 func TestSignalsReachOnlyWhatIsListedTwice(t *testing.T) {
 	stays, other := exec.Command("sleep", "1000"), exec.Command("sleep", "1000")
 	harness.Check(t, errors.Join(stays.Start(), other.Start()))

@@ -53,6 +53,9 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 
 // A runtime inside of a container may freeze cgroups below the container's. SIGKILL ends what is in them all the same, and
 // that to an exec's cgroup ends the exec alone.
+//
+// attack: denial of service: a container with access to its cgroup v1 freezes cgroups below it, at several depths
+// held: the container can be stopped and removed; the end of an exec thaws no other process
 func TestKillThawsWhatIsFrozen(t *testing.T) {
 	frozen := "1"
 	name := fmt.Sprintf("minicri-unit-frozen-%d", time.Now().UnixNano())

@@ -92,15 +92,16 @@ func connect(ctx context.Context, host Host, dir string, limit *atomic.Int64) (*
 	return c, nil
 }
 
-// watch asks the supervisor every half of a limit, and kills it if it does not answer within the limit.
+// watch asks the supervisor at once and every half of a limit, and kills it if it does not answer within the limit.
 func (c *Client) watch(limit *atomic.Int64) {
-	for {
+	for pause := time.Duration(0); ; {
 		within := cmp.Or(time.Duration(limit.Load()), noLimit)
 		select {
 		case <-c.life.Done():
 			return
-		case <-time.After(within / 2):
+		case <-time.After(min(pause, within/2)):
 		}
+		pause = noLimit
 		ctx, cancel := context.WithTimeout(c.life, within)
 		// By a connection of its own: on one full of unread calls, ttrpc waits without a limit.
 		call, done, err := c.open(ctx)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +23,7 @@ type ExecResult struct {
 	Stdout, Stderr []byte
 	Code           int32 // 128 + signal if killed by one
 	TimedOut       bool  // its whole process tree was ended
+	Cut            bool  // a part of the outputs is missing
 }
 
 // ExecSync runs a process to its end or time-out (none if 0), and captures limit bytes of both outputs together, or
@@ -50,8 +50,7 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 		})
 		defer late.Stop()
 	}
-	output, code := &capture{all: all}, int32(0)
-	output.room.Store(limit)
+	output, code := &capture{all: all, limit: int(limit)}, int32(0)
 	err := output.open(bounded, c, id, exec)
 	if err == nil {
 		code, err = c.execWait(bounded, id, exec)
@@ -69,56 +68,9 @@ func (c *Client) ExecSync(ctx context.Context, id string, process *specs.Process
 	defer context.AfterFunc(bounded, output.close)()
 	output.work.Wait()
 	defer output.close()
-	result := output.ExecResult
+	result := output.result()
 	result.Code, result.TimedOut = code, timedOut.Load()
 	return &result, nil
-}
-
-// Captured counts the bytes that all captures hold. Beyond 64 MiB each may have 64 KiB: containers choose what their
-// probes write, and the kubelet takes 10 KiB of it.
-type Captured struct{ bytes atomic.Int64 }
-
-// capture reads the outputs of an exec. It drops what is over the limits, so that the process does not wait.
-type capture struct {
-	ExecResult
-	all        *Captured
-	conns      []*net.UnixConn
-	work       sync.WaitGroup
-	room, held atomic.Int64 // bytes; no room is left after what was dropped
-}
-
-func (k *capture) open(ctx context.Context, c *Client, id, exec string) error {
-	for stream, into := range map[string]*[]byte{api.Stdout: &k.Stdout, api.Stderr: &k.Stderr} {
-		conn, err := c.Stream(ctx, id, exec, stream)
-		if err != nil {
-			return err
-		}
-		k.conns = append(k.conns, conn)
-		k.work.Go(func() { // ends with the stream, or at close
-			defer conn.Close()
-			for buffer := make([]byte, 32<<10); err == nil; {
-				var n int
-				n, err = conn.Read(buffer)
-				if k.room.Add(-int64(n)) < 0 {
-					continue
-				}
-				if all, own := k.all.bytes.Add(int64(n)), k.held.Add(int64(n)); all <= 64<<20 || own <= 64<<10 {
-					*into = append(*into, buffer[:n]...)
-				} else {
-					k.room.Store(-1)
-				}
-			}
-		})
-	}
-	return nil
-}
-
-func (k *capture) close() {
-	for _, conn := range k.conns {
-		_ = conn.Close()
-	}
-	k.work.Wait()
-	k.all.bytes.Add(-k.held.Swap(0))
 }
 
 // ExecStart starts a process, by a new id. Open its streams, and ExecWait within 30 s, or it is ended.

@@ -52,7 +52,8 @@ type container struct {
 	exit      *api.ExitRecord
 	left      *api.ExitRecord // the exit that a predecessor wrote, if the log did not have all output yet
 	execs     map[string]*exec
-	slots     map[int]bool // the numbers of execs' cgroups that are in use
+	slots     map[int]bool // the numbers of execs' cgroups: true is used, false has processes that an exec has left
+	retried   int          // the last of those that was tried again
 }
 
 // record is the content of DIR/records/ID.json, by which a successor adopts the container. It is written

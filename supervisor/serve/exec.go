@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net"
 	"os"
@@ -239,6 +240,8 @@ func (c *container) execCgroupAt(slot int) *execCgroup {
 	return &execCgroup{container: c, slot: slot, sub: sub, note: filepath.Join(c.record.Dir(), sub)}
 }
 
+const maxSlots = 1024 // no container has so many execs with something in the background
+
 // newExecCgroup makes a child of the container's cgroup. It returns nil if that is refused, or takes no process
 // because the container has made another one threaded: then only the first process of the exec can be ended.
 func (c *container) newExecCgroup() *execCgroup {
@@ -246,29 +249,54 @@ func (c *container) newExecCgroup() *execCgroup {
 	if !ok {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for slot := range 1024 { // no container has so many execs with something in the background
-		if c.slots[slot] {
-			continue
-		}
+	for slot := c.takeSlot(true); slot < maxSlots; slot = c.takeSlot(false) {
 		g := c.execCgroupAt(slot)
-		// Where an earlier exec has left something in the background, the next name is tried. The note comes
-		// before the cgroup: a successor kills and removes the cgroups that have one.
-		_ = os.Remove(filepath.Join(path, g.sub))
-		if _, err := os.Lstat(filepath.Join(path, g.sub)); err == nil {
+		// Where an earlier exec has left something in the background, the next name is tried. The note comes before the
+		// cgroup: a successor kills and removes the cgroups that have one.
+		if err := os.Remove(filepath.Join(path, g.sub)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			c.endSlot(slot, true)
 			continue
 		}
 		err := errors.Join(os.WriteFile(g.note, nil, 0o600), os.Mkdir(filepath.Join(path, g.sub), 0o755))
 		kind, _ := os.ReadFile(filepath.Join(path, g.sub, "cgroup.type")) // of version 2
 		if err != nil || strings.Contains(string(kind), "invalid") {
 			_, _ = os.Remove(filepath.Join(path, g.sub)), os.Remove(g.note)
+			c.endSlot(slot, false)
 			return nil
 		}
-		c.slots[slot] = true
 		return g
 	}
 	return nil
+}
+
+// takeSlot takes the lowest number that is not taken, or maxSlots if there is none. To retry takes one, the next in turn, of
+// those that an exec has left something in: it may have ended meanwhile. An exec does not try all of them.
+func (c *container) takeSlot(retry bool) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range maxSlots {
+		next := (c.retried + 1 + i) % maxSlots
+		if used, taken := c.slots[next]; retry && taken && !used {
+			c.retried, c.slots[next] = next, true
+			return next
+		}
+	}
+	for slot := range maxSlots {
+		if _, taken := c.slots[slot]; !taken {
+			c.slots[slot] = true
+			return slot
+		}
+	}
+	return maxSlots
+}
+
+// endSlot frees a number, unless something is left in its cgroup.
+func (c *container) endSlot(slot int, isLeft bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if delete(c.slots, slot); isLeft {
+		c.slots[slot] = false
+	}
 }
 
 func (g *execCgroup) kill() error {
@@ -297,9 +325,9 @@ func (g *execCgroup) close() error {
 	g.closed = true
 	err := os.RemoveAll(g.note)
 	g.container.record.Cgroups.RemoveSub(g.sub, g.killed)
-	g.container.mu.Lock()
-	defer g.container.mu.Unlock()
-	delete(g.container.slots, g.slot)
+	_, path, _ := g.container.record.Cgroups.Tracker()
+	_, statErr := os.Lstat(filepath.Join(path, g.sub))
+	g.container.endSlot(g.slot, statErr == nil)
 	return err
 }
 

@@ -110,7 +110,20 @@ func (s service) List(context.Context, *api.Empty) (*api.ListResponse, error) {
 	for _, c := range s.all() {
 		list.Containers = append(list.Containers, c.state())
 	}
+	boundErrors(list.Containers)
 	return list, nil
+}
+
+// boundErrors shortens start errors that are too many for one message of ttrpc, 4 MiB with all else. The whole error of
+// each is in its exit record.
+func boundErrors(containers []*api.Container) {
+	const maxErrors = 2 << 20
+	most := maxErrors / max(1, len(containers))
+	for _, c := range containers {
+		if text := c.GetExit().GetStartError(); len(text) > most {
+			c.Exit.StartError = strings.ToValidUTF8(text[:most], "")
+		}
+	}
 }
 
 func (s service) Events(ctx context.Context, r *api.EventsRequest, stream api.Shim_EventsServer) error {

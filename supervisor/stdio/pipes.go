@@ -183,10 +183,12 @@ func (p *Pump) Close() error { return p.source.Close() }
 func (p *Pump) Run() {
 	defer close(p.done)
 	defer p.source.Close()
+	pace := pace{since: time.Now()}
 	for {
 		data, err := p.read(p.source)
 		if len(data) > 0 {
 			p.emit(data)
+			time.Sleep(pace.after(len(data), time.Now()))
 		}
 		switch {
 		case err == nil:
@@ -196,6 +198,31 @@ func (p *Pump) Run() {
 			return // the end, EIO from a terminal that hangs up included
 		}
 	}
+}
+
+// pace bounds how often a pump moves less than a page, to smallChunks in as many milliseconds: a container that writes
+// bytes one by one, or has made its pipe small, must not cost the supervisor more time than itself. Meanwhile the pipe
+// fills, so the rate of bytes suffers only where the container has made it small.
+type pace struct {
+	small int
+	since time.Time
+}
+
+const smallChunks = 64
+
+// after returns how long to wait after a chunk of n bytes.
+func (p *pace) after(n int, now time.Time) time.Duration {
+	const page = 4096
+	if n >= page {
+		return 0
+	}
+	p.small++
+	if p.small < smallChunks {
+		return 0
+	}
+	wait := smallChunks*time.Millisecond - now.Sub(p.since)
+	p.small, p.since = 0, now.Add(max(0, wait))
+	return max(0, wait)
 }
 
 // readChunk reads what waits into memory of its own: a stream that is silent holds none.

@@ -287,3 +287,26 @@ func TestStreamOutsideThePoller(t *testing.T) {
 	err := new(Streams).readFifo(path, "stdout")
 	harness.Want(t, errors.Is(err, errdefs.ErrUnavailable), "%v", err)
 }
+
+// A container that writes little at a time is read some thousand times a second at most; pages are moved at once.
+//
+// attack: denial of service: a container makes its output a pipe of one page in packet mode, and writes bytes one by one
+// held: the supervisor reads 64 such chunks in 64 ms, and others at once
+func TestPaceOfSmallChunks(t *testing.T) {
+	now := time.Now()
+	p := pace{since: now}
+	for range 10 * smallChunks {
+		harness.Same(t, "after a page", p.after(4096, now), time.Duration(0))
+	}
+	var waited time.Duration
+	for range 10 * smallChunks {
+		now = now.Add(time.Microsecond)
+		wait := p.after(1, now)
+		waited, now = waited+wait, now.Add(wait)
+	}
+	harness.Want(t, waited > 9*smallChunks*time.Millisecond, "it waited %v", waited)
+	for range 10 * smallChunks { // one that writes seldom does not wait
+		now = now.Add(2 * time.Millisecond)
+		harness.Same(t, "after a while", p.after(1, now), time.Duration(0))
+	}
+}

@@ -116,18 +116,30 @@ func TestStartError(t *testing.T) {
 	p := newPod(t)
 	wrong := filepath.Join(p.Dir, "wrong-architecture")
 	check(t, os.WriteFile(wrong, []byte("\x7fELF"+strings.Repeat("\x00", 60)), 0o755)) // elf(5)
+	noInterpreter := filepath.Join(p.Dir, "no-interpreter")
+	check(t, os.WriteFile(noInterpreter, []byte("#!/no/such\n"), 0o755))
+	script := filepath.Join(p.Dir, "script")
+	check(t, os.WriteFile(script, []byte("echo hi\n"), 0o755))
 	mounts := all(command("/wrong"), mounted(wrong, "/wrong"))
+	const format = ": exec format error; the file is a script without #! in its first line, or a program for another"
 	for name, c := range harness.Sorted(map[string]struct {
 		says   string
 		change option
 	}{
-		"absent":             {"/no/such", command("/no/such")},
-		"in-no-path":         {"nosuch", command("nosuch")},
-		"directory":          {"/etc", command("/etc")},
-		"not-executable":     {`exec: "/etc/passwd": permission denied`, command("/etc/passwd")},
-		"wrong-architecture": {"/wrong: exec format error", mounts},
-		"on-a-terminal":      {"/wrong: exec format error", all(mounts, func(c *runtimeapi.ContainerConfig) { c.Tty = true })},
-		"no-directory":       {"/etc/passwd", func(c *runtimeapi.ContainerConfig) { c.WorkingDir = "/etc/passwd" }},
+		"absent":             {"no such file or directory; the image has no such file", command("/no/such")},
+		"in-no-path":         {`"nosuch": executable file not found in $PATH; check the command`, command("nosuch")},
+		"empty":              {"; check the command", command("")},
+		"directory":          {`"/etc": is a directory; the command is a directory`, command("/etc")},
+		"not-executable":     {`exec: "/etc/passwd": permission denied; the file has no`, command("/etc/passwd")},
+		"wrong-architecture": {"/wrong" + format, mounts},
+		"script":             {"/script" + format, all(command("/script"), mounted(script, "/script"))},
+		"no-interpreter":     {"; the file exists, but", all(command("/script"), mounted(noInterpreter, "/script"))},
+		"on-a-terminal":      {"/wrong" + format, all(mounts, func(c *runtimeapi.ContainerConfig) { c.Tty = true })},
+		"no-directory": {"; check the working directory", func(c *runtimeapi.ContainerConfig) {
+			c.WorkingDir = "/etc/passwd"
+		}},
+		"over-a-file":      {"; a directory cannot be mounted over a file", mounted("/tmp", "/etc/passwd")},
+		"too-small-memory": {"; raise the container's memory limit, 204800 bytes", memory(200 << 10)},
 	}) {
 		id := p.create(shell(name, "true", c.change))
 		s := p.status(id)

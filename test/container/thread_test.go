@@ -51,9 +51,8 @@ func TestProgramsThatDieWithTheirParent(t *testing.T) {
 		execs.Wait()
 		p.wantExit(first, 0, "Completed")
 		// No starter stays.
-		harness.Eventually(t, "the starters have ended", func() bool {
-			return len(startersOf(n.Supervisors()[0])) <= 1
-		})
+		one := func() bool { return len(startersOf(n.Supervisors()[0])) <= 1 }
+		harness.Eventually(t, "the starters have ended", one)
 	}
 }
 
@@ -103,8 +102,7 @@ func TestTerminalThatIsOpenedAgain(t *testing.T) {
 				"exec >TERMINAL <TERMINAL; echo end; read x; echo got $x"
 			ofThePod := func(c *runtimeapi.ContainerConfig) {
 				if len(pids.options) > 0 {
-					options := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD}
-					c.Linux.SecurityContext.NamespaceOptions = options
+					c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD}
 				}
 			}
 			id := p.run(filepath.Base(terminal), strings.ReplaceAll(script, "TERMINAL", terminal), tty, ofThePod)

@@ -1,0 +1,58 @@
+package serve
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/bundle"
+	"github.com/minicri/minicri/test/harness"
+)
+
+// An exec takes the lowest free name, and tries one name of those that earlier execs have left something in. A directory
+// with a file in it is a cgroup with a process here.
+func TestNamesOfExecCgroups(t *testing.T) {
+	c := (&Supervisor{dir: t.TempDir()}).newContainer(record{Container: bundle.Container{ID: "c"}})
+	cgroup := t.TempDir()
+	c.record.Cgroups = bundle.Cgroups{"pids": cgroup}
+	harness.Check(t, os.MkdirAll(c.record.Dir(), 0o700))
+	left := func(g *execCgroup) string { return filepath.Join(cgroup, g.sub, "background") }
+	first, second := c.newExecCgroup(), c.newExecCgroup()
+	harness.Same(t, "names", []string{first.sub, second.sub}, []string{"minicri-exec-0", "minicri-exec-1"})
+	for _, g := range []*execCgroup{first, second} {
+		harness.Check(t, os.WriteFile(left(g), nil, 0o600))
+		c.endSlot(g.slot, true)
+	}
+	harness.Check(t, os.Remove(left(second)))
+	third := c.newExecCgroup()
+	harness.Want(t, third.slot == 1 || third.slot == 2, "%s", third.sub)
+	fourth := c.newExecCgroup()
+	harness.Same(t, "names", third.slot+fourth.slot, 3)
+	_, err := os.Stat(left(first))
+	harness.Want(t, err == nil && !c.slots[0], "the background process is gone: %v", err)
+	harness.Check(t, os.Remove(left(first)))
+	harness.Same(t, "a name that is free again", c.newExecCgroup().slot, 0)
+}
+
+// The list of any number of containers that could not start fits into a message.
+//
+// attack: denial of service: 8,000 containers fail to start with an error of 1 KiB each
+// held: the errors in the supervisor's list are shortened, and the list fits into one message
+func TestListOfStartErrors(t *testing.T) {
+	var list api.ListResponse
+	for range 8000 {
+		exit := &api.Exit{StartError: strings.Repeat("é", maxStartError/2), Code: 128}
+		list.Containers = append(list.Containers, &api.Container{Id: strings.Repeat("a", 64), Exit: exit})
+	}
+	boundErrors(list.Containers)
+	text := list.Containers[0].Exit.StartError
+	harness.Want(t, proto.Size(&list) < 4<<20 && utf8.ValidString(text) && len(text) >= 100, "%d bytes, %q", proto.Size(&list), text)
+	few := []*api.Container{{Exit: &api.Exit{StartError: "short"}}, {}}
+	boundErrors(few)
+	harness.Same(t, "one error", few[0].Exit.StartError, "short")
+}
