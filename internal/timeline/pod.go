@@ -4,6 +4,7 @@ package timeline
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -160,7 +161,11 @@ func (p *Pod) Problems() (all []Problem) {
 		all = append(all, stepProblems("the pod", p.Rows)...)
 	}
 	for _, c := range p.Containers {
-		all = append(all, c.problems()...)
+		of := "container " + c.Name
+		if p.attempts(c.Name) > 1 {
+			of = fmt.Sprintf("%s (attempt %d)", of, c.Attempt)
+		}
+		all = append(all, c.problems(of)...)
 	}
 	if p.Network != nil && p.Network.Waits != "" {
 		all = append(all, Problem{Of: "the network", Text: p.Network.Waits})
@@ -168,8 +173,17 @@ func (p *Pod) Problems() (all []Problem) {
 	return all
 }
 
-func (c *Container) problems() (all []Problem) {
-	of := "container " + c.Name
+// attempts is how many containers of the pod have a name.
+func (p *Pod) attempts(name string) (count int) {
+	for _, c := range p.Containers {
+		if c.Name == name {
+			count++
+		}
+	}
+	return count
+}
+
+func (c *Container) problems(of string) (all []Problem) {
 	if c.Error != "" {
 		return []Problem{failure(of, c.Error, c.Rows)}
 	}
@@ -180,7 +194,8 @@ func (c *Container) problems() (all []Problem) {
 		case row.Error != "":
 			all = append(all, Problem{Of: of, Text: row.Note + ": " + row.Error})
 		case failed:
-			all = append(all, Problem{Of: of, Text: "its program ended with " + code + ": see the container's log"})
+			log := "see `crictl logs " + c.ID[:min(len(c.ID), 12)] + "`"
+			all = append(all, Problem{Of: of, Text: "its program ended with " + code + ": " + log})
 		}
 	}
 	if len(all) == 0 {
