@@ -22,14 +22,14 @@ const (
 // Captured bounds what all captures hold. Beyond maxCaptured the largest capture is cut to sureCaptured: a container
 // that writes much takes nothing from the commands of others. The zero value is ready for use.
 type Captured struct {
-	mu    sync.Mutex // guards what follows, and held, cut and the outputs of the captures
+	mu    sync.Mutex // guards all fields, and held, Cut and the outputs of the captures
 	all   map[*capture]bool
 	bytes int
-	peak  int          // of bytes, since memory was last returned
+	peak  int          // the largest value of bytes since the last return of memory
 	later func(func()) // runs a function after returnAfter; nil except in tests
 }
 
-// capture reads the outputs of an exec. It drops what is over the limits, so that the process does not wait.
+// capture reads the outputs of an exec. Beyond the limits it drops all bytes, so that the process does not wait.
 type capture struct {
 	ExecResult
 	all   *Captured
@@ -58,7 +58,7 @@ func (k *capture) open(ctx context.Context, c *Client, id, exec string) error {
 	return nil
 }
 
-// result returns what was captured. After close nothing is.
+// result returns the captured outputs.
 func (k *capture) result() ExecResult {
 	k.all.mu.Lock()
 	defer k.all.mu.Unlock()
@@ -97,7 +97,7 @@ func (a *Captured) add(k *capture, into *[]byte, chunk []byte) {
 	a.peak = max(a.peak, a.bytes)
 }
 
-// cutLargest cuts the largest capture, or ends that of k if none is larger; mu is held.
+// cutLargest cuts the largest capture; the capture k only ends if none is larger. mu is held.
 func (a *Captured) cutLargest(k *capture) {
 	largest := k
 	for other := range a.all {

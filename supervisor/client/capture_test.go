@@ -9,7 +9,7 @@ import (
 // Commands that write much cost the others nothing, and their memory is returned.
 //
 // attack: denial of service: commands of ExecSync write 16 MiB each and do not end
-// held: all outputs together take 64 MiB; the largest is cut, and the log says so
+// held: all outputs together take 64 MiB; the largest is cut, and the log has a line about it
 func TestCaptured(t *testing.T) {
 	returned := 0
 	all := &Captured{later: func(func()) { returned++ }}

@@ -55,15 +55,15 @@ func (p hangingProcess) Wait() error {
 
 func (p hangingProcess) Kill(time.Duration) error {
 	select {
-	case <-p.killed: // it is watched on for a second
+	case <-p.killed: // the client asks for a second more
 	default:
 		close(p.killed)
 	}
 	return nil
 }
 
-// A supervisor that hangs when the daemon starts is asked at once, not after a half of the limit, which would end this
-// test first, and is killed at the limit.
+// The daemon asks a supervisor at once, not after a half of the limit: with the first limit this test would end before. A
+// supervisor that hangs is killed at the limit.
 func TestSupervisorThatHangsIsAskedAtOnce(t *testing.T) {
 	for _, within := range []time.Duration{24 * time.Hour, time.Millisecond} {
 		s := hanging{asked: make(chan struct{}, 1), killed: make(chan struct{})}
