@@ -55,16 +55,16 @@ func (p hangingProcess) Wait() error {
 
 func (p hangingProcess) Kill(time.Duration) error {
 	select {
-	case <-p.killed: // the client asks for a second more
+	case <-p.killed: // the client continues for a second
 	default:
 		close(p.killed)
 	}
 	return nil
 }
 
-// The daemon asks a supervisor at once, not after a half of the limit: with the first limit this test would end before. A
+// The daemon checks a supervisor at once, not after a half of the limit: with the first limit this test would end before. A
 // supervisor that hangs is killed at the limit.
-func TestSupervisorThatHangsIsAskedAtOnce(t *testing.T) {
+func TestSupervisorIsCheckedAtOnce(t *testing.T) {
 	for _, within := range []time.Duration{24 * time.Hour, time.Millisecond} {
 		s := hanging{asked: make(chan struct{}, 1), killed: make(chan struct{})}
 		limit := new(atomic.Int64)
