@@ -21,6 +21,5 @@
 //
 // Locks, in the order in which they are taken: container.op (one change of a container at a time, may be held
 // for long), execCgroup.mu (while an exec is killed or its cgroup removed), Supervisor.mu, container.mu,
-// broker.mu. The last three are held for moments only: while a cgroup's file is read or an exec's cgroup is
-// made, and never for what a container can hold up.
+// broker.mu. The last three are held for moments only, and never while a container can hold up the operation.
 package serve
