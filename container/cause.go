@@ -33,7 +33,7 @@ func startAdvice(spec *specs.Spec, failure string) string {
 		return "a directory cannot be mounted over a file, nor a file over a directory: check the mount's paths"
 	case has("error mounting", "no such file or directory"):
 		return "the source of the mount does not exist on the node"
-	case has("chdir to cwd"):
+	case has("chdir to cwd"), has("init: mkdir "):
 		return "check the working directory: the user has to be able to enter it"
 	case has("exec: ", "no such file or directory"):
 		return "the image has no such file, and no mount adds it"

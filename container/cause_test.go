@@ -30,6 +30,7 @@ func TestStartAdvice(t *testing.T) {
 		{unable + `error mounting "/gone" to rootfs at "/x": no such file or directory`, "does not exist on the node"},
 		{unable + `error running createRuntime hook #1: exit status 1, stdout: , stderr: `, "the hook is /opt/second"},
 		{`chdir to cwd ("/etc/passwd") set in config.json failed: not a directory`, "working directory"},
+		{unable + "mkdir /etc/passwd: not a directory", "working directory"},
 		{"something else", ""},
 	} {
 		got := startAdvice(spec, test.failure)

@@ -387,6 +387,9 @@ func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error
 	if err := s.send(ctx, c, uint32(unix.SIGKILL), true); err != nil && !errdefs.IsNotFound(err) {
 		return errors.Join(startErr, fmt.Errorf("kill it: %w", err))
 	}
-	s.change(c, func(f *Facts) { c.takeExit(f, 0, true, false, 0) })
+	s.change(c, func(f *Facts) {
+		c.takeExit(f, 0, true, false, 0)
+		takeStartError(f, c.startFailed)
+	})
 	return startErr
 }

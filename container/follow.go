@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -219,9 +220,10 @@ func (c *Container) takeExit(f *Facts, code int32, known, oom bool, at int64) {
 	takeStartError(f, c.startFailed)
 }
 
-// takeStartError notes that the program could not be executed, with containerd's exit code.
+// takeStartError notes that the program could not be executed, with containerd's exit code. The message of the supervisor's
+// event may come before the same message with advice.
 func takeStartError(f *Facts, message string) {
-	if message == "" || f.Reason == reasonStartError {
+	if message == "" || f.Reason == reasonStartError && !strings.HasPrefix(message, f.Message) {
 		return
 	}
 	f.StartedAt = f.FinishedAt

@@ -30,7 +30,8 @@ func TestCaptured(t *testing.T) {
 	write(modest, 4<<20)
 	all.add(modest, &modest.Stderr, []byte("error"))
 	kept := modest.result()
-	harness.Want(t, !kept.Cut && len(kept.Stdout) == 4<<20 && string(kept.Stderr) == "error" && all.bytes <= maxCaptured,
+	whole := !kept.Cut && len(kept.Stdout) == 4<<20 && string(kept.Stderr) == "error"
+	harness.Want(t, whole && all.bytes <= maxCaptured,
 		"%d bytes, cut %t", modest.held, kept.Cut)
 	held := 0
 	for _, k := range append(greedy, modest) {
@@ -42,7 +43,8 @@ func TestCaptured(t *testing.T) {
 		k.close()
 		k.close()
 	}
-	harness.Want(t, all.bytes == 0 && len(all.all) == 0 && returned == 1, "%d bytes, memory returned %d times", all.bytes, returned)
+	none := all.bytes == 0 && len(all.all) == 0
+	harness.Want(t, none && returned == 1, "%d bytes, memory returned %d times", all.bytes, returned)
 	write(modest, 1<<20)
 	modest.close()
 	harness.Same(t, "times memory was returned", returned, 1)

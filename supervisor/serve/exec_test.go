@@ -14,8 +14,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// An exec takes the lowest free name, and tries one name of those that earlier execs have left something in. A directory
-// with a file in it is a cgroup with a process here.
+// An exec takes the lowest free name, and tries one name of those that earlier execs have left something in. A
+// directory with a file in it is a cgroup with a process here.
 func TestNamesOfExecCgroups(t *testing.T) {
 	c := (&Supervisor{dir: t.TempDir()}).newContainer(record{Container: bundle.Container{ID: "c"}})
 	cgroup := t.TempDir()
@@ -51,7 +51,8 @@ func TestListOfStartErrors(t *testing.T) {
 	}
 	boundErrors(list.Containers)
 	text := list.Containers[0].Exit.StartError
-	harness.Want(t, proto.Size(&list) < 4<<20 && utf8.ValidString(text) && len(text) >= 100, "%d bytes, %q", proto.Size(&list), text)
+	size := proto.Size(&list)
+	harness.Want(t, size < 4<<20 && utf8.ValidString(text) && len(text) >= 100, "%d bytes, %q", size, text)
 	few := []*api.Container{{Exit: &api.Exit{StartError: "short"}}, {}}
 	boundErrors(few)
 	harness.Same(t, "one error", few[0].Exit.StartError, "short")

@@ -102,7 +102,8 @@ func TestTerminalThatIsOpenedAgain(t *testing.T) {
 				"exec >TERMINAL <TERMINAL; echo end; read x; echo got $x"
 			ofThePod := func(c *runtimeapi.ContainerConfig) {
 				if len(pids.options) > 0 {
-					c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD}
+					pod := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD}
+					c.Linux.SecurityContext.NamespaceOptions = pod
 				}
 			}
 			id := p.run(filepath.Base(terminal), strings.ReplaceAll(script, "TERMINAL", terminal), tty, ofThePod)
