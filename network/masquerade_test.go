@@ -230,15 +230,6 @@ func TestNftThatHangs(t *testing.T) {
 			_ = syscall.Kill(child, syscall.SIGKILL)
 		}
 	})
-	done := make(chan error, 1)
-	go func() {
-		_, err := nft("", "list", "ruleset")
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		harness.Want(t, err != nil, "it succeeded")
-	case <-time.After(within):
-		t.Fatal("it does not end")
-	}
+	_, err := nft("", "list", "ruleset")
+	harness.Want(t, err != nil, "it succeeded")
 }

@@ -142,13 +142,13 @@ func TestServeWaitsForAnImport(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
 	harness.Check(t, err)
-	entered, draining, left := make(chan struct{}, 1), atomic.Bool{}, atomic.Bool{}
+	entered, leaving, leave, draining := make(chan struct{}, 1), make(chan struct{}), make(chan struct{}), atomic.Bool{}
 	server := &Server{Images: store, Metrics: http.NotFoundHandler(), Enter: func() (func(), error) {
 		if draining.Load() {
 			return nil, errors.New("draining")
 		}
 		entered <- struct{}{}
-		return func() { time.Sleep(100 * time.Millisecond); left.Store(true) }, nil
+		return func() { close(leaving); <-leave }, nil
 	}}
 	ctx, end := context.WithCancel(t.Context())
 	defer end()
@@ -169,8 +169,10 @@ func TestServeWaitsForAnImport(t *testing.T) {
 	err = NewClient(socket).Do(t.Context(), http.MethodDelete, "/images/name?name=a")
 	harness.Want(t, err != nil && err.Error() == "draining", "a change while the daemon drains: %v", err)
 	end()
-	err = <-served
-	harness.Want(t, err == nil && left.Load(), "Serve returns %v, the import has ended: %v", err, left.Load())
+	<-leaving
+	harness.Same(t, "ends of Serve before that of the import", len(served), 0)
+	close(leave)
+	harness.Check(t, <-served)
 	_ = sender.Close()
 	<-imported
 }

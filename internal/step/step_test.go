@@ -65,9 +65,7 @@ func TestAsyncStepIsJoined(t *testing.T) {
 	steps := step.Begin(t.Context(), nil, timeline)
 	ended := make(chan struct{})
 	prepared := steps.Async("pod/prepare", func(context.Context) error { <-ended; return errTest })
-	for timeline.Stage() == nil { // until it has begun
-		time.Sleep(time.Millisecond)
-	}
+	harness.Eventually(t, "it has begun", func() bool { return timeline.Stage() != nil })
 	failure := errors.New("no address")
 	steps.Step("pod/cni add", func(context.Context) error { return failure })
 	close(ended)

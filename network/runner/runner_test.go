@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/step"
 	"github.com/minicri/minicri/test/harness"
 )
@@ -125,11 +126,11 @@ func TestPluginThatSignalsItsGroup(t *testing.T) {
 			defer func() { _, _ = other.Process.Kill(), other.Wait() }()
 			if name == "STOP" {
 				go func() { // a plugin that has stopped itself is ended at the limit
-					harness.Eventually(t, "it is about to stop itself", func() bool {
-						session, err := os.ReadFile(filepath.Join(s.bin, "session"))
-						return err == nil && len(session) > 0
+					harness.Eventually(t, "it has stopped itself", func() bool {
+						session, _ := os.ReadFile(filepath.Join(s.bin, "session")) // it may not be there yet
+						leader, err := strconv.Atoi(strings.TrimSpace(string(session)))
+						return err == nil && process.HasStopped(leader)
 					})
-					time.Sleep(100 * time.Millisecond)
 					_ = run.Kill(within)
 				}()
 			}

@@ -147,7 +147,7 @@ func killAll(root string) error {
 }
 
 // emptyTime is what the kernel may take until processes that were killed have left their cgroup.
-const emptyTime = 20 * time.Second
+const emptyTime = 5 * time.Minute
 
 // removeCgroup waits for the processes that were killed: the kernel refuses to remove a cgroup with one.
 func removeCgroup(root string) error {

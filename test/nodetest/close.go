@@ -20,7 +20,7 @@ import (
 
 // settleTime is what the kernel may take for zombies, veth pairs and namespaces: some inits reap every two
 // seconds only.
-const settleTime = time.Minute
+const settleTime = 5 * time.Minute
 
 // resultDir is libcni's, and it has no other.
 const resultDir = "/var/lib/cni/results"

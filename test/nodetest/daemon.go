@@ -114,11 +114,6 @@ func (c *child) terminate(ctx context.Context) error {
 	return nil
 }
 
-const (
-	readyTime = 2 * time.Minute // from start to an answer of Version
-	stopTime  = time.Minute     // from SIGTERM to the exit
-)
-
 // Start starts the daemon, which must not run unless it is doomed, and waits until it answers.
 func (n *Node) Start() { n.must("starting the daemon", n.TryStart()) }
 
@@ -178,9 +173,7 @@ func (n *Node) Kill() { n.must("killing the daemon", n.daemon.kill()) }
 func (n *Node) Stop() { n.must("stopping the daemon", n.stop()) }
 
 func (n *Node) stop() error {
-	ctx, cancel := context.WithTimeout(context.Background(), stopTime)
-	defer cancel()
-	return n.daemon.terminate(ctx)
+	return n.daemon.terminate(harness.Limited(n.t))
 }
 
 // Restart is Stop, then Start.
@@ -257,8 +250,7 @@ func (n *Node) dial() error {
 
 // waitReady asks for the version until the answer comes, the daemon ends or the time is over.
 func (n *Node) waitReady() error {
-	ctx, cancel := context.WithTimeout(context.Background(), readyTime)
-	defer cancel()
+	ctx := harness.Limited(n.t)
 	for {
 		// A daemon that is killed leaves its socket behind: refused is not final.
 		_, err := n.Runtime.Version(ctx, &runtimeapi.VersionRequest{})
@@ -269,7 +261,7 @@ func (n *Node) waitReady() error {
 		case <-n.daemon.done:
 			return fmt.Errorf("it ended: %w", errors.Join(n.daemon.err, err))
 		case <-ctx.Done():
-			return fmt.Errorf("no answer within %v: %w", readyTime, err)
+			return fmt.Errorf("no answer: %w", err)
 		case <-time.After(5 * time.Millisecond):
 		}
 		if err := n.dial(); err != nil {
