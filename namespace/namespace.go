@@ -237,6 +237,26 @@ func LoopbackUp(path string) error {
 	return nil
 }
 
+// SetSysctls writes parameters of the network namespace at path, in order: pairs of a path below /proc/sys and a value.
+func SetSysctls(path string, values [][2]string) error {
+	return process.OnDisposableThread(func() error {
+		handle, err := netns.GetFromPath(path)
+		if err != nil {
+			return fmt.Errorf("open the network namespace %s: %w", path, err)
+		}
+		defer handle.Close()
+		if err := netns.Set(handle); err != nil {
+			return fmt.Errorf("enter the network namespace %s: %w", path, err)
+		}
+		for _, one := range values {
+			if err := os.WriteFile("/proc/sys/"+one[0], []byte(one[1]), 0); err != nil {
+				return fmt.Errorf("set %s to %q: %w", one[0], one[1], err)
+			}
+		}
+		return nil
+	})
+}
+
 // Holder is a process that waits in a new user namespace and a new network namespace owned by it until both
 // are pinned. One clone(2) makes the user namespace first: it then owns the network namespace, whose sysfs
 // only a process privileged in the owner can mount.

@@ -177,6 +177,10 @@ func OwnsSysctl(config *runtimeapi.PodSandboxConfig, name string) bool {
 		return !HostNetwork(config)
 	case specs.IPCNamespace:
 		return namespaceOptions(config).GetIpc() != runtimeapi.NamespaceMode_NODE
+	case specs.UTSNamespace: // see Sandbox.namespaces
+		return !HostNetwork(config)
+	case specs.UserNamespace:
+		return UserNamespace(config) != nil
 	default:
 		return false
 	}
@@ -196,7 +200,41 @@ func SysctlNamespace(name string) specs.LinuxNamespaceType {
 		return specs.NetworkNamespace
 	case strings.HasPrefix(dotted, "fs.mqueue.") || slices.Contains(ipcSysctls, dotted):
 		return specs.IPCNamespace
+	case dotted == domainName:
+		return specs.UTSNamespace
+	case strings.HasPrefix(dotted, "user."):
+		return specs.UserNamespace
 	default:
 		return ""
 	}
+}
+
+// NetworkSysctl is a parameter of a network namespace, by its path below /proc/sys.
+type NetworkSysctl struct{ Path, Value string }
+
+// TakeNetworkSysctls removes the parameters of the network namespace from a spec and returns them in the order in which
+// they have to be written: forwarding resets those of interfaces (ip-sysctl.rst), and those of all interfaces
+// overwrite those of single ones. Runtimes write a spec's parameters in any order.
+func TakeNetworkSysctls(spec *specs.Spec) (all []NetworkSysctl) {
+	rank := func(s NetworkSysctl) int {
+		switch {
+		case s.Path == "net/ipv4/ip_forward" || strings.HasSuffix(s.Path, "/conf/all/forwarding"):
+			return 0
+		case strings.Contains(s.Path, "/conf/all/"):
+			return 1
+		case strings.Contains(s.Path, "/conf/default/"):
+			return 2
+		}
+		return 3
+	}
+	for name, value := range spec.Linux.Sysctl {
+		if SysctlNamespace(name) == specs.NetworkNamespace {
+			all = append(all, NetworkSysctl{strings.NewReplacer(".", "/", "/", ".").Replace(name), value})
+			delete(spec.Linux.Sysctl, name)
+		}
+	}
+	slices.SortFunc(all, func(a, b NetworkSysctl) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(a.Path, b.Path))
+	})
+	return all
 }

@@ -58,6 +58,9 @@ func ForSandbox(s *Sandbox) (*specs.Spec, error) {
 		spec.Process.User.AdditionalGids = append(spec.Process.User.AdditionalGids, uint32(group))
 	}
 	s.namespaces(spec)
+	// In a user namespace the file cannot be written, but the call can be made.
+	spec.Domainname = spec.Linux.Sysctl[domainName]
+	delete(spec.Linux.Sysctl, domainName)
 	if security.GetPrivileged() {
 		return spec, nil
 	}
@@ -69,7 +72,7 @@ func ForSandbox(s *Sandbox) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// sysctls returns those of the pod's namespaces. As in containerd, every user may bind low ports and send
+// sysctls returns those of the pod's namespaces, with ids of the node. As in containerd, every user may bind low ports and send
 // pings; not in the node's network, and no pings in a user namespace, which cannot write the range.
 func (s *Sandbox) sysctls() map[string]string {
 	all := make(map[string]string)
@@ -87,7 +90,32 @@ func (s *Sandbox) sysctls() map[string]string {
 	for name, value := range s.Config.GetLinux().GetSysctls() {
 		all[SysctlName(name)] = value
 	}
+	if userns := UserNamespace(s.Config); userns != nil && all[pingGroups] != "" {
+		all[pingGroups] = HostGroups(all[pingGroups], userns.GetGids())
+	}
 	return all
+}
+
+const (
+	domainName = "kernel.domainname"
+	pingGroups = "net.ipv4.ping_group_range"
+)
+
+// HostGroups returns a range of group ids of a user namespace as ids of the node, from which it is written. The kernel
+// refuses ids that are not mapped, so the range is lowered to the mapped ones. Another text is returned as it is.
+func HostGroups(text string, mappings []*runtimeapi.IDMapping) string {
+	var first, last uint64
+	if n, err := fmt.Sscan(text, &first, &last); n != 2 || err != nil || first > last {
+		return text // such as "1 0", which is nobody
+	}
+	for _, m := range mappings {
+		start, end := uint64(m.GetContainerId()), uint64(m.GetContainerId())+uint64(m.GetLength())
+		if low, high := max(first, start), min(last+1, end); low < high {
+			host := uint64(m.GetHostId())
+			return fmt.Sprint(host+low-start, " ", host+high-1-start)
+		}
+	}
+	return text
 }
 
 // HostNetwork reports whether the pod lives in the network of the node.

@@ -96,21 +96,23 @@ func readIfThere(path string) ([]byte, error) {
 	return data, err
 }
 
-// resolvConf returns a resolv.conf(5): the node's for nil. An empty config resolves nothing.
+// resolvConf returns a resolv.conf(5): the node's for nil. An empty config resolves nothing. The API server accepts any
+// text as an option: it stays on its line.
 func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	if dns == nil {
 		return readIfThere("/etc/resolv.conf")
 	}
 	var b bytes.Buffer
-	if len(dns.GetSearches()) > 0 {
-		fmt.Fprintln(&b, "search", strings.Join(dns.GetSearches(), " "))
+	line := func(keyword string, values ...string) {
+		if words := strings.Fields(strings.Join(values, " ")); len(words) > 0 {
+			fmt.Fprintln(&b, keyword, strings.Join(words, " "))
+		}
 	}
+	line("search", dns.GetSearches()...)
 	for _, server := range dns.GetServers() {
-		fmt.Fprintln(&b, "nameserver", server)
+		line("nameserver", server)
 	}
-	if len(dns.GetOptions()) > 0 {
-		fmt.Fprintln(&b, "options", strings.Join(dns.GetOptions(), " "))
-	}
+	line("options", dns.GetOptions()...)
 	return b.Bytes(), nil
 }
 

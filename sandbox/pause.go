@@ -86,6 +86,15 @@ func (c *creation) spec() (*specs.Spec, error) {
 
 // preparePause has the supervisor make pause, with a runtime if one is given, and bring it to the exec barrier.
 func (s *Store) preparePause(ctx context.Context, sb *Sandbox, spec *specs.Spec, runtime []string) (*process.Facts, error) {
+	if sysctls := oci.TakeNetworkSysctls(spec); len(sysctls) > 0 {
+		var values [][2]string
+		for _, one := range sysctls {
+			values = append(values, [2]string{one.Path, one.Value})
+		}
+		if err := s.options.Kernel.SetSysctls(s.NetnsPath(sb), values); err != nil {
+			return nil, err
+		}
+	}
 	config, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err

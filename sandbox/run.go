@@ -363,9 +363,10 @@ func portMappings(sb *Sandbox) (mappings []network.PortMapping) {
 		if m.GetHostPort() <= 0 {
 			continue
 		}
+		hostIP, _ := validate.HostIP(m.GetHostIp()) // check has refused what is none
 		mappings = append(mappings, network.PortMapping{
 			HostPort: m.GetHostPort(), ContainerPort: m.GetContainerPort(),
-			Protocol: strings.ToLower(m.GetProtocol().String()), HostIP: m.GetHostIp(),
+			Protocol: strings.ToLower(m.GetProtocol().String()), HostIP: hostIP,
 		})
 	}
 	return mappings

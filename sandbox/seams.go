@@ -74,6 +74,7 @@ type Kernel interface {
 	OpenProcess(facts process.Facts) (Process, error)
 	StartHolder(program string, uids, gids []specs.LinuxIDMapping) (Holder, error)
 	LoopbackUp(netns string) error
+	SetSysctls(netns string, values [][2]string) error
 	MountTmpfs(source, target, options string) error
 	Unmount(target string) error
 	Chown(path string, uid, gid int) error
@@ -102,6 +103,11 @@ func (NodeKernel) StartHolder(program string, uids, gids []specs.LinuxIDMapping)
 
 // LoopbackUp implements Kernel.
 func (NodeKernel) LoopbackUp(netns string) error { return namespace.LoopbackUp(netns) }
+
+// SetSysctls implements Kernel.
+func (NodeKernel) SetSysctls(netns string, values [][2]string) error {
+	return namespace.SetSysctls(netns, values)
+}
 
 // MountTmpfs implements Kernel.
 func (NodeKernel) MountTmpfs(source, target, options string) error {

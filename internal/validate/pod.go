@@ -52,7 +52,9 @@ func Pod(config *runtimeapi.PodSandboxConfig, handler string, node Node) error {
 	}
 	c.dns()
 	c.portMappings()
-	c.bandwidth()
+	if !oci.HostNetwork(config) { // where no plugin limits it
+		c.bandwidth()
+	}
 	if err := CgroupParent(config.GetLinux().GetCgroupParent(), node.SystemdCgroup); err != nil {
 		c.bad("config.linux.cgroup_parent", "%w", err)
 	}
@@ -105,10 +107,10 @@ func (c *pod) hostname() {
 	}
 }
 
-// dns checks what becomes a word in resolv.conf(5).
+// dns checks what becomes a word in resolv.conf(5). The API server accepts any text as an option: several in one, too.
 func (c *pod) dns() {
 	dns := c.config.GetDnsConfig()
-	for field, words := range map[string][]string{"servers": dns.GetServers(), "searches": dns.GetSearches(), "options": dns.GetOptions()} {
+	for field, words := range map[string][]string{"servers": dns.GetServers(), "searches": dns.GetSearches()} {
 		for i, word := range words {
 			if word == "" || strings.ContainsFunc(word, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 				c.bad(fmt.Sprintf("config.dns_config.%s[%d]", field, i), "%q is not one word", word)
@@ -123,13 +125,38 @@ func (c *pod) portMappings() {
 		if m.GetHostPort() < 0 || m.GetHostPort() > math.MaxUint16 {
 			c.bad(field+"host_port", "%d is not a port", m.GetHostPort())
 		}
-		if m.GetContainerPort() < 0 || m.GetContainerPort() > math.MaxUint16 || m.GetHostPort() > 0 && m.GetContainerPort() == 0 {
+		least := min(m.GetHostPort(), 1) // without a host port it only informs
+		if m.GetContainerPort() < least || m.GetContainerPort() > math.MaxUint16 {
 			c.bad(field+"container_port", "%d is not a port", m.GetContainerPort())
 		}
-		if _, err := netip.ParseAddr(m.GetHostIp()); m.GetHostIp() != "" && err != nil {
-			c.bad(field+"host_ip", "%w", err)
+		// The API server checks no address. One that nobody uses may be any text.
+		if _, err := HostIP(m.GetHostIp()); err != nil && m.GetHostPort() > 0 && !oci.HostNetwork(c.config) {
+			c.bad(field+"host_ip", "%w: write an IP address of the node", err)
 		}
 	}
+}
+
+// HostIP reads the address of a host port, which the API server does not check: octets may begin with zeros, as in
+// older manifests, and brackets may be around an IPv6 address. "" is all addresses.
+func HostIP(text string) (string, error) {
+	bare := strings.TrimSpace(text)
+	if inside, is := strings.CutPrefix(bare, "["); is {
+		bare = strings.TrimSuffix(inside, "]")
+	}
+	if octets := strings.Split(bare, "."); len(octets) == 4 {
+		for i, octet := range octets {
+			octets[i] = cmp.Or(strings.TrimLeft(octet, "0"), octet[:min(len(octet), 1)])
+		}
+		bare = strings.Join(octets, ".")
+	}
+	if bare == "" {
+		return "", nil
+	}
+	address, err := netip.ParseAddr(bare)
+	if err != nil {
+		return "", err
+	}
+	return address.String(), nil
 }
 
 func (c *pod) namespaces() {
@@ -154,11 +181,11 @@ func (c *pod) user() {
 
 func (c *pod) sysctls() {
 	sysctls := c.config.GetLinux().GetSysctls()
-	for name := range sysctls {
+	for name, value := range sysctls {
 		field := fmt.Sprintf("config.linux.sysctls[%s]", name)
 		if dotted := oci.SysctlName(name); dotted != name {
-			if _, twice := sysctls[dotted]; twice {
-				c.bad(field, "is there as %s, too", dotted)
+			if other, twice := sysctls[dotted]; twice && other != value {
+				c.bad(field, "is there as %s, too, with another value", dotted)
 			}
 		}
 		if err := checkSysctl(c.config, name); err != nil {
@@ -239,6 +266,10 @@ func checkSysctl(config *runtimeapi.PodSandboxConfig, name string) error {
 		return nil
 	case kind == specs.NetworkNamespace:
 		return errors.New("the pod shares the network namespace with the node")
+	case kind == specs.UTSNamespace:
+		return errors.New("the pod shares the UTS namespace with the node")
+	case kind == specs.UserNamespace:
+		return errors.New("the pod shares the user namespace with the node: set hostUsers to false")
 	default:
 		return errors.New("the pod shares the IPC namespace with the node")
 	}

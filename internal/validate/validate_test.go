@@ -161,6 +161,48 @@ func TestPodAccepts(t *testing.T) {
 	}
 }
 
+// Pods that the API server and the kubelet accept, and that run with other runtimes, are not refused.
+func TestPodAcceptsWhatTheAPIAccepts(t *testing.T) {
+	type config = runtimeapi.PodSandboxConfig
+	nodeNetwork := func(c *config) { c.Hostname, c.Linux.Sysctls, options(c).Network = "", nil, ofNode }
+	hostPort := func(ip string) func(*config) {
+		return func(c *config) {
+			c.PortMappings = []*runtimeapi.PortMapping{{ContainerPort: 80, HostPort: 8080, HostIp: ip}}
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		change func(*config)
+	}{
+		{"options in one", func(c *config) { c.DnsConfig.Options = []string{"ndots:2 timeout:1", "", "a\tb\n"} }},
+		{"no port of the node", func(c *config) {
+			c.PortMappings = []*runtimeapi.PortMapping{{ContainerPort: 80, HostIp: "localhost"}, {HostIp: "node.test"}}
+		}},
+		{"network of the node", func(c *config) { hostPort("node.example.test")(c); nodeNetwork(c) }},
+		{"bandwidth in the network of the node", func(c *config) { c.Annotations[IngressBandwidth] = "fast"; nodeNetwork(c) }},
+		{"leading zeros", hostPort("127.000.000.001")},
+		{"brackets", hostPort("[::1]")},
+		{"zone", hostPort("fe80::1%eth0")},
+		{"mapped", hostPort("::ffff:10.0.0.1")},
+		{"domain name", func(c *config) { c.Linux.Sysctls["kernel.domainname"] = "example.test" }},
+		{"domain name with slashes", func(c *config) { c.Linux.Sysctls["kernel/domainname"] = "example.test" }},
+		{"user namespace", func(c *config) { c.Linux.Sysctls["user.max_user_namespaces"] = "1000" }},
+		{"one parameter in two forms", func(c *config) {
+			c.Linux.Sysctls["net/ipv4/tcp_syncookies"], c.Linux.Sysctls["net.ipv4.tcp_syncookies"] = "1", "1"
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := nodetest.GoodPod()
+			test.change(c)
+			harness.Check(t, Pod(c, "runc", goodNode()))
+		})
+	}
+	for text, want := range map[string]string{"127.000.000.001": "127.0.0.1", "[::1]": "::1", "0.0.0.0": "0.0.0.0", "": "", "10.020.0.1": "10.20.0.1"} {
+		got, err := HostIP(text)
+		harness.Want(t, err == nil && got == want, "%q is %q, %v, want %q", text, got, err, want)
+	}
+}
+
 // Every malformed field is refused, by its name, and by no other.
 //
 // cri: LinuxPodSandboxConfig.security_context LinuxSandboxSecurityContext.namespace_options NamespaceOption.ipc
@@ -220,6 +262,13 @@ func TestPodRefuses(t *testing.T) {
 			c.Hostname, options(c).UsernsOptions, options(c).Network = "", nil, ofNode
 		}},
 		{"config.linux.sysctls[kernel.shm_rmid_forced]", func(c *config) { options(c).UsernsOptions = nil; options(c).Ipc = ofNode }},
+		{"config.linux.sysctls[kernel.domainname]", func(c *config) {
+			c.Hostname, options(c).Network, c.Linux.Sysctls = "", ofNode, map[string]string{"kernel.domainname": "a"}
+		}},
+		{"config.linux.sysctls[user.max_user_namespaces]", func(c *config) {
+			options(c).UsernsOptions = nil
+			c.Linux.Sysctls["user.max_user_namespaces"] = "1"
+		}},
 		{namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: 7} }},
 		{namespaceField + "userns_options.mode", func(c *config) { options(c).UsernsOptions = &runtimeapi.UserNamespace{Mode: ofContainer} }},
 		{namespaceField + "userns_options", func(c *config) { options(c).UsernsOptions.Mode = ofNode }},

@@ -159,6 +159,9 @@ func (a *attempt) fillPause(p Pause, enter map[string]string) error {
 	if spec.Hostname != "" {
 		a.add("set the host name "+spec.Hostname, unix.SYS_SETHOSTNAME, a.text(spec.Hostname), uint64(len(spec.Hostname)))
 	}
+	if name := spec.Domainname; name != "" {
+		a.add("set the domain name "+name, unix.SYS_SETDOMAINNAME, a.text(name), uint64(len(name)))
+	}
 	for _, name := range slices.Sorted(maps.Keys(spec.Linux.Sysctl)) {
 		value := spec.Linux.Sysctl[name]
 		a.write("set "+name+" to "+value, "/proc/sys/"+strings.ReplaceAll(name, ".", "/"), value, 0)
