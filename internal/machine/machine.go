@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -76,7 +77,7 @@ func Read(root string) (Machine, error) {
 		MemoryNodes:       memoryNodes("/sys/devices/system/node/possible"),
 		HugepageSizes:     slices.Sorted(slices.Values(cgroups.HugePageSizes())),
 		RecursiveReadOnly: probeRecursiveReadOnly() == nil,
-		UserNamespaces:    probeUserNamespaces(root) == nil,
+		UserNamespaces:    canMapUsers(root) == nil,
 	}
 	if m.SELinux {
 		if err := checkSELinuxPolicy(); err != nil {
@@ -141,7 +142,7 @@ func Features(root string) []Feature {
 		}},
 		{"seccomp", "3.17", false, "pods that ask for a seccomp profile do not start", probeSeccomp},
 		{"recursive read-only mounts", "5.12", false, "mounts with recursive_read_only are refused", probeRecursiveReadOnly},
-		{"user namespaces", "5.19", false, "pods with hostUsers: false are not scheduled here", func() error { return probeUserNamespaces(root) }},
+		{"user namespaces", "5.19", false, "pods with hostUsers: false are not scheduled here", func() error { return canMapUsers(root) }},
 	}
 }
 
@@ -186,6 +187,25 @@ func probeRecursiveReadOnly() error {
 		return nil
 	}
 	return err
+}
+
+// canMapUsers reports why pods cannot have a user namespace.
+func canMapUsers(root string) error { return cmp.Or(probeUserNamespaces(root), passable(root)) }
+
+// passable reports the directory above root through which users of a pod's user namespace cannot pass: they own nothing
+// there, and the root file systems of their containers are below root.
+func passable(root string) error {
+	real, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		real = root // it is made by the daemon
+	}
+	for above := filepath.Dir(real); above != "/" && above != "."; above = filepath.Dir(above) {
+		if info, err := os.Stat(above); err == nil && info.Mode().Perm()&0o001 == 0 {
+			return fmt.Errorf("root: %s is below %s of mode %#o, through which no user of a pod's user namespace can pass: "+
+				"chmod o+x %[2]s, or set root to another directory", root, above, info.Mode().Perm())
+		}
+	}
+	return nil
 }
 
 // probeUserNamespaces: their limit may be 0 (user_namespaces(7)). Mounts map the owners of an image's files

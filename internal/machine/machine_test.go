@@ -117,6 +117,10 @@ func TestProbeUserNamespaces(t *testing.T) {
 	for _, dir := range []string{root, filepath.Join(root, "not", "there")} {
 		harness.Same(t, dir, probeUserNamespaces(dir), nil)
 	}
+	closed := filepath.Join(root, "closed")
+	harness.Check(t, os.Mkdir(closed, 0o700))
+	harness.WantError(t, canMapUsers(filepath.Join(closed, "a", "root")), closed+" of mode 0700", "chmod o+x")
+	harness.Check(t, os.Remove(closed))
 	// A file system whose owners cannot be mapped is found out.
 	harness.Want(t, probeUserNamespaces("/proc") != nil, "/proc has mapped owners")
 	after := harness.Read(t, "/proc/self/mountinfo")
