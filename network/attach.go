@@ -295,7 +295,9 @@ type attachment struct {
 	// stuck is set while a run whose processes do not end holds the lock, repeated while the background
 	// repeats DEL, which hurried wakes up, and released by Release.
 	stuck, repeated, released atomic.Bool
-	hurried                   chan struct{}
+	// early is set while a DEL is brought forward.
+	early   atomic.Bool
+	hurried chan struct{}
 	// drift is what the last CHECK found, nil if nothing; CNI.mu guards it.
 	drift *Drift
 }

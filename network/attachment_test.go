@@ -266,7 +266,8 @@ func TestWhatNeverWorkedLeavesNothing(t *testing.T) {
 			var mu sync.Mutex
 			rows := make(map[string][]step.Row)
 			n := newNode(t, func(o *Options) {
-				o.Limits.GiveUpTries, o.Limits.RetryFirst, o.Limits.RetryMost = 4, 300*time.Millisecond, 300*time.Millisecond
+				o.Limits.GiveUpTries, o.Limits.GiveUpTime = 4, 0
+				o.Limits.RetryFirst, o.Limits.RetryMost = 300*time.Millisecond, 300*time.Millisecond
 				o.Later = func(id string, row step.Row) {
 					mu.Lock()
 					defer mu.Unlock()

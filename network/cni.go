@@ -62,7 +62,7 @@ type Limits struct {
 	// A failing DEL blocks its pod's deletion for DetachTries calls of Detach and for DetachTime at most.
 	DetachTries int
 	DetachTime  time.Duration
-	// We give up an attachment whose ADD never succeeded after GiveUpTries failed DELs or after GiveUpTime.
+	// We give up an attachment whose ADD never succeeded after GiveUpTries failed DELs and GiveUpTime.
 	GiveUpTries int
 	GiveUpTime  time.Duration
 	// The pause between an attachment's background DELs doubles from RetryFirst up to RetryMost.
@@ -81,6 +81,7 @@ const (
 	installLimit   = 10 * time.Second       // for an installer that replaces plugins in place
 	notReadyPeriod = time.Second            // of STATUS while the network is not ready or is slow
 	rulesPause     = 300 * time.Millisecond // between two reports of changed rules
+	outagePause    = time.Minute            // between two lines of the log about failed DELs of a network
 	limitsPoll     = time.Second            // whether limits have changed
 	givenUpPoll    = 2 * time.Second        // whether they have, or a person gives the attachment up
 	lockPoll       = 5 * time.Millisecond   // whether a lock can be had by now, or the run that has it is stuck
@@ -106,6 +107,7 @@ type CNI struct {
 	attachments map[string]*attachment
 	podCIDR     string
 	gates       map[string]*gate // by network
+	outages     map[string]*outage
 	lingering   map[*linger]bool
 	byPath      map[string]*Directory
 	// base is the context of the background, which begins when Run closes begun. Close ends base and waits.
@@ -126,6 +128,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		checkNow:    make(chan struct{}, 1),
 		attachments: make(map[string]*attachment),
 		gates:       make(map[string]*gate),
+		outages:     make(map[string]*outage),
 		lingering:   make(map[*linger]bool),
 		byPath:      make(map[string]*Directory),
 		begun:       make(chan struct{}),

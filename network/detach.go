@@ -39,7 +39,7 @@ func (n *CNI) Detach(ctx context.Context, id, path string) error {
 		return nil
 	}
 	n.change(a, func(r *Attachment) { r.Stops++ }) // DEL's failure, if any, writes it to the disk
-	if _, err = n.delete(ctx, h, path); err == nil {
+	if _, err = n.delete(ctx, h, path, true); err == nil {
 		return nil
 	}
 	n.repeat(a, false)
@@ -56,15 +56,16 @@ func (n *CNI) leaves(ctx context.Context, a *attachment) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	limits, r := n.limits.Load(), &a.record
-	if r.Tries == 0 || r.Stops < limits.DetachTries && time.Since(r.FirstFailure) < limits.DetachTime {
+	if r.FirstFailure.IsZero() || r.Stops < limits.DetachTries && time.Since(r.FirstFailure) < limits.DetachTime {
 		return false
 	}
 	step.Record(ctx, step.Row{Kind: "pod", Step: "left to the background", Start: time.Now(), Error: r.LastError})
 	return true
 }
 
-// delete runs DEL and removes the attachment, or notes the failure, or gives up.
-func (n *CNI) delete(ctx context.Context, h *locked, path string) (gaveUp bool, err error) {
+// delete runs DEL and removes the attachment, or notes the failure, or gives up. Only a DEL that counts does: one that
+// was brought forward, because something may have been corrected, says nothing of how long that may take.
+func (n *CNI) delete(ctx context.Context, h *locked, path string, counts bool) (gaveUp bool, err error) {
 	a := h.attachment
 	if !a.begun {
 		return false, n.remove(a)
@@ -74,7 +75,11 @@ func (n *CNI) delete(ctx context.Context, h *locked, path string) (gaveUp bool, 
 		err = n.deleteAsOfNow(ctx, h, path, err)
 	}
 	limits, r := n.limits.Load(), a.record
-	last := r.Tries+1 >= limits.GiveUpTries || r.Tries > 0 && time.Since(r.FirstFailure) >= limits.GiveUpTime
+	began := r.FirstFailure
+	if began.IsZero() {
+		began = time.Now()
+	}
+	last := counts && r.Tries+1 >= limits.GiveUpTries && time.Since(began) >= limits.GiveUpTime
 	switch {
 	case err == nil:
 		return false, n.remove(a)
@@ -83,7 +88,7 @@ func (n *CNI) delete(ctx context.Context, h *locked, path string) (gaveUp bool, 
 	case last && r.NeverAttached && h.keep == nil:
 		return true, n.giveUp(ctx, a, err)
 	}
-	return false, n.noteFailure(a, err)
+	return false, n.noteFailure(a, err, counts)
 }
 
 // deleteAsOfNow repeats a failed DEL with the configuration of now, which may have been corrected since.
@@ -117,13 +122,15 @@ func (n *CNI) giveUp(ctx context.Context, a *attachment, reason error) error {
 	return nil
 }
 
-func (n *CNI) noteFailure(a *attachment, err error) error {
+func (n *CNI) noteFailure(a *attachment, err error, counts bool) error {
 	n.change(a, func(r *Attachment) {
-		if r.Tries == 0 {
+		if r.FirstFailure.IsZero() {
 			r.FirstFailure = time.Now()
 		}
 		r.Releasing, r.LastError = true, err.Error()
-		r.Tries++
+		if counts {
+			r.Tries++
+		}
 	})
 	writeErr := n.journal.Update(a.record.ID, a.record)
 	if n.isGivenUp(a) {
@@ -220,27 +227,30 @@ func (n *CNI) repeat(a *attachment, hurried bool) {
 	n.inBackground(func() {
 		for pauses := 0; n.base.Err() == nil && n.find(a.record.ID) == a; {
 			pauses = n.awaitTry(a, pauses)
-			n.deleteLater(a)
+			n.deleteLater(a, !a.early.Swap(false))
 		}
 	})
 }
 
+// hurryAll brings the next DELs forward. They do not count, and do not change when the others are due.
 func (n *CNI) hurryAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, a := range n.attachments {
+		a.early.Store(true)
 		notify(a.hurried)
 	}
 }
 
-// awaitTry waits for the next DEL's time or until a person gives up, and counts the pause; a hurried one counts anew.
-// Limits may change meanwhile.
+// awaitTry waits for the next DEL's time or until a person gives up, and counts the pause; a hurried one counts anew,
+// unless it was brought forward. Limits may change meanwhile.
 func (n *CNI) awaitTry(a *attachment, pauses int) int {
 	for began := time.Now(); ; {
 		limits := n.limits.Load()
 		due := began.Add(min(limits.RetryFirst<<min(pauses, 16), limits.RetryMost))
 		n.mu.Lock()
-		if end := a.record.FirstFailure.Add(limits.GiveUpTime); a.record.NeverAttached && end.After(began) && end.Before(due) {
+		end, r := a.record.FirstFailure.Add(limits.GiveUpTime), a.record
+		if r.NeverAttached && r.Tries+1 >= limits.GiveUpTries && end.After(began) && end.Before(due) {
 			due = end
 		}
 		n.mu.Unlock()
@@ -248,6 +258,9 @@ func (n *CNI) awaitTry(a *attachment, pauses int) int {
 		case <-n.base.Done():
 			return pauses
 		case <-a.hurried:
+			if a.early.Load() {
+				return pauses
+			}
 			return 0
 		case <-time.After(min(time.Until(due), givenUpPoll)):
 		}
@@ -257,8 +270,32 @@ func (n *CNI) awaitTry(a *attachment, pauses int) int {
 	}
 }
 
+// outage counts the failed DELs of a network, and reports whether they are to be logged: one line in outagePause stands
+// for all attachments, which mostly fail for one reason.
+func (n *CNI) outage(network string) (failures int, say bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	o := n.outages[network]
+	if o == nil {
+		o = &outage{}
+		n.outages[network] = o
+	}
+	o.failures++
+	if time.Since(o.said) < outagePause {
+		return 0, false
+	}
+	failures, o.failures, o.said = o.failures, 0, time.Now()
+	return failures, true
+}
+
+// outage is what is known of a network's failed DELs: how many there were since the last line of the log.
+type outage struct {
+	failures int
+	said     time.Time
+}
+
 // deleteLater runs one DEL of the background, unless a plugin already runs for the attachment.
-func (n *CNI) deleteLater(a *attachment) {
+func (n *CNI) deleteLater(a *attachment, counts bool) {
 	if n.slots.Acquire(n.base, 1) != nil {
 		return
 	}
@@ -283,9 +320,11 @@ func (n *CNI) deleteLater(a *attachment) {
 	}
 	began, id := time.Now(), a.record.ID
 	// A daemon that ends leaves the run to the next one.
-	gaveUp, err := n.delete(context.WithoutCancel(n.base), h, n.NamespacePath(id))
+	gaveUp, err := n.delete(context.WithoutCancel(n.base), h, n.NamespacePath(id), counts)
 	if !a.removed {
-		logger.Warn("CNI DEL failed again", "err", err)
+		if failures, say := n.outage(a.record.Network); say {
+			logger.Warn("CNI DEL failed again", "err", err, "failures_of_network", failures)
+		}
 		return
 	}
 	// The namespace was kept for this DEL; the sandbox may be long gone.

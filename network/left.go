@@ -251,6 +251,7 @@ func (n *CNI) collect(ctx context.Context, c *Configuration) {
 	if err != nil && n.base.Err() == nil {
 		n.options.Logger.Warn("CNI GC failed", "network", c.Name, "err", err)
 	}
+	n.freeLost(c, ids)
 }
 
 // networksInUse returns configurations by network name: the journal's and the present ones, of which the node's win.

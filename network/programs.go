@@ -160,3 +160,22 @@ func (p *programs) unsupported(c *Configuration, directories []string) error {
 		return !is
 	})...)
 }
+
+// MissingPlugins returns the plugins of a network that have no program.
+func MissingPlugins(config []byte, directories []string) (missing []string) {
+	for _, plugin := range chainOf(config) {
+		if _, err := invoke.FindInPath(plugin.Type, searchedBy(config, directories)); err != nil {
+			missing = append(missing, plugin.Type)
+		}
+	}
+	return missing
+}
+
+// Names returns the names of the networks that a directory configures.
+func Names(directory string) (names []string) {
+	good, _ := readDirectory(directory, nil)
+	for _, c := range good {
+		names = append(names, c.Name)
+	}
+	return names
+}

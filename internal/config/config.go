@@ -157,8 +157,8 @@ type Limits struct {
 	CNIGC       Duration `toml:"cni_gc" comment:"as cni_add, for GC"`
 	DetachTries int      `toml:"detach_tries" least:"1" most:"1000000" comment:"StopPodSandbox fails this number of times because of a failing DEL, then it succeeds; DELs in the background do not count. detach_time may end that earlier"`
 	DetachTime  Duration `toml:"detach_time" zero:"not at all" comment:"StopPodSandbox fails because of a failing DEL for this time after the first failure; detach_tries may end that earlier"`
-	GiveUpTries int      `toml:"give_up_tries" least:"1" most:"1000000" comment:"an attachment without a successful ADD is abandoned after this number of failed DELs"`
-	GiveUpTime  Duration `toml:"give_up_time" zero:"at the second failure" comment:"such an attachment is abandoned at the latest this time after its first failed DEL"`
+	GiveUpTries int      `toml:"give_up_tries" least:"1" most:"1000000" comment:"an attachment without a successful ADD is abandoned after this number of failed DELs, if give_up_time is over, too; DELs that a change of the network brings forward do not count"`
+	GiveUpTime  Duration `toml:"give_up_time" zero:"after give_up_tries" comment:"such an attachment is kept for at least this time after its first failed DEL"`
 	RetryFirst  Duration `toml:"retry_first" comment:"delay before a failed DEL is repeated in the background; it doubles"`
 	RetryMost   Duration `toml:"retry_most" comment:"the longest delay before a DEL is repeated"`
 	Reload      Duration `toml:"reload" comment:"interval for reading cni_conf_dir"`

@@ -35,6 +35,9 @@ type Finding struct {
 	// fix removes what was left; force may lose something. Either may be nil. fixed says what fix did, id whose it is.
 	fix, force func() error
 	fixed, id  string
+	// IDs are the attachments that one line stands for; abandon abandons one of them.
+	IDs     []string `json:"ids,omitempty"`
+	abandon func(id string) error
 }
 
 // Options describe the node.
@@ -83,7 +86,7 @@ func Clean(findings []Finding) bool {
 func Fix(findings []Finding, force bool, ids []string) []Finding {
 	fixed := make([]Finding, len(findings))
 	for i, f := range findings {
-		fixed[i] = f
+		fixed[i] = f.without(ids)
 		force := force && f.force != nil && (slices.Contains(ids, f.id) || len(ids) == 0 && f.fix != nil)
 		err, done := errors.ErrUnsupported, f.fixed
 		switch {
@@ -103,11 +106,33 @@ func Fix(findings []Finding, force bool, ids []string) []Finding {
 		fixed[i].Message += ": " + done
 	}
 	for _, id := range ids {
-		if !slices.ContainsFunc(findings, func(f Finding) bool { return f.id == id }) {
+		if !slices.ContainsFunc(findings, func(f Finding) bool { return f.id == id || slices.Contains(f.IDs, id) }) {
 			fixed = append(fixed, Finding{Subject: "attachment", Grade: Problem, Message: fmt.Sprintf("%q cannot be given up: no attachment of this id waits for CNI DEL", id)})
 		}
 	}
 	return fixed
+}
+
+// without abandons those of the finding's attachments that have one of the ids.
+func (f Finding) without(ids []string) Finding {
+	var given []string
+	for _, id := range ids {
+		if f.abandon == nil || !slices.Contains(f.IDs, id) {
+			continue
+		}
+		if err := f.abandon(id); err != nil {
+			f.Message += fmt.Sprintf(": %s not given up: %v", id, err)
+			continue
+		}
+		given = append(given, id)
+	}
+	if len(given) > 0 {
+		f.Message += fmt.Sprintf(": %d given up", len(given))
+	}
+	if len(given) > 0 && len(given) == len(f.IDs) {
+		f.Grade, f.Advice, f.fix = Good, "", nil
+	}
+	return f
 }
 
 type checker struct {

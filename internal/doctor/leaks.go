@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,6 +56,7 @@ func (c *checker) leaks() {
 			c.problem("leak", fmt.Sprintf("container %s has no pod", id), "the daemon removes it when it starts")
 		}
 	}
+	c.lostAddresses()
 	if len(c.findings) == before {
 		c.add("leaks", Good, "none", "")
 	}
@@ -62,6 +64,29 @@ func (c *checker) leaks() {
 	c.quarantine()
 	c.leftovers()
 	c.sandboxes()
+}
+
+// lostAddresses shows those that an IPAM plugin holds for no pod.
+func (c *checker) lostAddresses() {
+	lists, all := c.networkLists()
+	if !all {
+		return // a record that cannot be read may have them
+	}
+	if embedded, _ := network.DefaultNetwork(c.Config.DefaultNetwork).Survey(c.Config.BinDirs()); embedded != nil {
+		lists = append(lists, embedded.Bytes)
+	}
+	known := func(id string) bool { return c.hasAttachment(id) || c.hasRecord(id) }
+	shown := make(map[string]bool)
+	for _, list := range lists {
+		lost, err := network.LostAddresses(list, "", known)
+		c.failed("leaks", err)
+		for _, a := range lost {
+			if at := a.Network + a.Address; !shown[at] {
+				shown[at] = true
+				c.leak(fmt.Sprintf("address %s of network %q is held for %s, which no pod has", a.Address, a.Network, a.ID), a.Free)
+			}
+		}
+	}
 }
 
 func (c *checker) leak(message string, fix func() error) {
@@ -97,9 +122,11 @@ func (c *checker) shimsDir() string          { return filepath.Join(c.Config.Sta
 
 func (c *checker) netns() *namespace.Dir { return namespace.Find(c.Config.NetnsDir, c.Node.Mark()) }
 
-// attachments shows those that no sandbox owns: their DEL has to succeed.
+// attachments shows those that no sandbox owns: their DEL has to succeed. They are one line for each network, because
+// mostly one cause keeps all of them.
 func (c *checker) attachments() {
 	dir := c.attachmentDir()
+	waiting := make(map[string][]network.Attachment)
 	for _, id := range c.ids("attachments", dir) {
 		attachment, err := state.Peek[network.Attachment](dir, id)
 		switch {
@@ -107,15 +134,101 @@ func (c *checker) attachments() {
 		case err != nil:
 			c.problem("attachment", fmt.Sprintf("%s: %v", id, err), "")
 		case attachment.Releasing || !c.hasRecord(id) && c.hasAttachment(id):
-			f := c.problem("attachment",
-				fmt.Sprintf("%s on network %q waits for CNI DEL, %d tries: %s", id, attachment.Network, attachment.Tries, attachment.LastError),
-				"repair the plugin, and the daemon's next DEL succeeds; or give it up with 'minicri check --fix --force "+id+"': its plugins may keep an address of it")
-			f.id = id
-			f.force = func() error {
-				return errors.Join(os.Remove(filepath.Join(dir, id+".json")), os.RemoveAll(network.CachePath("", attachment.Network, id)), c.netns().Remove(id))
-			}
+			waiting[attachment.Network] = append(waiting[attachment.Network], attachment)
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(waiting)) {
+		c.waiting(name, waiting[name])
+	}
+}
+
+// waiting adds the line of one network.
+func (c *checker) waiting(name string, attachments []network.Attachment) {
+	var pods, ids []string
+	tries, cause := 0, ""
+	for _, a := range attachments {
+		pods, ids = append(pods, podName(a.ID, a.Args["K8S_POD_NAMESPACE"], a.Args["K8S_POD_NAME"])), append(ids, a.ID)
+		if a.Tries >= tries && a.LastError != "" {
+			tries, cause = a.Tries, ": "+a.LastError
+		}
+	}
+	message := fmt.Sprintf("%s on network %q waits for CNI DEL, %s%s", few(pods), name, times(tries, "failed try", "failed tries"), cause)
+	if len(pods) > 1 {
+		message = fmt.Sprintf("%d attachments on network %q wait for CNI DEL (%s), up to %s each%s", len(pods), name, few(pods),
+			times(tries, "failed try", "failed tries"), cause)
+	}
+	f := c.problem("attachment", message, "repair the network or its plugins: the daemon's next DEL succeeds then, and frees the addresses")
+	f.IDs = ids
+	f.abandon = func(id string) error {
+		file := filepath.Join(c.attachmentDir(), id+".json")
+		cached := network.CachePath("", name, id)
+		return errors.Join(os.Remove(file), os.RemoveAll(cached), c.netns().Remove(id))
+	}
+	if removed := c.removedForGood(name, attachments[0]); removed != "" {
+		f.Message += ": " + removed
+		f.Advice = "minicri check --fix gives them up; or install the network again, and the daemon's next DEL succeeds"
+		f.fixed = "given up"
+		f.fix = func() (err error) {
+			for _, id := range ids {
+				err = errors.Join(err, f.abandon(id))
+			}
+			return err
+		}
+	}
+}
+
+// removedForGood returns why no DEL of a network can succeed any more, "" if one can: it has no configuration, and a
+// plugin of it no program.
+func (c *checker) removedForGood(name string, of network.Attachment) string {
+	for _, dir := range append(c.Config.CNIConfDirs(), c.Config.CNIConf) {
+		if slices.Contains(network.Names(dir), name) {
+			return ""
+		}
+	}
+	if c.Config.DefaultNetwork.Enabled && c.Config.DefaultNetwork.Name == name {
+		return ""
+	}
+	missing := network.MissingPlugins(of.Config, c.Config.BinDirs())
+	if len(missing) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the network was removed from this node, with its plugins %v", missing)
+}
+
+// podName names a pod as people do, with the beginning of its id.
+func podName(id, namespace, name string) string {
+	if name == "" {
+		return id
+	}
+	return fmt.Sprintf("%s/%s (%.12s)", namespace, name, id)
+}
+
+// few names the first of many.
+func few(names []string) string {
+	const most = 3
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}
+
+func times(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprint(n, " ", many)
+}
+
+// pod names the pod of a sandbox.
+func (c *checker) pod(id string) string {
+	record, err := state.Peek[sandbox.Record](c.recordDir(), id)
+	var config struct {
+		Metadata struct{ Name, Namespace string }
+	}
+	if err != nil || json.Unmarshal(record.Config, &config) != nil {
+		return id
+	}
+	return podName(id, config.Metadata.Namespace, config.Metadata.Name)
 }
 
 // retry tries records in quarantine again, which tell by ownerOf whose they are, or do not.
@@ -213,15 +326,15 @@ func (c *checker) sandboxes() {
 		case (err != nil || lost || off != nil) && c.Ended != nil && c.Ended(id):
 			continue
 		case errors.Is(err, process.ErrGone):
-			c.problem("sandbox", fmt.Sprintf("%s is recorded as Ready, but its pause process is gone: %v", id, err), "the daemon notices when it starts, and the kubelet makes the pod again")
+			c.problem("sandbox", fmt.Sprintf("%s is recorded as Ready, but its pause process is gone: %v", c.pod(id), err), "the daemon notices when it starts, and the kubelet makes the pod again")
 		case err != nil:
-			c.problem("sandbox", fmt.Sprintf("whether the pause process of %s runs cannot be known: %v", id, err), "look for what keeps root from /proc")
+			c.problem("sandbox", fmt.Sprintf("whether the pause process of %s runs cannot be known: %v", c.pod(id), err), "look for what keeps root from /proc")
 		}
 		if lost {
-			c.problem("sandbox", id+" has lost its network namespace", "stop and remove the pod")
+			c.problem("sandbox", c.pod(id)+" has lost its network namespace", "stop and remove the pod")
 		}
 		if off != nil && !lost {
-			c.problem("sandbox", fmt.Sprintf("%s has no network: %v", id, off), "remove the pod, which is made again; its network makes the bridge")
+			c.problem("sandbox", fmt.Sprintf("%s has no network: %v", c.pod(id), off), "remove the pod, which is made again; its network makes the bridge")
 		}
 	}
 }

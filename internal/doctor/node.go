@@ -235,7 +235,7 @@ func (c *checker) daemon() {
 			cmp.Or(advice[kind], "until then pods do not run as they ask for"))
 	}
 	for _, d := range c.Daemon.Drifted {
-		c.problem("attachment", fmt.Sprintf("%s is not as ADD left it: %s", d.ID, d.Error), "repair it and let CHECK run again, 'kill -USR1 $(pidof minicri)'; or remove the pod, which is made again")
+		c.problem("attachment", fmt.Sprintf("%s is not as ADD left it: %s", c.pod(d.ID), d.Error), "repair it and let CHECK run again, 'kill -USR1 $(pidof minicri)'; or remove the pod, which is made again")
 	}
 	for _, key := range c.Daemon.Orphans {
 		c.problem("leak", "snapshot "+key+" has no container", "restart the daemon, which removes it")

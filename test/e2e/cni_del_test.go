@@ -80,7 +80,7 @@ func stopWithout(t *testing.T, harm func(string) error, restart bool) {
 	id := n.RunPod(n.PodConfig("web"))
 	check(t, harm(verbose(t, n, id).NetNamespace))
 	found, _ := problems(t, n)
-	wantFound(t, found, "sandbox", id+" has lost its network namespace")
+	wantFound(t, found, "sandbox", id[:12]+") has lost its network namespace")
 	if restart {
 		n.Crash()
 	}
@@ -126,7 +126,9 @@ func TestCheckGivesUpAnAttachment(t *testing.T) {
 	r.order("two", "DEL", "fail 11 never")
 	n.RemovePod(id)
 	found, clean := problems(t, n, "--fix", "--force")
-	harness.Want(t, !clean && len(found) == 1 && strings.Contains(found[0].Advice, "--fix --force "+id), "problems: %+v", found)
+	harness.Want(t, !clean && len(found) == 1 && slices.Equal(found[0].IDs, []string{id}), "problems: %+v", found)
+	said := found[0].Message + found[0].Advice
+	harness.Want(t, strings.Contains(said, "/web ("+id[:12]+")") && !strings.Contains(said, "force"), "it says %q", said)
 	found, _ = problems(t, n, "--fix", "--force", id[:12])
 	wantFound(t, found, "attachment", id[:12]+`" cannot be given up`)
 	wantClean(t, n, "--fix", "--force", id)

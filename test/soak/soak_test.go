@@ -303,6 +303,7 @@ retry_most = "500ms"
 detach_tries = 1000000
 detach_time = "1h"
 give_up_tries = 4
+give_up_time = "0s"
 `
 
 // faulty is a plugin that makes nothing. While there is a file "fail", its DEL
