@@ -26,7 +26,8 @@ type Container struct {
 	object.Object[Facts]
 	config *runtimeapi.ContainerConfig
 
-	// factsLock is held while facts are replaced and written. Once removed is set, neither happens.
+	// factsLock is held while facts are replaced and written. Once removed is set, they are only replaced in memory: the
+	// container is listed if its record could not be removed, and its end must still be noted.
 	factsLock sync.Mutex
 	removed   bool
 	unwritten bool                    // the last change is not on disk
@@ -152,21 +153,18 @@ func decode(encoded json.RawMessage, into proto.Message) bool {
 	return len(encoded) > 0 && protojson.Unmarshal(encoded, into) == nil
 }
 
-// write changes the facts, in memory and on disk, unless they were removed, and emits the event. It
+// write changes the facts, in memory and, unless they were removed, on disk, and emits the event. It
 // wakes those who wait for the end last: what they do next follows the events.
 func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 	c.factsLock.Lock()
 	defer c.factsLock.Unlock()
-	if c.removed {
-		return nil
-	}
 	before := c.Facts()
 	after := c.Update(change)
 	ended := before.FinishedAt == 0 && after.FinishedAt != 0
 	switch {
 	case after.FinishedAt != 0:
 		c.held.Release()
-	case c.held == nil && after.supervised():
+	case c.held == nil && after.supervised() && !c.removed:
 		c.held = client.Hold(s.options.Supervisors.Dir(c.Supervisor), c.ID, after.Process)
 	}
 	if ended {
@@ -178,7 +176,7 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 	}
 	onDisk, unchanged := *after, *before
 	unchanged.Unknown = after.Unknown // which is not written: a restart leaves the file as it is
-	if c.unwritten || !reflect.DeepEqual(onDisk, unchanged) {
+	if !c.removed && (c.unwritten || !reflect.DeepEqual(onDisk, unchanged)) {
 		onDisk.Timeline = c.Timeline()
 		err = s.files.Facts.Write(c.ID, onDisk)
 		c.unwritten = err != nil // the next change writes it, whatever it changes

@@ -284,6 +284,9 @@ func (c *creation) create(ctx context.Context) error {
 
 // makeLogDirectory follows no symbolic link below the directory of all pods' logs.
 func (c *creation) makeLogDirectory() error {
+	if c.logFile() == "" { // LogPath is in the directory of the container, which may be removed by now
+		return nil
+	}
 	base, path, guarded := strings.Cut(c.logFile(), api.PathGuard)
 	if !guarded {
 		return os.MkdirAll(filepath.Dir(c.LogPath), 0o755)

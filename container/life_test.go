@@ -5,8 +5,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/minicri/minicri/test/fake"
 	"github.com/minicri/minicri/test/harness"
 )
@@ -14,18 +12,10 @@ import (
 func TestLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := fake.New(t)
-		defer n.End()
 		d := n.Start()
-		pod := &runtimeapi.PodSandboxConfig{
-			Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "uid"},
-			Linux:    &runtimeapi.LinuxPodSandboxConfig{},
-		}
-		config := &runtimeapi.ContainerConfig{
-			Metadata: &runtimeapi.ContainerMetadata{Name: "app"}, Image: &runtimeapi.ImageSpec{Image: "image"},
-		}
-		id, err := d.Sandboxes.Run(d.Ctx, pod, "")
+		id, err := d.Sandboxes.Run(d.Ctx, podConfig, "")
 		harness.Check(t, err)
-		c, err := d.Containers.Create(d.Ctx, id, config, pod)
+		c, err := d.Containers.Create(d.Ctx, id, config("app"), podConfig)
 		harness.Check(t, err)
 		harness.Check(t, d.Containers.Start(d.Ctx, c))
 		harness.Check(t, d.Containers.Stop(d.Ctx, c, time.Second))

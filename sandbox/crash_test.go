@@ -21,8 +21,8 @@ import (
 )
 
 // TestCrashes runs all cases of the crash matrix in memory. The daemon dies when its goroutines stop at a point and the
-// next daemon opens the same directories. Then the state is one that the kubelet can go on from, and in the end nothing is
-// left of any pod.
+// next daemon opens the same directories. Then the state is one that the kubelet can go on from, and in the end nothing
+// is left of any pod.
 func TestCrashes(t *testing.T) {
 	count := 0
 	for _, r := range cases.All() {
@@ -76,7 +76,6 @@ func newTrial(t *testing.T, row cases.Row, point, fault string) *trial {
 const shortLimit = 5 * time.Second
 
 func (c *trial) test(t *testing.T) {
-	defer c.End()
 	c.d = c.Start()
 	if c.fault != cases.Reboot && c.fault != cases.RebootTwice {
 		var err error
@@ -238,7 +237,8 @@ func (c *trial) strike(t *testing.T) {
 	case cases.DeadlinePassed:
 		ctx, cancel = context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
-		harness.Want(t, errors.Is(<-c.begin(ctx, t, c.hang()), context.DeadlineExceeded), "its deadline did not pass")
+		err := <-c.begin(ctx, t, c.hang())
+		harness.Want(t, errors.Is(err, context.DeadlineExceeded), "its deadline did not pass: %v", err)
 		c.goOn(t)
 	case cases.LimitPassed:
 		done := c.begin(ctx, t, c.hang())
@@ -291,7 +291,8 @@ func (c *trial) goOn(t *testing.T) {
 	c.release()
 	if c.row.Operation == cases.Undo {
 		err := c.call(c.d.Ctx)
-		harness.Want(t, err == nil || strings.Contains(err.Error(), "start fails"), "the retry of a request that fails: %v", err)
+		same := err == nil || strings.Contains(err.Error(), "start fails")
+		harness.Want(t, same, "the retry of a request that fails: %v", err)
 	}
 }
 

@@ -71,7 +71,7 @@ type armed struct {
 	hit  chan struct{}
 }
 
-// New makes a node without a daemon. Each test ends with End.
+// New makes a node without a daemon, for a test in a bubble.
 func New(t testing.TB) *Node {
 	dir := inMemory(t)
 	n := &Node{
@@ -82,8 +82,8 @@ func New(t testing.TB) *Node {
 			DetachTries: 5, DetachTime: 30 * time.Second, GiveUpTries: 1000, GiveUpTime: time.Hour,
 			RetryFirst: time.Second, RetryMost: time.Minute, Reload: time.Hour,
 		},
-		calls: make(map[string]string), made: make(map[string]bool), armed: make(map[string]*armed), lastPID: 1 << 22, processes: make(map[int]*proc),
-		held: make(map[string]*held), supervisors: make(map[string]*supervisor),
+		calls: make(map[string]string), made: make(map[string]bool), armed: make(map[string]*armed), lastPID: 1 << 22,
+		processes: make(map[int]*proc), held: make(map[string]*held), supervisors: make(map[string]*supervisor),
 	}
 	for _, name := range []string{"root", "state", "net.d", "bin", "runs", "cache", "netns"} {
 		harness.Check(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
@@ -92,6 +92,7 @@ func New(t testing.TB) *Node {
 		harness.Check(t, os.WriteFile(filepath.Join(dir, "bin", plugin), nil, 0o755))
 	}
 	n.Configure("10-chain.conflist", conflist)
+	t.Cleanup(n.end)
 	return n
 }
 
@@ -162,7 +163,7 @@ func (n *Node) Leaks() []string {
 		"state/facts", "state/sandboxes", "state/containers", "state/shims/*/records", "state/shims/*/exits",
 		"cache/results", "runs",
 	} {
-		found, _ := filepath.Glob(filepath.Join(n.Dir, dir, "*")) // the pattern is good
+		found, _ := filepath.Glob(filepath.Join(n.Dir, dir, "[^.]*")) // without writes that a dead daemon has not finished
 		for _, path := range found {
 			if _, err := os.Lstat(filepath.Join(path, "cgroup.events")); err != nil { // no plugin runs
 				_ = os.Remove(filepath.Join(path, "cgroup.kill"))
@@ -364,8 +365,8 @@ func (d *Daemon) Stop(limit time.Duration, requests *sync.WaitGroup) {
 	d.Kill()
 }
 
-// End ends the node, and all goroutines of its daemons.
-func (n *Node) End() {
+// end ends all goroutines of the daemons.
+func (n *Node) end() {
 	n.Disarm()
 	for _, d := range n.daemons {
 		d.Die()

@@ -373,7 +373,9 @@ func (c *conn) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, er
 		switch {
 		case !r.Kill && h.exit == nil:
 			return fmt.Errorf("container %s runs: %w", r.Id, errdefs.ErrFailedPrecondition)
-		case !h.made:
+		case h.made:
+			c.s.ended(h, 137, true)
+		default:
 			close(h.abandoned)
 		}
 		c.s.drop(h)
