@@ -439,7 +439,7 @@ func TestSecretsAreInNoErrorAndNoLog(t *testing.T) {
 		}},
 		{"signed storage", Auth{}, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
 			if r.URL.RawQuery == "" {
-				http.Redirect(w, r, "http://u:storage@"+r.Host+r.URL.Path+"?sig=signature-of-storage", 307)
+				http.Redirect(w, r, "http://u:storage@"+r.Host+r.URL.Path+"?sig=signature-of-storage", http.StatusTemporaryRedirect)
 				return true
 			}
 			w.WriteHeader(400)

@@ -108,14 +108,6 @@ func TestP59_NothingRunsAfterRemove(t *testing.T) {
 	p.RemovePod(p.id)
 }
 
-func entries(n *nodetest.Node, dir string) (count int) {
-	for _, pid := range n.Supervisors() {
-		found, _ := os.ReadDir(fmt.Sprintf("/proc/%d/%s", pid, dir)) // it may have ended
-		count += len(found)
-	}
-	return count
-}
-
 // cri: RemovePodSandboxRequest.pod_sandbox_id
 func TestPodStopsItsContainers(t *testing.T) {
 	p := newPod(t)

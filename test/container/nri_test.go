@@ -373,6 +373,3 @@ func TestNRIUpdates(t *testing.T) {
 
 // reload puts other keys of [nri] into force, and waits until they are.
 func (n *nriNode) reload(keys string) { reload(n.t, n.Node, "[nri]\n"+keys) }
-
-// isOn reports whether Status shows plugins, be there none.
-func (n *nriNode) isOn() bool { return nodetest.Info[any](n.t, n.Node, "nriPlugins") != nil }

@@ -104,9 +104,6 @@ func (p *pod) wantSecret(client client) {
 		"%s: %v, %q", u.Scheme, err, &out)
 }
 
-// memory is the daemon's resident memory in KiB.
-func (p *pod) memory() int { return harness.ProcKiB(p.t, p.PID(), "VmRSS") }
-
 // The daemon's end ends its sessions at once, and their processes; the container continues.
 //
 // cri: AttachResponse.url ContainerConfig.stdin
