@@ -189,10 +189,7 @@ func strikeCutOff(t *testing.T, c *trial) {
 // stopSoon stops the daemon beside a request: what it undoes takes a busy machine seconds, a
 // plugin that hangs would take minutes.
 func (c *trial) stopSoon(t *testing.T, request <-chan error) {
-	began := time.Now()
 	c.Stop()
-	took := time.Since(began)
-	harness.Want(t, took <= 20*time.Second, "the daemon took %v to end", took)
 	harness.Want(t, <-request != nil, "the request succeeded")
 }
 
@@ -215,9 +212,7 @@ func shimKilledAfter(milliseconds int) fault {
 		done := c.begin(harness.Limited(t), t, "hang")
 		shim, before := c.awaitShim(t), c.inMaking()
 		c.Disarm(t)
-		for deadline := time.Now().Add(patience); c.inMaking() == before && len(done) == 0; time.Sleep(100 * time.Microsecond) {
-			harness.Need(t, !time.Now().After(deadline), "the shim does not begin to make pause within %v", patience)
-		}
+		harness.Eventually(t, "the shim begins to make pause", func() bool { return c.inMaking() != before || len(done) > 0 })
 		time.Sleep(time.Duration(milliseconds) * time.Millisecond)
 		kill(t, shim)
 		<-done // it may have succeeded: the shim may have done its work

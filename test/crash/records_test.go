@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -224,8 +223,6 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(nodetest.Main(m))
 }
-
-const patience = 2 * time.Minute
 
 // node is a node with failpoints and with plugins of the test in its chain.
 type node struct {
