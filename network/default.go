@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/state"
@@ -261,6 +263,38 @@ func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all
 		}})
 	}
 	return left, nil
+}
+
+// keepRouterRoutes keeps the node's IPv6 default routes from router advertisements. The bridge plugin switches forwarding
+// on, and the kernel then drops such routes and ignores advertisements, unless accept_ra is 2 (ip-sysctl.rst).
+func keepRouterRoutes(logger *slog.Logger, subnets []netip.Prefix) error {
+	if !slices.ContainsFunc(subnets, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		return nil
+	}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return fmt.Errorf("look for IPv6 default routes of router advertisements: %w", err)
+	}
+	for _, route := range routes {
+		if route.Dst != nil && !route.Dst.IP.IsUnspecified() {
+			continue
+		}
+		link, err := netlink.LinkByIndex(route.LinkIndex)
+		if err != nil {
+			continue // it was removed, and its route with it
+		}
+		name := link.Attrs().Name
+		file := "/proc/sys/net/ipv6/conf/" + name + "/accept_ra"
+		if value, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(value)) != "1" {
+			continue
+		}
+		if err := os.WriteFile(file, []byte("2"), 0); err != nil {
+			return fmt.Errorf("the node would lose its IPv6 default route of %s when the default network switches forwarding on: "+
+				"set net.ipv6.conf.%[1]s.accept_ra=2: %w", name, err)
+		}
+		logger.Info("accept_ra is 2 now, so that the node keeps its IPv6 default route when it forwards", "link", name)
+	}
+	return nil
 }
 
 // attachedTo returns the sandboxes that have, or may have, an attachment to a network.

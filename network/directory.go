@@ -181,6 +181,9 @@ func (n *CNI) standIn(next *snapshot) {
 		if network.Masquerade {
 			masqueraded = subnets
 		}
+		if err := keepRouterRoutes(n.options.Logger, subnets); err != nil {
+			next.problems = append(next.problems, err)
+		}
 		n.forward.use(subnets)
 		inForce, again := n.masquerade.use(masqueraded)
 		next.configuration, err = network.configuration(subnets, inForce, network.choose(&n.programs, n.options.BinDirs))

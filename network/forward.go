@@ -62,6 +62,13 @@ func (f *forward) refresh() {
 	}
 }
 
+// subnets returns those of the embedded network, none while it is not in use.
+func (f *forward) subnets() []netip.Prefix {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.network
+}
+
 // blocked returns why packets may be dropped, "" if nothing is known.
 func (f *forward) blocked() string {
 	f.mu.Lock()

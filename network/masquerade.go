@@ -139,6 +139,9 @@ func (n *CNI) followMasquerade() {
 	for n.base.Err() == nil {
 		n.masquerade.refresh()
 		n.forward.refresh()
+		if err := keepRouterRoutes(n.options.Logger, n.forward.subnets()); err != nil {
+			n.readAgain.Store(true) // the directory reports it
+		}
 		n.awaitPeriod(changed, func(l Limits) time.Duration { return l.StatusPeriod })
 	}
 	n.masquerade.use(nil)
