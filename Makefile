@@ -232,9 +232,10 @@ bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.
 	go build -C hack/tools -o $(CURDIR)/bin/tools/ tool
 	@touch $@
 
-# Of the tools, what lint needs.
-bin/tools/.lint: hack/tools/go.mod hack/tools/go.sum
-	go build -C hack/tools -o $(CURDIR)/bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck
+# The tools that lint and the test of generated code need.
+bin/tools/.lint: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.go)
+	go build -C hack/tools -o $(CURDIR)/bin/tools/ mvdan.cc/gofumpt honnef.co/go/tools/cmd/staticcheck ./protogen \
+		google.golang.org/protobuf/cmd/protoc-gen-go github.com/containerd/ttrpc/cmd/protoc-gen-go-ttrpc
 	@touch $@
 
 .PHONY: lint

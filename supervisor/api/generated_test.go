@@ -17,7 +17,7 @@ func TestGeneratedIsCurrent(t *testing.T) {
 	out := t.TempDir()
 	command := exec.Command(filepath.Join(tools, "protogen"), "shim.proto", out, "protoc-gen-go", "protoc-gen-go-ttrpc")
 	said, err := command.CombinedOutput()
-	harness.Need(t, err == nil, "%v: %s (make test builds it: bin/tools/.built)", err, said)
+	harness.Need(t, err == nil, "%v: %s (make test builds it: bin/tools/.lint)", err, said)
 	for _, name := range []string{"shim.pb.go", "shim_ttrpc.pb.go"} {
 		present := harness.Read(t, name)
 		wanted := harness.Read(t, filepath.Join(out, name))
