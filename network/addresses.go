@@ -125,7 +125,8 @@ func (n *CNI) freeLost(c *Configuration, valid []string) {
 		freeErr := a.Free()
 		err = errors.Join(err, freeErr)
 		if freeErr == nil {
-			n.options.Logger.Info("an address that no pod has was freed", "network", a.Network, "address", a.Address, "sandbox", a.ID)
+			n.options.Logger.Info("an address that no pod has was freed",
+				"network", a.Network, "address", a.Address, "sandbox", a.ID)
 		}
 	}
 	if err != nil {

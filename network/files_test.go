@@ -67,7 +67,9 @@ func TestNextPodSeesEveryChange(t *testing.T) {
 			"plugin in a folder of the list",
 			func(dir, text string) error {
 				list := `{"cniVersion": "1.1.0", "name": "net"}`
-				return errors.Join(os.Mkdir(dir+"/net", 0o700), write(dir+"/10.conflist", list), write(dir+"/net/10.conf", pluginOf(text)))
+				return errors.Join(
+					os.Mkdir(dir+"/net", 0o700), write(dir+"/10.conflist", list), write(dir+"/net/10.conf", pluginOf(text)),
+				)
 			},
 			func(dir, text string) error { return write(dir+"/net/10.conf", pluginOf(text)) },
 		},
@@ -82,7 +84,8 @@ func TestNextPodSeesEveryChange(t *testing.T) {
 				must(t, n.Options.Namespaces.(interface{ Create(string) error }).Create(id))
 				result, err := n.Attach(t.Context(), Attachment{ID: id}, n.Options.Namespaces.Path(id))
 				must(t, err)
-				harness.Want(t, strings.Contains(string(result.Config), `"mark":"`+mark+`"`), "pod %s got %s, want %s", id, result.Config, mark)
+				has := strings.Contains(string(result.Config), `"mark":"`+mark+`"`)
+				harness.Want(t, has, "pod %s got %s, want %s", id, result.Config, mark)
 				n.detach(t, id)
 			}
 			attached("a", "1500")
@@ -120,19 +123,30 @@ func TestBrokenFileIsInEveryError(t *testing.T) {
 		harness.Want(t, strings.Contains(n.Remark(), want), "the remark %q has no %q", n.Remark(), want)
 	}
 	_, after, _ := strings.Cut(n.log.String(), "network configuration skipped")
-	harness.Want(t, !strings.Contains(after, "network configuration loaded"), "the log says that the broken file was loaded: %s", after)
+	loaded := strings.Contains(after, "network configuration loaded")
+	harness.Want(t, !loaded, "the log says that the broken file was loaded: %s", after)
 	n.detach(t, "web")
 }
 
-// Errors name the line also where the JSON is well formed; a byte order mark and the line ends of other systems are none.
+// Errors name the line also where the JSON is well formed; a byte order mark and the line ends of other systems are no
+// errors.
 func TestFormsOfFiles(t *testing.T) {
 	for _, c := range []struct{ name, file, text, want string }{
 		{"mark", "10.conflist", "\uFEFF" + goodList, ""},
 		{"mark, one plugin", "10.conf", "\uFEFF" + `{"cniVersion": "1.0.0", "name": "good", "type": "bridge"}`, ""},
 		{"line ends", "10.json", "{\r\n\"cniVersion\": \"1.0.0\",\r\n\"name\": \"good\",\r\n\"type\": \"bridge\"}\r\n", ""},
-		{"newest version", "10.conflist", strings.Replace(goodList, `"cniVersion": "1.1.0"`, `"cniVersions": ["1.0.0", "1.1.0"], "x": {}`, 1), ""},
-		{"plugins are no list", "10.conflist", "{\"name\": \"x\",\n\"cniVersion\": \"1.0.0\",\n\"plugins\": \"bridge\"}", "line 3: "},
-		{"ipam is no object", "10.conflist", "{\"name\": \"x\",\n\"plugins\": [\n{\"type\": \"bridge\",\n\"ipam\": \"host-local\"}]}", "line 4: "},
+		{
+			"newest version", "10.conflist",
+			strings.Replace(goodList, `"cniVersion": "1.1.0"`, `"cniVersions": ["1.0.0", "1.1.0"], "x": {}`, 1), "",
+		},
+		{
+			"plugins are no list", "10.conflist",
+			"{\"name\": \"x\",\n\"cniVersion\": \"1.0.0\",\n\"plugins\": \"bridge\"}", "line 3: ",
+		},
+		{
+			"ipam is no object", "10.conflist",
+			"{\"name\": \"x\",\n\"plugins\": [\n{\"type\": \"bridge\",\n\"ipam\": \"host-local\"}]}", "line 4: ",
+		},
 		{"name is a number", "10.conf", "{\"type\": \"bridge\",\n\"name\": 1}", "line 2: "},
 		{"half", "10.conf", "{\"type\": \"bridge\",\n\"name\":", "line 2: "},
 	} {
@@ -168,9 +182,10 @@ func TestUnsupportedVersion(t *testing.T) {
 			if c.ipam != "" {
 				plugin["ipam"] = map[string]any{"type": c.ipam}
 			}
-			put(t, filepath.Join(n.ConfDir, "10.conflist"), marshal(t, map[string]any{"cniVersion": c.version, "name": "net", "plugins": []any{plugin}}))
+			file := filepath.Join(n.ConfDir, "10.conflist")
+			put(t, file, marshal(t, map[string]any{"cniVersion": c.version, "name": "net", "plugins": []any{plugin}}))
 			n.Reload()
-			wants := []string{"cniVersion " + c.version + " is not supported by " + c.want, "1.0.0", filepath.Join(n.ConfDir, "10.conflist")}
+			wants := []string{"cniVersion " + c.version + " is not supported by " + c.want, "1.0.0", file}
 			_, err := n.Attach(t.Context(), Attachment{ID: "web"}, "")
 			harness.WantError(t, err, wants...)
 			n.refreshStatus()
@@ -184,8 +199,8 @@ func TestUnsupportedVersion(t *testing.T) {
 	}
 }
 
-// Programs that cannot run make the network not ready. While one is replaced in place, a network that was ready stays so
-// for a time: the node's pods would leave all services.
+// Programs that cannot run make the network not ready. While one is replaced in place, a network that was ready stays
+// so for a time: the node's pods would leave all services.
 func TestProgramsThatCannotRun(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -195,7 +210,10 @@ func TestProgramsThatCannotRun(t *testing.T) {
 		{"missing", os.Remove, "failed to find plugin"},
 		{"empty", func(path string) error { return os.Truncate(path, 0) }, "is empty"},
 		{"not executable", func(path string) error { return os.Chmod(path, 0o644) }, "cannot be executed"},
-		{"another architecture", func(path string) error { return os.WriteFile(path, foreignELF(), 0o755) }, "another architecture"},
+		{
+			"another architecture", func(path string) error { return os.WriteFile(path, foreignELF(), 0o755) },
+			"another architecture",
+		},
 		{"damaged", func(path string) error { return os.WriteFile(path, []byte("\x00\x01\x02"), 0o755) }, "damaged"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -245,14 +263,15 @@ func TestEmbeddedNetworkBesideOlderPlugins(t *testing.T) {
 		}
 		return dir
 	}
+	newer := absolute(t, realPlugins)
 	for _, c := range []struct {
 		name    string
 		dirs    func(t *testing.T) []string
 		version string
 	}{
-		{"all older first", func(t *testing.T) []string { return []string{older(t, embeddedPlugins...), absolute(t, realPlugins)} }, "1.1.0"},
-		{"one older first", func(t *testing.T) []string { return []string{older(t, "host-local"), absolute(t, realPlugins)} }, "1.1.0"},
-		{"older last", func(t *testing.T) []string { return []string{absolute(t, realPlugins), older(t, embeddedPlugins...)} }, "1.1.0"},
+		{"all older first", func(t *testing.T) []string { return []string{older(t, embeddedPlugins...), newer} }, "1.1.0"},
+		{"one older first", func(t *testing.T) []string { return []string{older(t, "host-local"), newer} }, "1.1.0"},
+		{"older last", func(t *testing.T) []string { return []string{newer, older(t, embeddedPlugins...)} }, "1.1.0"},
 		{"older alone", func(t *testing.T) []string { return []string{older(t, embeddedPlugins...)} }, "1.0.0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

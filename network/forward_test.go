@@ -63,7 +63,8 @@ var firewalls = []struct{ name, script, undo string }{
 // sh runs a script of the table above.
 func sh(t *testing.T, script string) {
 	t.Helper()
-	programs := strings.NewReplacer("{4}", "iptables-nft", "{6}", "ip6tables-nft", "{4L}", "iptables-legacy", "{6L}", "ip6tables-legacy")
+	programs := strings.NewReplacer("{4}", "iptables-nft", "{6}", "ip6tables-nft",
+		"{4L}", "iptables-legacy", "{6L}", "ip6tables-legacy")
 	script = programs.Replace(script)
 	output, err := exec.Command("sh", "-ec", script).CombinedOutput()
 	harness.Need(t, err == nil, "%s\n%v: %s", script, err, output)
@@ -205,7 +206,8 @@ func TestRulesThatCannotBeAdded(t *testing.T) {
 	t.Cleanup(func() { sh(t, "nft flush ruleset") })
 	sh(t, "{4} -P FORWARD DROP")
 	path, nft := os.Getenv("PATH"), t.TempDir()
-	script := "#!/bin/sh\ncase $* in *--file*) echo Operation not permitted >&2; exit 1;; esac\nPATH=" + path + ` exec nft "$@"`
+	script := "#!/bin/sh\ncase $* in *--file*) echo Operation not permitted >&2; exit 1;; esac\n" +
+		"PATH=" + path + ` exec nft "$@"`
 	must(t, os.WriteFile(filepath.Join(nft, "nft"), []byte(script), 0o755))
 	t.Setenv("PATH", nft+":"+path)
 	n.forward.refresh()

@@ -86,7 +86,9 @@ func TestLostAddresses(t *testing.T) {
 	n.attached(t, "web")
 	dir := filepath.Join(n.scripted, "ipam", "net")
 	old := time.Now().Add(-time.Hour)
-	for address, id := range map[string]string{"10.97.0.50": "lost", "10.97.0.51": "others", "10.97.0.52": "new", "fd00::5": "lost6"} {
+	for address, id := range map[string]string{
+		"10.97.0.50": "lost", "10.97.0.51": "others", "10.97.0.52": "new", "fd00::5": "lost6",
+	} {
 		file := filepath.Join(dir, address)
 		put(t, file, id+"\r\neth0")
 		if id != "new" {

@@ -14,8 +14,8 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// A node whose IPv6 default route comes from router advertisements keeps it when the embedded network has an IPv6 subnet:
-// forwarding would drop it.
+// A node whose IPv6 default route comes from router advertisements keeps it when the embedded network has an IPv6
+// subnet: forwarding would drop it.
 func TestRouteOfRouterAdvertisementsIsKept(t *testing.T) {
 	const file = "/proc/sys/net/ipv6/conf/test-ra/accept_ra"
 	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "test-ra"}, PeerName: "test-router"}))

@@ -16,8 +16,9 @@ func TestOrderOfNetworkSysctls(t *testing.T) {
 	for range 20 {
 		spec := &specs.Spec{Linux: &specs.Linux{Sysctl: map[string]string{
 			"net.ipv4.conf.eth0.rp_filter": "1", "net.ipv4.conf.all.accept_redirects": "1", "net.ipv4.ip_forward": "1",
-			"net.ipv6.conf.lo.disable_ipv6": "0", "net.ipv6.conf.all.disable_ipv6": "1", "net.ipv6.conf.default.disable_ipv6": "1",
-			"net.ipv6.conf.all.forwarding": "1", "net.ipv4.conf.eth0/100.rp_filter": "2", "kernel.sem": "1",
+			"net.ipv6.conf.lo.disable_ipv6": "0", "net.ipv6.conf.all.disable_ipv6": "1",
+			"net.ipv6.conf.default.disable_ipv6": "1",
+			"net.ipv6.conf.all.forwarding":       "1", "net.ipv4.conf.eth0/100.rp_filter": "2", "kernel.sem": "1",
 		}}}
 		harness.Same(t, "the order", fmt.Sprint(oci.TakeNetworkSysctls(spec)), fmt.Sprint([]oci.NetworkSysctl{
 			{"net/ipv4/ip_forward", "1"},
