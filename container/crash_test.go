@@ -16,7 +16,7 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// steps are those of a container's life, by operation, in order (package container).
+// steps are the steps of a container's life, by operation, in order (package container).
 var steps = map[string][]step.Name{
 	"create": {
 		"container/check", "container/reserve", "container/record", "container/rootfs", "container/sources",
@@ -50,13 +50,13 @@ func points(operations ...string) (all []string) {
 
 const fails, killed, cancelled, shimKilled = "error", "daemon killed", "cancelled", "shim killed"
 
-// TestCrashes fails, cancels and kills each operation on a container at each of its points. Another container of the pod
-// runs all the time; the name is free afterwards, and nothing is left.
+// TestCrashes fails, cancels and kills each operation on a container at each of its points. Another container of the
+// pod runs all the time; the name is free afterwards, and nothing is left.
 func TestCrashes(t *testing.T) {
 	harness.AllSteps(t, "store.go", steps)
 	for _, row := range []struct {
 		name   string
-		state  string // of the container when the operation begins
+		state  string // the container's state when the operation begins
 		points []string
 		faults []string
 		call   func(context.Context, *trial) error
@@ -165,7 +165,7 @@ func (c *trial) strike(t *testing.T, point, fault string, call func(context.Cont
 	switch {
 	case fault == fails:
 		do = func() error { return errors.New("failpoint") }
-	case strings.HasPrefix(point, "rename "): // a mutex is held there: a bubble does not come to rest if that hangs
+	case strings.HasPrefix(point, "rename "): // a mutex is held there: a bubble never settles if that hangs
 		do = func() error {
 			if fault == killed {
 				c.d.Die()
@@ -180,7 +180,7 @@ func (c *trial) strike(t *testing.T, point, fault string, call func(context.Cont
 	<-hit
 	switch fault {
 	case fails:
-		taken := point == "starter/answered" // what a starter has answered is taken over
+		taken := point == "starter/answered" // the supervisor has the process by then
 		harness.Want(t, <-done != nil || taken, "the step failed, and the request succeeded")
 		c.Disarm()
 	case cancelled:
@@ -199,13 +199,13 @@ func (c *trial) strike(t *testing.T, point, fault string, call func(context.Cont
 		c.KillSupervisor()
 		c.Disarm()
 		close(released)
-		<-done // it may succeed: the successor adopts what was made
+		<-done // the request may succeed: the successor adopts the container
 	}
 }
 
-// check removes what is listed, uses the name again, and removes the pod.
+// check removes the listed containers, uses the name again, and removes the pod.
 func (c *trial) check(t *testing.T, podStops bool) {
-	time.Sleep(time.Second) // for the rollback, and for a successor of the supervisor
+	time.Sleep(time.Second) // the rollback, and the start of a supervisor, take less
 	for _, one := range c.d.Containers.ListPod(c.pod) {
 		if one.ID == c.witness {
 			running := one.State() == runtimeapi.ContainerState_CONTAINER_RUNNING

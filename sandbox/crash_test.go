@@ -47,13 +47,13 @@ type trial struct {
 	point, fault string
 
 	d        *fake.Daemon
-	started  <-chan error // of the operation recovery
+	started  <-chan error // the outcome of the operation recovery
 	config   *runtimeapi.PodSandboxConfig
 	id       string // once the pod runs
 	witness  string // the id of a pod that stays Ready
 	before   []string
 	requests sync.WaitGroup
-	release  func() // of what hangs at the point
+	release  func() // ends the wait at the point
 }
 
 func newTrial(t *testing.T, row cases.Row, point, fault string) *trial {
@@ -123,7 +123,7 @@ func (c *trial) prepare(t *testing.T) {
 	}
 }
 
-// begin calls the operation, and returns when it has reached the point, which calls do.
+// begin calls the operation, and returns when it has reached the point. The point calls do.
 func (c *trial) begin(ctx context.Context, t *testing.T, do func() error) <-chan error {
 	switch c.row.Operation {
 	case cases.StopWithFailingDEL:
@@ -141,7 +141,7 @@ func (c *trial) begin(ctx context.Context, t *testing.T, do func() error) <-chan
 			defer c.requests.Done()
 			answered <- c.call(ctx)
 		}()
-		go func() { // as a client whose context ends
+		go func() { // a client returns when its context ends
 			select {
 			case err := <-answered:
 				done <- err
@@ -222,7 +222,7 @@ func (c *trial) strike(t *testing.T) {
 		done := c.begin(ctx, t, c.hang())
 		c.KillSupervisor()
 		c.disarm()
-		<-done // it may succeed: the successor adopts the prepared pause
+		<-done // the request may succeed: the successor adopts the prepared pause
 	case cases.ShimAndDaemonKilled:
 		c.begin(ctx, t, c.hang())
 		c.KillSupervisor()
@@ -275,7 +275,7 @@ func (c *trial) strike(t *testing.T) {
 	}
 }
 
-// kill kills the daemon at the point. Where the point is in a plugin or a starter, that hangs beside the next daemon.
+// kill kills the daemon at the point. A plugin or a starter that hangs there still hangs beside the next daemon.
 func (c *trial) kill(ctx context.Context, t *testing.T) {
 	c.begin(ctx, t, c.hang())
 	c.d.Kill()
@@ -284,7 +284,7 @@ func (c *trial) kill(ctx context.Context, t *testing.T) {
 	}
 }
 
-// goOn lets the work continue that the caller has given up. Where it has failed and is being undone, the next caller
+// goOn lets the work continue that the caller has given up. If the work has failed and is being undone, the next caller
 // gets that failure.
 func (c *trial) goOn(t *testing.T) {
 	c.Disarm()
@@ -316,14 +316,14 @@ func (c *trial) wantAllDown(t *testing.T) {
 	harness.Want(t, !hasAddress(), "an address is not given back after a reboot")
 }
 
-// awaitRetries waits for what the journal has to repeat.
+// awaitRetries waits until the journal has repeated its DELs.
 func (c *trial) awaitRetries(done func() bool) {
 	for limit := c.NetworkLimits.RetryMost + c.NetworkLimits.Del; limit > 0 && !done(); limit -= time.Second {
 		time.Sleep(time.Second)
 	}
 }
 
-// removeListed: what is listed can be stopped and removed, at the first try. Ready means that pause lives.
+// removeListed stops and removes each listed pod, at the first try. Ready means that pause lives.
 func (c *trial) removeListed(t *testing.T) {
 	for _, sb := range c.d.Sandboxes.List() {
 		if sb.ID == c.witness {

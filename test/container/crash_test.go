@@ -233,16 +233,10 @@ func makeRunning(c *trial) {
 	check(c.t, c.start(c.id))
 }
 
-func makeEnded(c *trial) {
-	makeRunning(c)
-	check(c.t, c.stop(c.id, 0))
-}
-
 func callCreate(ctx context.Context, c *trial) error {
 	_, err := c.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: c.pod.id, Config: c.config, SandboxConfig: c.pod.config})
 	return err
 }
 
 func callStart(_ context.Context, c *trial) error  { return c.start(c.id) }
-func callStop(_ context.Context, c *trial) error   { return c.stop(c.id, 0) }
 func callRemove(_ context.Context, c *trial) error { return c.remove(c.id) }

@@ -127,8 +127,8 @@ func Each() []Row {
 	}
 }
 
-// Pod is a kind of pod: what it is, as the steps' lists ask for, the points that Run passes for it, in order, and those
-// of them at which its shim waits.
+// Pod is a kind of pod: its properties, the points that Run passes for it, in order, and the points at which its shim
+// waits.
 type Pod struct {
 	Name string
 	is   []string
@@ -136,13 +136,13 @@ type Pod struct {
 	shim []string
 }
 
-// What a pod is.
+// Properties of pods.
 const (
 	inNetwork = "own network"
 	inUsers   = "user namespace"
 )
 
-// Steps are those of a pod's life, by operation, in order (package sandbox).
+// Steps are the steps of a pod's life, by operation, in order (package sandbox).
 var Steps = map[string][]step.Name{
 	"run": {
 		"pod/check", "pod/reserve", "pod/record", "pod/sync", "pod/files", "pod/userns", "pod/netns", "pod/loopback",
@@ -200,7 +200,7 @@ func inside(name step.Name, is []string) []string {
 	return nil
 }
 
-// points are those that an operation passes, in order, as package failpoint names them.
+// points are the points that an operation passes, in order, as package failpoint names them.
 func points(operation string, is ...string) (all []string) {
 	for _, name := range Steps[operation] {
 		if !isOf(name, is) {
@@ -220,7 +220,7 @@ func until(points []string, last string) []string { return points[:slices.Index(
 func stopping(p Pod) []string { return points("stop", p.is...) }
 func removing() []string      { return points("remove") }
 
-// removingStopped are the points of Remove, which releases again what Stop has released.
+// removingStopped are the points of Remove after Stop. Remove releases everything once more.
 func removingStopped() []string {
 	return slices.Concat(removing()[:2], release(Pod{}), removing()[2:])
 }
@@ -230,7 +230,7 @@ func teardown(p Pod) []string {
 	return slices.Concat(release(p), from(removing(), "pod/remove files before"))
 }
 
-// release are the points at which Stop and destroy remove what the kernel and the network hold.
+// release are the points at which Stop and destroy remove processes, namespaces, mounts and the attachment.
 func release(p Pod) []string {
 	return until(from(stopping(p), "pod/end pause before"), "pod/unmount files after")
 }
