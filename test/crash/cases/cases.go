@@ -216,7 +216,7 @@ func points(operation string, is ...string) (all []string) {
 func from(points []string, first string) []string { return points[slices.Index(points, first):] }
 func until(points []string, last string) []string { return points[:slices.Index(points, last)+1] }
 
-// stopping are the points of Stop, removing those of Remove after it.
+// stopping are the points of Stop, removing the points of Remove after it.
 func stopping(p Pod) []string { return points("stop", p.is...) }
 func removing() []string      { return points("remove") }
 
