@@ -137,7 +137,7 @@ func TestDELThatFails(t *testing.T) {
 func TestDELThatNeverSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := fake.New(t)
-		n.NetworkLimits.GiveUpTries = 20
+		n.NetworkLimits.GiveUpTries, n.NetworkLimits.GiveUpTime = 20, 5*time.Minute // both have to be reached
 		d := n.Start()
 		for _, point := range []string{"middle ADD", "last DEL"} {
 			n.Arm(point, func() error { return errors.New("it fails") })
