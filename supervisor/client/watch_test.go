@@ -62,8 +62,8 @@ func (p hangingProcess) Kill(time.Duration) error {
 	return nil
 }
 
-// The daemon checks a supervisor at once, not after a half of the limit: with the first limit this test would end before.
-// A supervisor that hangs is killed at the limit.
+// The daemon checks a supervisor at once, not after a half of the limit: with the first limit this test would end
+// before. A supervisor that hangs is killed at the limit.
 func TestSupervisorIsCheckedAtOnce(t *testing.T) {
 	for _, within := range []time.Duration{24 * time.Hour, time.Millisecond} {
 		s := hanging{asked: make(chan struct{}, 1), killed: make(chan struct{})}
