@@ -439,7 +439,8 @@ func TestSecretsAreInNoErrorAndNoLog(t *testing.T) {
 		}},
 		{"signed storage", Auth{}, func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
 			if r.URL.RawQuery == "" {
-				http.Redirect(w, r, "http://u:storage@"+r.Host+r.URL.Path+"?sig=signature-of-storage", http.StatusTemporaryRedirect)
+				storage := "http://u:storage@" + r.Host + r.URL.Path + "?sig=signature-of-storage"
+				http.Redirect(w, r, storage, http.StatusTemporaryRedirect)
 				return true
 			}
 			w.WriteHeader(400)
