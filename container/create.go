@@ -392,7 +392,9 @@ func (s *Store) noteStartError(ctx context.Context, c *Container, startErr error
 	}
 	s.change(c, func(f *Facts) {
 		c.takeExit(f, 0, true, false, 0)
-		takeStartError(f, c.startFailed)
+		if f.Reason == reasonStartError { // another end that was reported first, such as a stop, does not change
+			takeStartError(f, c.startFailed)
+		}
 	})
 	return startErr
 }

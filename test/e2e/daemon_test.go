@@ -117,10 +117,10 @@ func TestPauseThatDiesIsSeen(t *testing.T) {
 func TestUmaskOfTheShellChangesNothing(t *testing.T) {
 	n := nodetest.New(t) // alone: the umask is that of all tests
 	files := func(id string) (modes string) {
-		for _, name := range []string{"", "hostname", "hosts", "resolv.conf", "shm"} {
+		for _, name := range []string{"", id + "/hostname", id + "/hosts", id + "/resolv.conf", "shm"} {
 			info, err := os.Stat(filepath.Join(n.State, "sandboxes", id, name))
 			check(t, err)
-			modes += " " + name + "=" + info.Mode().String()
+			modes += " " + filepath.Base(name) + "=" + info.Mode().String()
 		}
 		return modes
 	}

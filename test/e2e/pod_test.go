@@ -203,7 +203,7 @@ func TestFilesOfAPod(t *testing.T) {
 		id := n.RunPod(config)
 		dir := filepath.Join(n.State, "sandboxes", id)
 		for file, want := range harness.Sorted(map[string]string{"hostname": c.hostname + "\n", "resolv.conf": c.resolv, "hosts": string(harness.Read(t, "/etc/hosts"))}) {
-			harness.Same(t, name+": "+file, string(harness.Read(t, filepath.Join(dir, file))), want)
+			harness.Same(t, name+": "+file, string(harness.Read(t, filepath.Join(dir, id, file))), want)
 		}
 		var uts unix.Utsname
 		inside(t, pausePID(t, n, id), "uts", func() error { return unix.Uname(&uts) })
