@@ -72,9 +72,6 @@ func TestCrashes(t *testing.T) {
 	} {
 		for _, point := range row.points {
 			for _, fault := range row.faults {
-				if row.name == "create" && point == "rename containers" && fault == cancelled {
-					continue // open: in 3 of 150 runs another container stays supervised; the cause is not known
-				}
 				t.Run(row.name+"/"+point+"/"+fault, func(t *testing.T) {
 					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {

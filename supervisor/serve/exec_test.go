@@ -1,12 +1,14 @@
 package serve
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/minicri/minicri/supervisor/api"
@@ -37,6 +39,26 @@ func TestNamesOfExecCgroups(t *testing.T) {
 	harness.Want(t, err == nil && !c.slots[0], "the background process is gone: %v", err)
 	harness.Check(t, os.Remove(left(first)))
 	harness.Same(t, "a name that is free again", c.newExecCgroup().slot, 0)
+}
+
+// A creation that its caller has given up and deleted is refused, in whichever order the requests are handled.
+func TestCreationThatADeletionHasOvertaken(t *testing.T) {
+	s := &Supervisor{dir: t.TempDir(), containers: map[string]*container{}}
+	create := func(id string) error {
+		_, err := s.create(t.Context(), &api.CreateRequest{Id: id, Bundle: s.dir})
+		return err
+	}
+	for i := range 2 * maxDeleted {
+		_, err := service{s}.Delete(t.Context(), &api.DeleteRequest{Id: fmt.Sprint(i), Kill: true})
+		harness.Want(t, errdefs.IsNotFound(err), "the deletion of nothing: %v", err)
+	}
+	for i := range maxDeleted {
+		err := create(fmt.Sprint(maxDeleted + i))
+		harness.Want(t, errdefs.IsAborted(err), "the creation: %v", err)
+	}
+	harness.Want(t, len(s.deleted) == maxDeleted && len(s.containers) == 0, "%d ids, %d", len(s.deleted), len(s.containers))
+	err := create("another") // there is no bundle
+	harness.Want(t, errdefs.IsInvalidArgument(err) && len(s.containers) == 0, "another creation: %v", err)
 }
 
 // The list of any number of containers that could not start fits into a message.

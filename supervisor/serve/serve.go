@@ -74,7 +74,11 @@ type Supervisor struct {
 	containers map[string]*container
 	oomClaims  map[string]int // by cgroup: OOM kills found to be those of single containers below it
 	oomSeen    map[string]int // by cgroup: what it had counted when all claims were made
+	deleted    []string       // the last ids that a Delete did not find
 }
+
+// maxDeleted is more than the deletions that can overtake one creation.
+const maxDeleted = 1024
 
 // Run serves until ctx is cancelled or Shutdown is called. Containers live on: the next Run adopts them.
 func (s Serve) Run(ctx context.Context, log *slog.Logger) error {
@@ -197,8 +201,23 @@ func (s *Supervisor) reserve(c *container) error {
 	if s.containers[c.record.ID] != nil {
 		return fmt.Errorf("create container %s: %w", c.record.ID, errdefs.ErrAlreadyExists)
 	}
+	if slices.Contains(s.deleted, c.record.ID) {
+		return fmt.Errorf("create container %s: it was deleted before: %w", c.record.ID, errdefs.ErrAborted)
+	}
 	s.containers[c.record.ID] = c
 	return nil
+}
+
+// toDelete returns a container. It refuses the creation of an id that it does not find: ttrpc serves each request in its
+// own goroutine, so a Delete can overtake the Create that its caller has given up.
+func (s *Supervisor) toDelete(id string) *container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.containers[id]
+	if c == nil && !slices.Contains(s.deleted, id) {
+		s.deleted = append(s.deleted[max(0, len(s.deleted)-maxDeleted+1):], id)
+	}
+	return c
 }
 
 // forget drops a container, and the counts of cgroups that are gone.

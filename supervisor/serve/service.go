@@ -79,7 +79,7 @@ func (s service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error)
 }
 
 func (s service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
-	c := s.get(r.Id)
+	c := s.toDelete(r.Id)
 	if c == nil && r.Kill && s.hasRecord(r.Id) {
 		return empty, s.removeUnknown(r.Id)
 	}

@@ -165,9 +165,6 @@ func (n *Node) Leaks() []string {
 	} {
 		found, _ := filepath.Glob(filepath.Join(n.Dir, dir, "[^.]*")) // without writes that a dead daemon has not finished
 		for _, path := range found {
-			if _, err := os.Lstat(filepath.Join(path, "cgroup.events")); err != nil { // no plugin runs
-				_ = os.Remove(filepath.Join(path, "cgroup.kill"))
-			}
 			left = append(left, "file "+strings.TrimPrefix(path, n.Dir+"/"))
 		}
 	}

@@ -30,6 +30,9 @@ func (r runs) Begin(request runner.Request) (*runner.Run, error) {
 	return r.Runner.Begin(request)
 }
 
+// populatedFile is cgroup.events, which the fake has only while a plugin runs.
+const populatedFile = "cgroup.events"
+
 type answer struct {
 	text string
 	err  error
@@ -42,6 +45,10 @@ func (d *Daemon) exec(ctx context.Context, run *runner.Run, path string, environ
 	variable := func(name string) string {
 		at := slices.IndexFunc(environment, func(v string) bool { return strings.HasPrefix(v, name+"=") })
 		return strings.TrimPrefix(environment[at], name+"=")
+	}
+	populated := filepath.Join(run.Group.Dir, populatedFile) // a process is in its cgroup when the start returns
+	if err := os.WriteFile(populated, []byte("populated 1\n"), 0o600); err != nil {
+		return nil, err
 	}
 	go func() {
 		done <- d.plugin(kill, run.Group.Dir, filepath.Base(path), variable("CNI_COMMAND"), variable("CNI_CONTAINERID"))
@@ -59,11 +66,12 @@ func (d *Daemon) exec(ctx context.Context, run *runner.Run, path string, environ
 
 // plugin is the process of a plugin, in the cgroup of a run.
 func (n *Node) plugin(kill <-chan struct{}, group, name, verb, id string) answer {
-	populated, killed := filepath.Join(group, "cgroup.events"), filepath.Join(group, "cgroup.kill")
-	if err := os.WriteFile(populated, []byte("populated 1\n"), 0o600); err != nil {
-		return answer{err: err}
-	}
-	defer func() { _ = errors.Join(os.Remove(populated), os.RemoveAll(killed)) }()
+	populated, killed := filepath.Join(group, populatedFile), filepath.Join(group, "cgroup.kill")
+	defer func() {
+		_ = errors.Join(os.RemoveAll(killed), os.Remove(populated))
+		// A kill that saw the plugin writes its file at this moment, and looks again a millisecond later.
+		time.AfterFunc(time.Millisecond/2, func() { _ = os.RemoveAll(killed) })
+	}()
 	n.mu.Lock()
 	n.calls[id] += verb + " " + name + ", "
 	n.mu.Unlock()

@@ -35,6 +35,7 @@ type supervisor struct {
 	changed chan struct{} // closed and replaced with each event
 	events  []*api.Event
 	frozen  chan struct{} // while not nil, it answers nothing
+	deleted []string      // the ids that a Delete did not find: a creation that it has overtaken is refused
 }
 
 type held struct {
@@ -221,6 +222,10 @@ func (s *supervisor) create(r *api.CreateRequest) (*api.CreateResponse, error) {
 		s.mu.Unlock()
 		return nil, fmt.Errorf("container %s: %w", r.Id, errdefs.ErrAlreadyExists)
 	}
+	if slices.Contains(s.deleted, r.Id) {
+		s.mu.Unlock()
+		return nil, fmt.Errorf("container %s is deleted: %w", r.Id, errdefs.ErrAborted)
+	}
 	s.held[r.Id] = c
 	s.note("supervised", r.Id)
 	err = os.WriteFile(filepath.Join(s.dir, api.RecordDir, r.Id+".json"), nil, 0o600)
@@ -333,11 +338,17 @@ func (c *held) shown() *api.Container {
 
 // with calls do with a container, under n.mu.
 func (c *conn) with(ctx context.Context, id string, do func(*held) error) (*api.Empty, error) {
+	return c.find(ctx, id, func() {}, do)
+}
+
+// find is with, and calls missing, also under n.mu, if there is no such container.
+func (c *conn) find(ctx context.Context, id string, missing func(), do func(*held) error) (*api.Empty, error) {
 	return call(ctx, c, func() (*api.Empty, error) {
 		c.s.lock()
 		defer c.s.mu.Unlock()
 		h := c.s.held[id]
 		if h == nil || h.dir != c.s.dir {
+			missing()
 			return nil, fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound)
 		}
 		return &api.Empty{}, do(h)
@@ -369,7 +380,8 @@ func (c *conn) Kill(ctx context.Context, r *api.KillRequest) (*api.Empty, error)
 }
 
 func (c *conn) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
-	return c.with(ctx, r.Id, func(h *held) error {
+	missing := func() { c.s.deleted = append(c.s.deleted, r.Id) }
+	return c.find(ctx, r.Id, missing, func(h *held) error {
 		switch {
 		case !r.Kill && h.exit == nil:
 			return fmt.Errorf("container %s runs: %w", r.Id, errdefs.ErrFailedPrecondition)
