@@ -16,7 +16,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"sync"
 	"time"
 
@@ -157,29 +156,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 const sessionDescriptors = 4
 
 var errNoDescriptors = fmt.Errorf("no descriptors are left for streaming sessions: %w", errdefs.ErrResourceExhausted)
-
-// maxStrangers bounds the connections without a token, which every process of the node can make.
-const maxStrangers = 256
-
-// strangers are the connections without a token, the oldest first, which one too many ends.
-type strangers struct {
-	mu    sync.Mutex
-	conns []net.Conn
-}
-
-func (s *strangers) watch(conn net.Conn, state http.ConnState) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch state {
-	case http.StateNew:
-		if s.conns = append(s.conns, conn); len(s.conns) > maxStrangers {
-			reset(s.conns[0])
-			s.conns = slices.Delete(s.conns, 0, 1)
-		}
-	case http.StateHijacked, http.StateClosed:
-		s.conns = slices.DeleteFunc(s.conns, func(one net.Conn) bool { return one == conn })
-	}
-}
 
 // Open counts the sessions that have not ended.
 func (s *Server) Open() int {
