@@ -165,7 +165,8 @@ func (s *Store) write(c *Container, change func(*Facts)) (err error) {
 	case after.FinishedAt != 0:
 		c.held.Release()
 	case c.held == nil && after.supervised() && !c.removed:
-		c.held = client.Hold(s.options.Supervisors.Dir(c.Supervisor), c.ID, after.Process)
+		pod := s.options.Sandboxes.Dir(c.SandboxID)
+		c.held = client.Hold(pod, s.options.Supervisors.Dir(c.Supervisor), c.ID, after.Process)
 	}
 	if ended {
 		c.noteExit(after)

@@ -258,7 +258,8 @@ func (c *creation) create(ctx context.Context) error {
 		return err
 	}
 	answer, err := c.supervisor.Create(ctx, &api.CreateRequest{
-		Id: c.ID, Bundle: c.owner.dir(c.ID), Runtime: handler.Runtime, LogPath: c.logFile(), Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(),
+		Id: c.ID, Bundle: c.owner.dir(c.ID), Runtime: handler.Runtime, LogPath: c.logFile(),
+		Stdin: c.config.GetStdin(), StdinOnce: c.config.GetStdinOnce(), FifoDir: c.owner.options.Sandboxes.Dir(c.sandbox.ID),
 	})
 	startError := ""
 	if err != nil {

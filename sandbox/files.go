@@ -62,7 +62,8 @@ func writeFiles(kernel Kernel, dir, id string, config *runtimeapi.PodSandboxConf
 		return err
 	}
 	const growth = 256 << 10 // of the files, pause's config.json included
-	options := fmt.Sprintf("mode=0711,nr_inodes=16,size=%d", growth+len(hostname)+len(hosts)+len(resolv))
+	const inodes = 1024      // two fifos for each container, and some files
+	options := fmt.Sprintf("mode=0711,nr_inodes=%d,size=%d", inodes, growth+len(hostname)+len(hosts)+len(resolv))
 	if err := kernel.MountTmpfs("pod", dir, options); err != nil {
 		return fmt.Errorf("mount a tmpfs for the pod's files: %w", err)
 	}

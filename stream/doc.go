@@ -36,7 +36,8 @@
 // the other connections of its session for stallTime at most.
 //
 // There are at most maxStrangers connections without a token. One too many ends one of the user who
-// has most (strangers.go). Each has seconds to send its request. All sessions together have half of the daemon's descriptors, 65,536 at most.
+// has most (strangers.go). Each has seconds to send its request. All sessions together have half of
+// the daemon's descriptors, 65,536 at most.
 //
 // # Locks
 //

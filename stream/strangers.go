@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxStrangers bounds the connections without a token, which every process of the node can make.
+// maxStrangers bounds the connections without a token. Every process of the node can make them.
 const maxStrangers = 256
 
-// strangers are the connections without a token, the oldest first. One too many ends one of the owner that has most: the
-// oldest one that has sent nothing or, if there is none, the oldest. So no user can end the connections of another one.
+// strangers are the connections without a token, the oldest first. One too many ends one of the owner that has most:
+// the oldest one that has sent nothing or, if there is none, the oldest. So no user can end the connections of another.
 type strangers struct {
 	mu    sync.Mutex
 	conns []stranger
@@ -82,18 +82,18 @@ func hasSent(conn net.Conn) (sent bool) {
 func ownerOf(conn *net.TCPConn) string {
 	peer, own := conn.RemoteAddr().(*net.TCPAddr), conn.LocalAddr().(*net.TCPAddr)
 	uid, err := userOf(peer, own)
-	if err != nil { // it is on another machine, or the kernel lacks inet_diag
+	if err != nil { // such as on another machine, or without inet_diag in the kernel
 		return peer.IP.String()
 	}
 	return uid
 }
 
-// userOf returns the user who has the socket with a local and a remote address. It uses sock_diag(7), which finds one
-// socket however many there are. A socket that no process has any more has no user.
+// userOf returns the user who has the socket with a local and a remote address. It uses sock_diag(7): a request for one
+// socket costs the same however many there are. A socket that no process has any more has no user.
 func userOf(local, remote *net.TCPAddr) (string, error) {
 	const (
 		requestSize = 56 // struct inet_diag_req_v2
-		answerSize  = 72 // struct inet_diag_msg, which ends with the user and the inode
+		answerSize  = 72 // struct inet_diag_msg; it ends with the user and the inode
 		uid, inode  = 64, 68
 	)
 	family, bytes, from, to := unix.AF_INET, 4, local.IP.To4(), remote.IP.To4()

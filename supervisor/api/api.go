@@ -74,7 +74,7 @@ const (
 	AboutFile     = "about.json" // see About
 	RecordDir     = "records"    // ID.json of each container and pause
 	ExitDir       = "exits"      // ID.json per ended container, see ExitRecord
-	StreamDir     = "io"         // ID.stdout and ID.stderr, the fifos that containers write to
+	StreamDir     = "io"         // output that is not logged yet, and the fifos of containers without a fifo_dir
 )
 
 const (

@@ -123,6 +123,7 @@ type CreateRequest struct {
 	StdinOnce     bool                   `protobuf:"varint,5,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"` // close it when the first attached stdin ends
 	Runtime       []string               `protobuf:"bytes,6,rep,name=runtime,proto3" json:"runtime,omitempty"`                       // with runc's command line, and its global flags; empty: libcontainer
 	Bare          bool                   `protobuf:"varint,7,opt,name=bare,proto3" json:"bare,omitempty"`                            // pause: it has no streams, nobody asks for its exit
+	FifoDir       string                 `protobuf:"bytes,10,opt,name=fifo_dir,json=fifoDir,proto3" json:"fifo_dir,omitempty"`       // where its outputs are, on a file system of the pod's own; empty: the supervisor's directory
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -204,6 +205,13 @@ func (x *CreateRequest) GetBare() bool {
 		return x.Bare
 	}
 	return false
+}
+
+func (x *CreateRequest) GetFifoDir() string {
+	if x != nil {
+		return x.FifoDir
+	}
+	return ""
 }
 
 type CreateResponse struct {
@@ -1177,7 +1185,7 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
 	"shim.proto\x12\x0fminicri.shim.v1\"\a\n" +
-	"\x05Empty\"\xc1\x01\n" +
+	"\x05Empty\"\xdc\x01\n" +
 	"\rCreateRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06bundle\x18\x02 \x01(\tR\x06bundle\x12\x19\n" +
@@ -1186,7 +1194,9 @@ const file_shim_proto_rawDesc = "" +
 	"\n" +
 	"stdin_once\x18\x05 \x01(\bR\tstdinOnce\x12\x18\n" +
 	"\aruntime\x18\x06 \x03(\tR\aruntime\x12\x12\n" +
-	"\x04bare\x18\a \x01(\bR\x04bareJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
+	"\x04bare\x18\a \x01(\bR\x04bare\x12\x19\n" +
+	"\bfifo_dir\x18\n" +
+	" \x01(\tR\afifoDirJ\x04\b\b\x10\tJ\x04\b\t\x10\n" +
 	"\"A\n" +
 	"\x0eCreateResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x1d\n" +

@@ -279,17 +279,33 @@ type Held struct {
 	init  *process.Process // nil if it had ended
 }
 
-// Hold opens the first process of a container, and its fifos, if it has any, in the supervisor's dir.
-func Hold(dir, id string, init process.Facts) *Held {
+// Hold opens the first process of a container, and its fifos, if it has any, in the pod's directory or, as of an older
+// supervisor, in the supervisor's.
+func Hold(podDir, supervisorDir, id string, init process.Facts) *Held {
 	h := &Held{fifos: make(map[string]int)}
-	for _, stream := range []string{api.Stdout, api.Stderr} {
-		path := filepath.Join(dir, api.StreamDir, id+"."+stream)
-		if fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err == nil {
-			h.fifos[path] = fd
+	for _, dir := range []string{podDir, filepath.Join(supervisorDir, api.StreamDir)} {
+		for _, stream := range []string{api.Stdout, api.Stderr} {
+			path := filepath.Join(dir, id+"."+stream)
+			if fd, err := openFifo(path); err == nil {
+				h.fifos[path] = fd
+			}
 		}
 	}
 	h.init, _ = process.Open(init) // without it, as before Linux 6.15, a killed supervisor's exit codes are lost
 	return h
+}
+
+// openFifo opens nothing else: a container of the pod may have replaced it.
+func openFifo(path string) (int, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(fd, &stat); err != nil || stat.Mode&unix.S_IFMT != unix.S_IFIFO {
+		return -1, errors.Join(fmt.Errorf("%s is no fifo", path), err, unix.Close(fd))
+	}
+	return fd, nil
 }
 
 // Exit returns how the first process ended, once it has been reaped, from Linux 6.15 on.

@@ -181,7 +181,7 @@ type change = func(*specs.Spec, *api.CreateRequest)
 func (p *pod) create(id, script string, changes ...change) *api.CreateResponse {
 	answer, err := p.Create(p.t.Context(), p.bundle(id, script, changes...))
 	p.check(err)
-	p.held[id] = client.Hold(p.dir, id, process.Facts{PID: int(answer.Pid), StartTime: answer.StartTime}) // as the daemon does
+	p.held[id] = client.Hold("", p.dir, id, process.Facts{PID: int(answer.Pid), StartTime: answer.StartTime}) // as the daemon does
 	p.t.Cleanup(p.held[id].Close)
 	return answer
 }

@@ -57,10 +57,11 @@ func (s *Supervisor) adoptAll() error {
 		go c.awaitAdopted()
 	}
 	// Fifos of stdio.OpenPipes belong to no record.
-	fifos, err := os.ReadDir(filepath.Join(s.dir, api.StreamDir))
+	dir := filepath.Join(s.dir, api.StreamDir)
+	fifos, err := os.ReadDir(dir)
 	for _, entry := range fifos {
 		if id, _, _ := strings.Cut(entry.Name(), "."); !s.hasRecord(id) { // ids have no dot
-			err = errors.Join(err, stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id))
+			err = errors.Join(err, stdio.Options{Dir: dir, ID: id}.RemoveFifos())
 		}
 	}
 	return err
@@ -85,7 +86,7 @@ func (s *Supervisor) adopt(id string) error {
 		go func() {
 			err := c.remove(s.life)
 			if err == nil {
-				err = s.removeFiles(id)
+				err = s.removeFiles(c.streamOptions())
 			}
 			s.log.Warn("tried to remove what was left of a container that was never made", "container", id, "error", err)
 		}()
@@ -97,7 +98,7 @@ func (s *Supervisor) adopt(id string) error {
 		return err
 	}
 	switch ended := err == nil && exit.FinishedAt != 0; {
-	case ended && !stdio.HasFifos(c.streamOptions().Dir, id):
+	case ended && !c.streamOptions().HasFifos():
 		c.exit = exit
 		close(c.exited)
 		return s.reserve(c)

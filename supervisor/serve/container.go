@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,6 +69,7 @@ type record struct {
 	PID         int    `json:"pid"`        // 0: its creation was cut off
 	StartTime   uint64 `json:"start_time"` // clock ticks since boot, guards against a reused pid
 	LogPath     string `json:"log_path"`
+	FifoDir     string `json:"fifo_dir,omitempty"` // where its fifos are, if not in io
 	Terminal    bool   `json:"terminal"`
 	Bare        bool   `json:"bare,omitempty"` // no streams, and its exit is not asked for
 	StartedAt   int64  `json:"started_at"`
@@ -126,7 +128,7 @@ func (c *container) change(ctx context.Context) (context.Context, func(), error)
 func (s *Supervisor) create(ctx context.Context, request *api.CreateRequest) (*container, error) {
 	c := s.newContainer(record{
 		Container: bundle.Container{ID: request.Id, Bundle: request.Bundle, Runtime: request.Runtime},
-		Version:   api.RecordVersion, LogPath: request.LogPath, Bare: request.Bare,
+		Version:   api.RecordVersion, LogPath: request.LogPath, Bare: request.Bare, FifoDir: request.FifoDir,
 	})
 	c.stdinOnce = request.StdinOnce
 	ctx, done, err := c.change(ctx)
@@ -182,7 +184,7 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest) error
 		err = c.makeInit(ctx, spec, streams, ends)
 	}
 	if err != nil {
-		err = errors.Join(err, stdio.RemoveFifos(options.Dir, request.Id))
+		err = errors.Join(err, options.RemoveFifos())
 		if !errors.Is(err, errNotRemoved) {
 			err = errors.Join(err, os.RemoveAll(c.sup.recordPath(request.Id)))
 		}
@@ -205,7 +207,12 @@ func (c *container) build(ctx context.Context, request *api.CreateRequest) error
 var errNotRemoved = errors.New("not all of it is removed")
 
 func (c *container) streamOptions() stdio.Options {
-	return stdio.Options{Dir: filepath.Join(c.sup.dir, api.StreamDir), ID: c.record.ID, LogPath: c.record.LogPath, Terminal: c.record.Terminal, SELinux: c.record.MountLabel, Bare: c.record.Bare}
+	r := &c.record
+	dir := filepath.Join(c.sup.dir, api.StreamDir)
+	return stdio.Options{
+		Dir: cmp.Or(r.FifoDir, dir), SpoolDir: dir, ID: r.ID, LogPath: r.LogPath,
+		Terminal: r.Terminal, SELinux: r.MountLabel, Bare: r.Bare,
+	}
 }
 
 // makeInit makes init, by a launch if it is a plain pause, and records its process for a successor.

@@ -14,10 +14,13 @@
 //	DIR/containers/ID/     libcontainer's state, or that of a launched pause
 //	DIR/oci/RUNTIME/       the states of a runtime's containers
 //	DIR/records/ID.json    what is known of the container, also by a successor
-//	DIR/io/ID.stdout       output, a fifo that the daemon holds open too; gone when the log has all
-//	DIR/io/ID.stdout.spool what was read from it and is not in the log yet
+//	DIR/io/ID.stdout.spool output that was read and is not in the log yet
 //	DIR/shim.log           what the supervisor logs, see package client
 //	DIR/exits/ID.json      how it ended
+//
+// A container writes its output to fifos that the daemon holds open, too; they exist until the log has all. They are in
+// the small tmpfs of the pod, because CAP_DAC_READ_SEARCH can open all files of a file system of which a container has
+// one (open_by_handle_at(2)).
 //
 // Locks, in the order in which they are taken: container.op (one change of a container at a time, may be held
 // for long), execCgroup.mu (while an exec is killed or its cgroup removed), Supervisor.mu, container.mu,

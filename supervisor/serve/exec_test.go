@@ -56,7 +56,7 @@ func TestCreationThatADeletionHasOvertaken(t *testing.T) {
 		err := create(fmt.Sprint(maxDeleted + i))
 		harness.Want(t, errdefs.IsAborted(err), "the creation: %v", err)
 	}
-	harness.Want(t, len(s.deleted) == maxDeleted && len(s.containers) == 0, "%d ids, %d", len(s.deleted), len(s.containers))
+	harness.Same(t, "ids", len(s.deleted), maxDeleted)
 	err := create("another") // there is no bundle
 	harness.Want(t, errdefs.IsInvalidArgument(err) && len(s.containers) == 0, "another creation: %v", err)
 }

@@ -73,7 +73,7 @@ func (c *container) drain() {
 		go func() {
 			defer close(done)
 			c.streams().Drain()
-			_ = stdio.RemoveFifos(c.streamOptions().Dir, c.record.ID) // removeFiles tries again
+			_ = c.streamOptions().RemoveFifos() // removeFiles tries again
 		}()
 		select {
 		case <-done:
@@ -160,7 +160,7 @@ func (c *container) delete(ctx context.Context) error {
 	if err := c.remove(ctx); err != nil {
 		return fmt.Errorf("delete container %s: %w: %w", c.record.ID, errdefs.ErrUnavailable, err)
 	}
-	if err := c.sup.removeFiles(c.record.ID); err != nil {
+	if err := c.sup.removeFiles(c.streamOptions()); err != nil {
 		return fmt.Errorf("delete container %s: %w", c.record.ID, err)
 	}
 	_ = c.init.close()
@@ -169,8 +169,9 @@ func (c *container) delete(ctx context.Context) error {
 }
 
 // removeFiles removes the supervisor's files of a container, the record last.
-func (s *Supervisor) removeFiles(id string) error {
-	return errors.Join(stdio.RemoveFifos(filepath.Join(s.dir, api.StreamDir), id), os.RemoveAll(s.exitPath(id)), os.RemoveAll(s.recordPath(id)))
+func (s *Supervisor) removeFiles(streams stdio.Options) error {
+	return errors.Join(
+		streams.RemoveFifos(), os.RemoveAll(s.exitPath(streams.ID)), os.RemoveAll(s.recordPath(streams.ID)))
 }
 
 // removeUnknown removes what is left of a container that is not served: its record cannot be read, or its creation
@@ -183,7 +184,7 @@ func (s *Supervisor) removeUnknown(id string) error {
 			errs = append(errs, os.RemoveAll(path))
 		}
 	}
-	return errors.Join(append(errs, s.removeFiles(id))...)
+	return errors.Join(append(errs, s.removeFiles(stdio.Options{Dir: filepath.Join(s.dir, api.StreamDir), ID: id}))...)
 }
 
 func (c *container) countOOMBefore() {

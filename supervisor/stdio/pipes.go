@@ -122,18 +122,15 @@ func openPipe(dir, selinux string) (r, w *os.File, err error) {
 		return os.Pipe()
 	}
 	path := fifoPath(dir, "pipe-"+rand.Text(), api.Stdout)
-	if err := makeFifo(path, selinux); err != nil {
+	first, err := makeFifo(path, selinux) // which is non-blocking, and the container would share that
+	if err != nil {
 		return nil, nil, err
 	}
-	// While one has it open for both, neither open waits. The container would share O_NONBLOCK.
-	both, err := os.OpenFile(path, os.O_RDWR, 0)
+	w, err = reopen(first, os.O_WRONLY)
 	if err == nil {
-		r, err = os.OpenFile(path, os.O_RDONLY, 0)
+		r, err = reopen(first, os.O_RDONLY)
 	}
-	if err == nil {
-		w, err = os.OpenFile(path, os.O_WRONLY, 0)
-	}
-	socket.CloseAll(both)
+	socket.CloseAll(first)
 	if err = errors.Join(err, os.Remove(path)); err != nil {
 		socket.CloseAll(r, w)
 		return nil, nil, err
@@ -149,14 +146,56 @@ func awaitable(source *os.File) error {
 	return nil
 }
 
-func makeFifo(path, selinux string) error {
+// makeFifo makes a fifo and opens it for reading.
+func makeFifo(path, selinux string) (*os.File, error) {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
-		return fmt.Errorf("make fifo %s: %w", path, err)
+		return nil, fmt.Errorf("make fifo %s: %w", path, err)
 	}
-	if err := label.SetFileLabel(path, selinux); err != nil {
-		return errors.Join(fmt.Errorf("label fifo %s: %w", path, err), os.Remove(path))
+	fifo, err := OpenFifo(path)
+	if err == nil {
+		err = through(fifo, func(path string) error { return label.SetFileLabel(path, selinux) })
 	}
-	return nil
+	if err != nil {
+		socket.CloseAll(fifo)
+		return nil, errors.Join(fmt.Errorf("make fifo %s: %w", path, err), os.Remove(path))
+	}
+	return fifo, nil
+}
+
+// OpenFifo opens a fifo for reading, and nothing else: a container of the pod may have replaced it.
+func OpenFifo(path string) (*os.File, error) {
+	fifo, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := fifo.Stat()
+	if err == nil && info.Mode().Type() != os.ModeNamedPipe {
+		err = fmt.Errorf("open fifo %s: it is a %v", path, info.Mode())
+	}
+	if err != nil {
+		socket.CloseAll(fifo)
+		return nil, err
+	}
+	return fifo, nil
+}
+
+// reopen opens the same fifo again, whatever has its name now.
+func reopen(fifo *os.File, flags int) (opened *os.File, err error) {
+	err = through(fifo, func(path string) error {
+		opened, err = os.OpenFile(path, flags, 0)
+		return err
+	})
+	return opened, err
+}
+
+// through calls do with a path that leads to the open file.
+func through(file *os.File, do func(path string) error) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	controlErr := raw.Control(func(fd uintptr) { err = do(fmt.Sprintf("/proc/self/fd/%d", fd)) })
+	return errors.Join(controlErr, err)
 }
 
 const pumpBuffer = 64 << 10 // what a pipe holds

@@ -274,8 +274,33 @@ func TestLastWordsOnATerminal(t *testing.T) {
 func TestStreamOutsideThePoller(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stdout")
 	harness.Check(t, os.WriteFile(path, nil, 0o600))
-	err := new(Streams).readFifo(path, "stdout")
+	file, err := os.Open(path)
+	harness.Check(t, err)
+	err = new(Streams).readFifo(file, Options{}, "stdout")
 	harness.Want(t, errors.Is(err, errdefs.ErrUnavailable), "%v", err)
+}
+
+// Fifos are where a container can reach them: what has taken the place of one is not opened.
+func TestReplacedFifo(t *testing.T) {
+	dir := t.TempDir()
+	fifo, _, err := Open(Options{Dir: dir, SpoolDir: t.TempDir(), ID: "c"})
+	harness.Check(t, err)
+	fifo.Close()
+	path := fifoPath(dir, "c", "stdout")
+	for _, row := range []struct {
+		name    string
+		replace func() error
+	}{
+		{"a link to a file", func() error { return os.Symlink("/etc/passwd", path) }},
+		{"a link to a fifo", func() error { return os.Symlink(fifoPath(dir, "c", "stderr"), path) }},
+		{"a file", func() error { return os.WriteFile(path, nil, 0o600) }},
+		{"a directory", func() error { return os.Mkdir(path, 0o700) }},
+		{"a device", func() error { return unix.Mknod(path, unix.S_IFCHR|0o600, 1<<8|3) }},
+	} {
+		harness.Check(t, errors.Join(os.Remove(path), row.replace()))
+		_, err := Adopt(Options{Dir: dir, ID: "c"})
+		harness.Want(t, err != nil, "%s is opened", row.name)
+	}
 }
 
 // A container that writes little at a time is read some thousand times a second at most; pages are moved at once.

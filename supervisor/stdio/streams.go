@@ -9,6 +9,7 @@
 package stdio
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -96,7 +97,8 @@ func (i *input) CloseStdin() {
 
 // Options say which streams a container has.
 type Options struct {
-	Dir      string // where its fifos are
+	Dir      string // where its fifos are; the container can reach what else is on the file system
+	SpoolDir string // where its spools are; empty: Dir
 	ID       string // the container's
 	LogPath  string // CRI log; empty: output is discarded
 	Terminal bool   // it makes a terminal, whose master is given to TakeTerminal
@@ -134,14 +136,14 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 		return nil
 	}
 	for i, stream := range map[int]string{1: api.Stdout, 2: api.Stderr} {
-		path := fifoPath(o.Dir, o.ID, stream)
-		if err := makeFifo(path, o.SELinux); err != nil {
+		source, err := makeFifo(fifoPath(o.Dir, o.ID, stream), o.SELinux)
+		if err != nil {
 			return err
 		}
-		if err := s.readFifo(path, stream); err != nil {
+		if err := s.readFifo(source, o, stream); err != nil {
 			return err
 		}
-		if ends[i], err = os.OpenFile(path, os.O_WRONLY, 0); err != nil {
+		if ends[i], err = reopen(source, os.O_WRONLY); err != nil {
 			return err
 		}
 	}
@@ -163,14 +165,20 @@ func Adopt(o Options) (*Streams, error) {
 	if o.LogPath != "" {
 		s.log = crilog.Late(o.LogPath)
 	}
-	return s, errors.Join(s.readFifo(fifoPath(o.Dir, o.ID, api.Stdout), api.Stdout), s.readFifo(fifoPath(o.Dir, o.ID, api.Stderr), api.Stderr))
+	var errs []error
+	for _, stream := range []string{api.Stdout, api.Stderr} {
+		source, err := OpenFifo(fifoPath(o.Dir, o.ID, stream))
+		if err == nil {
+			err = s.readFifo(source, o, stream)
+		}
+		errs = append(errs, err)
+	}
+	return s, errors.Join(errs...)
 }
 
-func (s *Streams) readFifo(path, stream string) error {
-	source, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err == nil {
-		err = awaitable(source)
-	}
+// readFifo makes an output of a fifo, which it closes after an error.
+func (s *Streams) readFifo(source *os.File, o Options, stream string) error {
+	err := awaitable(source)
 	if err != nil {
 		socket.CloseAll(source)
 		return err
@@ -179,7 +187,7 @@ func (s *Streams) readFifo(path, stream string) error {
 	if s.log == nil {
 		return nil
 	}
-	out.spool, err = openSpool(path + spoolSuffix)
+	out.spool, err = openSpool(fifoPath(cmp.Or(o.SpoolDir, o.Dir), o.ID, stream) + spoolSuffix)
 	out.spool.entries = out.entries
 	out.entries.Progress = out.spool.logging
 	out.pump.read = out.spool.read
@@ -300,16 +308,20 @@ func (s *Streams) Close() {
 
 const spoolSuffix = ".spool" // of the name of a fifo
 
-// HasFifos reports whether RemoveFifos has yet to remove what Open has made in dir.
-func HasFifos(dir, id string) bool {
-	_, err := os.Lstat(fifoPath(dir, id, api.Stdout)) // the first that is removed
+// HasFifos reports whether RemoveFifos has yet to remove what Open has made.
+func (o Options) HasFifos() bool {
+	_, err := os.Lstat(fifoPath(o.Dir, o.ID, api.Stdout)) // the first that is removed
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-// RemoveFifos removes what Open has made in dir, or openPipe.
-func RemoveFifos(dir, id string) (errs error) {
-	for _, name := range []string{api.Stdout, api.Stderr, api.Stdout + spoolSuffix, api.Stderr + spoolSuffix} {
-		if err := os.Remove(fifoPath(dir, id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+// RemoveFifos removes what Open has made, or openPipe.
+func (o Options) RemoveFifos() (errs error) {
+	for _, path := range []string{
+		fifoPath(o.Dir, o.ID, api.Stdout), fifoPath(o.Dir, o.ID, api.Stderr),
+		fifoPath(cmp.Or(o.SpoolDir, o.Dir), o.ID, api.Stdout) + spoolSuffix,
+		fifoPath(cmp.Or(o.SpoolDir, o.Dir), o.ID, api.Stderr) + spoolSuffix,
+	} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = errors.Join(errs, err)
 		}
 	}

@@ -30,7 +30,7 @@ func (r runs) Begin(request runner.Request) (*runner.Run, error) {
 	return r.Runner.Begin(request)
 }
 
-// populatedFile is cgroup.events, which the fake has only while a plugin runs.
+// populatedFile is in the cgroup of a run while a plugin runs.
 const populatedFile = "cgroup.events"
 
 type answer struct {

@@ -111,6 +111,12 @@ func descriptorsOf(pid int) map[string]string {
 	return all
 }
 
+func deviceOf(t *testing.T, path string) uint64 {
+	var stat unix.Stat_t
+	check(t, unix.Stat(path, &stat))
+	return stat.Dev
+}
+
 // awaitSleep waits until a process runs sleep with the argument.
 func awaitSleep(t testing.TB, argument string) (pid int) {
 	harness.Eventually(t, "sleep "+argument+" runs", func() bool {
@@ -125,7 +131,7 @@ func awaitSleep(t testing.TB, argument string) (pid int) {
 }
 
 // attack: information leaks: processes of a container and of an exec list their descriptors
-// held: they find their three streams
+// held: they find their three streams, none of them on a file system that has files of the node or of other pods
 func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 	p := newTenant(t, newAttackedNode(t), "streams")
 	p.run("other") // whose streams, log and record the supervisor has open, too
@@ -136,6 +142,10 @@ func TestContainersHaveTheirStreamsOnly(t *testing.T) {
 			open := descriptorsOf(awaitSleep(t, argument))
 			harness.Want(t, len(open) == 3 && open["0"] != "" && open["1"] != "" && open["2"] != "",
 				"sleep %s has %v, want its three streams", argument, open)
+			for _, to := range open {
+				harness.Want(t, !strings.HasPrefix(to, "/") || deviceOf(t, to) != deviceOf(t, p.Dir),
+					"sleep %s has %s, by which open_by_handle_at(2) reaches the node's files", argument, to)
+			}
 		}
 		check(t, p.stop(id))
 	}
@@ -197,7 +207,7 @@ func kindsOf(open map[string]string) (kinds []string) {
 
 // fifosOf are the outputs of the node's containers.
 func fifosOf(t *testing.T, n *nodetest.Node) []string {
-	return harness.Glob(t, n.Dir, "state", "shims", "*", "io", "*.std???")
+	return harness.Glob(t, n.Dir, "state", "sandboxes", "*", "*.std???")
 }
 
 // wantNothingShared fails the test unless a starter has the outputs of its request once each, and beside them
