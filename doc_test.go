@@ -80,8 +80,8 @@ var layers = [][]string{
 	{"namespace", "network/runner"},
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
-	{"internal/cgroup", "internal/containerd", "internal/handler", "internal/trace"},
-	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/config", "internal/errtext", "internal/manual", "internal/redact", "internal/socket", "internal/state", "internal/trace/otlp"},
+	{"internal/cgroup", "internal/containerd", "internal/handler", "internal/manual", "internal/trace"},
+	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/config", "internal/errtext", "internal/redact", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/process", "internal/step/failpoint", "internal/tree"},
 }
 

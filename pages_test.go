@@ -2,7 +2,6 @@ package minicri_test
 
 import (
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -77,7 +76,7 @@ func TestConfigurationsOnPages(t *testing.T) {
 			}
 			file := filepath.Join(t.TempDir(), "config.toml")
 			must(t, os.WriteFile(file, []byte(block[1]), 0o644))
-			loaded, _, err := config.Read([]string{"--config", file}, io.Discard)
+			loaded, err := config.LoadFile(file)
 			if err == nil {
 				err = loaded.Strict()
 			}
@@ -135,19 +134,14 @@ func checkCommand(line string, targets map[string]bool) (problems []string) {
 }
 
 func checkMinicri(words []string) (problems []string) {
-	commands := manual.Commands()
-	if len(words) == 1 && manual.UsageOf(words[0]) != "" {
-		return nil // a group of commands
-	}
-	i := slices.IndexFunc(commands, func(c manual.Command) bool {
-		return c.Words == words[0] || len(words) > 1 && c.Words == words[0]+" "+words[1]
-	})
-	if i < 0 {
+	cmd, rest, err := manual.Program(nil, nil).Find(words)
+	if err != nil || !cmd.HasParent() {
 		return []string{"minicri has no such command"}
 	}
-	for _, word := range words[1:] {
+	for _, word := range rest {
 		name, isFlag := strings.CutPrefix(word, "--")
-		if isFlag && !slices.ContainsFunc(commands[i].Flags, func(f manual.Flag) bool { return f.Name == name }) {
+		name, _, _ = strings.Cut(name, "=")
+		if isFlag && cmd.Flags().Lookup(name) == nil && cmd.InheritedFlags().Lookup(name) == nil {
 			problems = append(problems, "it has no flag "+word)
 		}
 	}

@@ -62,7 +62,10 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 	if err != nil {
 		return Image{}, err
 	}
-	p := &pulling{store: s, ref: ref, secrets: &redact.Secrets{}, locks: s.locks.forPull(s.config.waitWindow), progress: progress, last: map[string]reported{}}
+	p := &pulling{
+		store: s, ref: ref, secrets: &redact.Secrets{}, locks: s.locks.forPull(s.config.waitWindow), progress: progress,
+		last: map[string]reported{}, blobs: map[string]Progress{}, began: time.Now(),
+	}
 	if p.platform, err = platformNamed(platform); err != nil {
 		return Image{}, err
 	}
@@ -73,7 +76,7 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 	ctx, cancel := context.WithCancelCause(log.WithLogger(s.scope(ctx), libraryLog(s.log, p.secrets)))
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
-	began := time.Now()
+	defer s.underWay.enter(p)()
 	p.access, err = s.access(ref, auth, p.secrets)
 	var image Image
 	if err == nil {
@@ -86,7 +89,7 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 	p.mu.Lock()
 	p.progress = nil // a fetch that the library left behind may still report
 	p.mu.Unlock()
-	s.config.Observe(time.Since(began), p.fetched.Load(), err)
+	s.config.Observe(time.Since(p.began), p.fetched.Load(), err)
 	return image, err
 }
 
@@ -100,10 +103,12 @@ type pulling struct {
 	locks    *pullLocks
 	id       string       // in the names of its downloads: other pulls may fetch the same blob
 	fetched  atomic.Int64 // bytes
+	began    time.Time
 
 	mu       sync.Mutex // guards what follows; held during progress, so reports stay in order
 	progress func(Progress)
 	last     map[string]reported // by digest
+	blobs    map[string]Progress // by digest
 }
 
 type reported struct {
@@ -117,13 +122,15 @@ func (p *pulling) report(desc ocispec.Descriptor, stage Stage, done int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	digest, now := desc.Digest.String(), time.Now()
+	reached := Progress{Digest: digest, Stage: stage, Done: done, Total: desc.Size}
+	p.blobs[digest] = reached
 	last := p.last[digest]
 	again := last.stage == stage && (stage == StageDone || done < desc.Size && now.Sub(last.time) < reportEvery)
 	if p.progress == nil || again {
 		return
 	}
 	p.last[digest] = reported{stage: stage, time: now}
-	p.progress(Progress{Digest: digest, Stage: stage, Done: done, Total: desc.Size})
+	p.progress(reached)
 }
 
 // run does the work, in order. platform is "" for the node's.

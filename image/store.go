@@ -88,6 +88,7 @@ func setDefault[T ~int | ~int64](field *T, value T) {
 // Store is the node's images, for any goroutine.
 type Store struct {
 	config     Config
+	underWay   pullsUnderWay
 	reloaded   atomic.Pointer[Config] // the settings of pulls, see Reconfigure
 	dir        string
 	log        *slog.Logger

@@ -57,6 +57,7 @@ type Runtime struct {
 // Info is what the runtime reports about itself.
 type Info struct {
 	Version       string
+	Started       time.Time // of the daemon
 	SystemdCgroup bool
 	Handlers      *handler.Set
 	Machine       machine.Machine

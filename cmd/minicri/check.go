@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -25,23 +26,25 @@ import (
 	"github.com/minicri/minicri/internal/doctor"
 	"github.com/minicri/minicri/internal/handler"
 	"github.com/minicri/minicri/internal/machine"
+	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/network"
 )
 
-func checkCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	l, err := look(ctx, "check", arguments)
+func checkCommand(cmd *cobra.Command, ids []string) error {
+	l, err := look(cmd)
 	if err != nil {
 		return err
 	}
-	fix, force, ids := l.has("fix"), l.has("force"), l.words
+	ctx, fix, force := cmd.Context(), l.has("fix"), l.has("force")
 	switch {
 	case force && !fix:
-		return misused("--force goes with --fix")
+		return manual.Misused("--force has an effect only with --fix")
 	case len(ids) > 0 && !force:
-		return misused("%q: an attachment is given up with --fix --force ID only", ids[0])
+		return manual.Misused("minicri check takes no argument %q: only 'minicri check --fix --force ID' takes the id of a network "+
+			"attachment, and abandons it", ids[0])
 	case fix && len(l.Broken) > 0:
 		return fmt.Errorf("--fix needs a configuration that is right, to know what is this node's: %w", errors.Join(l.Broken...))
 	}
@@ -55,7 +58,15 @@ func checkCommand(ctx context.Context, arguments []string, output io.Writer) err
 	if l.has("pod") {
 		findings = append(findings, tryPod(ctx, l.Config))
 	}
-	if err := printFindings(output, findings, l.has("json")); err != nil {
+	detail := summary
+	switch {
+	case l.has("verbose"):
+		detail = everything
+	case l.has("quiet"):
+		detail = problemsOnly
+	}
+	err = l.show(cmd, findings, func(output io.Writer) error { return printFindings(output, findings, detail) })
+	if err != nil {
 		return err
 	}
 	if !doctor.Clean(findings) {
@@ -98,19 +109,56 @@ func examine(ctx context.Context, l *config.Loaded) ([]doctor.Finding, error) {
 	}), nil
 }
 
-func printFindings(output io.Writer, findings []doctor.Finding, asJSON bool) error {
-	if asJSON {
-		return writeJSON(output, findings)
-	}
+// detail is the amount of findings that check prints.
+type detail int
+
+const (
+	problemsOnly detail = iota
+	summary             // problems, then warnings, then the number of good findings
+	everything
+)
+
+// printFindings prints problems first.
+func printFindings(output io.Writer, findings []doctor.Finding, detail detail) error {
 	marks := map[doctor.Grade]string{doctor.Good: "✓", doctor.Warning: "!", doctor.Problem: "✗"}
 	table := tabwriter.NewWriter(output, 0, 0, 2, ' ', 0)
-	for _, f := range findings {
-		fmt.Fprintf(table, "%s %s\t%s\n", marks[f.Grade], redact.Line(f.Subject), redact.Line(f.Message))
-		if f.Advice != "" {
-			fmt.Fprintf(table, "  \t→ %s\n", redact.Line(f.Advice))
+	counts := make(map[doctor.Grade]int)
+	for _, grade := range []doctor.Grade{doctor.Problem, doctor.Warning, doctor.Good} {
+		for _, f := range findings {
+			if f.Grade != grade {
+				continue
+			}
+			counts[grade]++
+			if detail < everything && grade == doctor.Good || detail == problemsOnly && grade != doctor.Problem {
+				continue
+			}
+			fmt.Fprintf(table, "%s %s\t%s\n", marks[grade], redact.Line(f.Subject), redact.Line(f.Message))
+			if f.Advice != "" {
+				fmt.Fprintf(table, "  \t→ %s\n", redact.Line(f.Advice))
+			}
+			if detail == everything {
+				for _, id := range f.IDs {
+					fmt.Fprintf(table, "  \t  %s\n", id)
+				}
+			}
 		}
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil || detail == problemsOnly {
+		return err
+	}
+	text := fmt.Sprintf("%s, %s, %d good", numberOf(counts[doctor.Problem], "problem"), numberOf(counts[doctor.Warning], "warning"), counts[doctor.Good])
+	if detail == summary {
+		text += " (--verbose lists them)"
+	}
+	_, err := fmt.Fprintln(output, text)
+	return err
+}
+
+func numberOf(number int, thing string) string {
+	if number != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", number, thing)
 }
 
 // writeJSON writes a value to a terminal, which must not obey its texts.
@@ -141,18 +189,29 @@ const (
 	runLimit    = 10 * time.Second // for a program that minicri debug bundle runs
 	dialLimit   = time.Second      // for a connection to a daemon that may serve
 	endLimit    = time.Minute      // for a pull or an import to end that was interrupted
-	watchPeriod = 2 * time.Second  // between two tables of minicri pods --watch
+	watchPeriod = 2 * time.Second  // between two screens of --watch
+
+	followPeriod = 500 * time.Millisecond // between two looks of minicri timeline --follow
 )
 
 // daemonAt returns a client, which is open until the context ends.
 func daemonAt(ctx context.Context, socket string) (runtimeapi.RuntimeServiceClient, error) {
+	connection, err := connect(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	return runtimeapi.NewRuntimeServiceClient(connection), nil
+}
+
+// connect returns a connection that the end of the context closes.
+func connect(ctx context.Context, socket string) (*grpc.ClientConn, error) {
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
 	if err != nil {
 		return nil, err
 	}
 	context.AfterFunc(ctx, func() { _ = connection.Close() })
-	return runtimeapi.NewRuntimeServiceClient(connection), nil
+	return connection, nil
 }
 
 func hasEnded(ctx context.Context, socket, id string) bool {

@@ -1,10 +1,9 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +13,8 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/containerd"
@@ -25,65 +26,59 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-func configCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	if len(arguments) == 0 {
-		return misused("config: default, check or show? `minicri help config`")
-	}
-	l, words, err := config.Read(arguments[1:], output)
-	if err != nil {
-		return usageError{err}
-	}
-	switch verb := arguments[0]; {
-	case verb == "default" && len(words) == 0:
-		return config.Default().Write(output)
-	case verb == "check" && len(words) <= 1:
-		flags := arguments[1:]
-		if len(words) == 1 {
-			flags = slices.Concat(flags, []string{"--config", words[0]})
-		}
-		return checkConfig(ctx, flags, output)
-	case verb == "show" && len(words) == 0:
-		running, err := runningConfig(ctx, l.Socket)
-		return errors.Join(showConfig(output, l, running), l.Strict(), about("ask the daemon for its configuration", err))
-	case verb == "from-containerd" && len(words) == 1:
-		data, err := os.ReadFile(words[0])
-		if err == nil {
-			data, err = containerd.Convert(data)
-		}
-		if err != nil {
-			return fmt.Errorf("convert %s: %w", words[0], err)
-		}
-		_, err = output.Write(data)
-		return err
-	default:
-		return misused("usage: minicri config default, config check [FILE], config show or config from-containerd FILE")
-	}
+func configDefaultCommand(cmd *cobra.Command, _ []string) error {
+	return config.Default().Write(cmd.OutOrStdout())
 }
 
-// checkConfig reports what a daemon with these flags would refuse on this machine, and unknown keys.
-func checkConfig(ctx context.Context, flags []string, output io.Writer) error {
-	l, _, err := config.Read(flags, output)
+func configConvertCommand(cmd *cobra.Command, arguments []string) error {
+	data, err := os.ReadFile(arguments[0])
 	if err != nil {
-		return usageError{err}
+		return fmt.Errorf("convert a configuration of containerd: %w", err)
 	}
+	converted, err := containerd.Convert(data)
+	if err != nil {
+		return fmt.Errorf("convert %s: %w", arguments[0], err)
+	}
+	_, err = cmd.OutOrStdout().Write(converted)
+	return err
+}
+
+func configShowCommand(cmd *cobra.Command, _ []string) error {
+	l := config.Load(cmd.Flags())
+	running, err := runningConfig(cmd.Context(), l.Socket)
+	return errors.Join(showConfig(cmd.OutOrStdout(), l, running), l.Strict(), about("ask the daemon for its configuration", err))
+}
+
+// configCheckCommand reports what a daemon with these flags would refuse on this machine, and unknown keys.
+func configCheckCommand(cmd *cobra.Command, arguments []string) error {
+	if len(arguments) == 1 {
+		if err := cmd.Flags().Set("config", arguments[0]); err != nil {
+			return err
+		}
+	}
+	l := config.Load(cmd.Flags())
 	m, err := machine.Read(l.Root)
 	if err != nil {
 		return err
 	}
-	running, err := runningConfig(ctx, l.Socket)
+	running, err := runningConfig(cmd.Context(), l.Socket)
 	if err != nil {
-		running = map[string]any{} // one serves, and does not say what
+		running = map[string]any{} // a daemon serves, and does not return its configuration
 	}
 	_, err = findShim(l.Shim)
-	problems := slices.Concat(preflight(l.Config, m), obstacles(ctx, l.Config, running), []error{about("shim", err)})
-	file := config.File(flags)
+	problems := slices.Concat(preflight(l.Config, m), obstacles(cmd.Context(), l.Config, running), []error{about("shim", err)})
+	file := cmp.Or(config.File(cmd.Flags()), config.DefaultFile)
 	if err := errors.Join(l.Strict(), errors.Join(located(l, problems)...)); err != nil {
-		return fmt.Errorf("%s is not good:\n%w", file, err)
+		return fmt.Errorf("%s has errors:\n%w", file, err)
 	}
+	subject := file
 	if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) { // no flag names it
-		file = "the configuration without " + file
+		subject = "the configuration without " + file
 	}
-	_, err = fmt.Fprintln(output, file, "is valid")
+	if files := len(config.DropIns(file)); files > 0 {
+		subject = fmt.Sprintf("%s with %d drop-ins", subject, files)
+	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), subject, "is valid")
 	return err
 }
 
@@ -113,31 +108,47 @@ func showConfig(output io.Writer, l *config.Loaded, running map[string]any) erro
 	return nil
 }
 
+// call is one run of a command that works with a configuration.
 type call struct {
 	*config.Loaded
-	words []string
-	flags *flag.FlagSet
+	flags *pflag.FlagSet
 }
 
 func (c call) text(flag string) string { return c.flags.Lookup(flag).Value.String() }
 func (c call) has(flag string) bool    { return c.text(flag) == "true" }
 
-// look reads the configuration. It reports what is wrong with it, and the command goes on.
-func look(ctx context.Context, command string, arguments []string) (c call, err error) {
-	c.Loaded, c.words, err = config.Read(arguments, os.Stderr, func(set *flag.FlagSet) {
-		manual.Flags(command, set)
-		c.flags = set
-	})
-	if err != nil {
-		return c, usageError{err}
+// form is the form of a list: table, json or yaml.
+func (c call) form() (string, error) {
+	form := cmp.Or(c.text("output"), "table")
+	if f := c.flags.Lookup("json"); f != nil && f.Changed {
+		if c.flags.Changed("output") && form != "json" {
+			return "", manual.Misused("--json and -o %s contradict each other: give one of them", form)
+		}
+		form = "json"
 	}
+	if !slices.Contains([]string{"table", "json", "yaml"}, form) {
+		return "", manual.Misused("-o %s: the forms are table, json and yaml", form)
+	}
+	return form, nil
+}
+
+// look reads the configuration. It reports problems of it on stderr, and the command continues.
+func look(cmd *cobra.Command) (call, error) {
+	c := call{config.Load(cmd.Flags()), cmd.Flags()}
 	for _, problem := range slices.Concat(c.Unknown, c.Broken) {
-		fmt.Fprintf(os.Stderr, "minicri: %s; this goes on without it\n", redact.Line(problem.Error()))
+		fmt.Fprintf(os.Stderr, "minicri: %s; the command continues without it\n", redact.Line(problem.Error()))
 	}
-	newLogger(c.Config)     // libraries log little
-	if command != "check" { // which looks at the files of the configuration
-		c.State, err = stateOf(ctx, c.Loaded)
+	if c.flags.Lookup("json") != nil {
+		if _, err := c.form(); err != nil {
+			return c, err
+		}
 	}
+	newLogger(c.Config) // libraries log little
+	if cmd.Name() == "check" {
+		return c, nil // it examines the directories of the configuration
+	}
+	state, err := stateOf(cmd.Context(), c.Loaded)
+	c.State = state
 	return c, err
 }
 
@@ -172,8 +183,8 @@ func (d *serving) reload() {
 
 // reloadFiles reports whether all reloadable keys are in force.
 func (d *serving) reloadFiles() (whole bool, err error) {
-	l, err := loadForServing(d.arguments)
-	if err != nil {
+	l := config.Load(d.flags)
+	if err := errors.Join(l.Broken...); err != nil {
 		return false, err
 	}
 	fresh := l.Config
@@ -208,9 +219,9 @@ func (d *serving) reloadFiles() (whole bool, err error) {
 }
 
 // stamp changes with the configuration's files.
-func stamp(arguments []string) string {
+func stamp(flags *pflag.FlagSet) string {
 	var b strings.Builder
-	file := config.File(arguments)
+	file := cmp.Or(config.File(flags), config.DefaultFile)
 	for _, path := range append([]string{file}, config.DropIns(file)...) {
 		if info, err := os.Stat(path); err == nil {
 			fmt.Fprintln(&b, path, info.Size(), info.ModTime().UnixNano())

@@ -14,30 +14,34 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/supervisor/client"
 )
 
-func debugCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	l, err := look(ctx, "debug", arguments)
+func bundleCommand(cmd *cobra.Command, arguments []string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("write the bundle: its data belongs to root: run it as root")
+	}
+	c, err := look(cmd)
 	if err != nil {
 		return err
 	}
-	if len(l.words) != 2 || l.words[0] != "bundle" {
-		return misused("usage: minicri debug bundle FILE.tar.gz")
-	}
-	err = writeFile(l.words[1], l.has("force"), func(file io.Writer) error {
+	file := arguments[0]
+	err = writeFile(file, c.has("force"), func(file io.Writer) error {
 		packed := gzip.NewWriter(file)
 		b := &bundle{tar: tar.NewWriter(packed)}
-		collect(ctx, l.Loaded, b)
+		collect(cmd.Context(), c.Loaded, b)
 		return errors.Join(b.err, b.tar.Close(), packed.Close())
 	})
 	if err != nil {
 		return fmt.Errorf("write the bundle: %w", err)
 	}
-	_, err = fmt.Fprintf(output, "%s: look at it before you send it. Environments, secrets and credentials are left out; names of pods, images and addresses are in it.\n", l.words[1])
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: look at it before you send it. Environments, secrets and credentials are left out; names of "+
+		"pods, images and addresses are in it.\n", file)
 	return err
 }
 

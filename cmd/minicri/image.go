@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/minicri/minicri/image"
@@ -28,93 +29,126 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-type imageOptions struct {
-	Socket          string       // where a daemon answers (inspect.DebugSocket)
-	Store           image.Config // its images, used when no daemon serves
-	Input           io.Reader    // the archive "-"
-	Output          io.Writer
-	Creds, Platform string // of a pull
-	JSON            bool   // the form of a list
-	Force           bool   // whether a file may be overwritten
-}
-
-// runImage gets the verb and its arguments as words.
-func runImage(ctx context.Context, words []string, o imageOptions) (err error) {
-	if len(words) == 0 {
-		return misused("image: a verb is missing: `minicri help image` lists them")
+// withImages runs an operation on the images of the node. look is true for operations that change nothing.
+func withImages(cmd *cobra.Command, mode storeMode, do func(ctx context.Context, c call, images inspect.Client) error) (err error) {
+	c, err := look(cmd)
+	if err != nil {
+		return err
 	}
-	verb, arguments := words[0], words[1:]
-	takes, known := map[string]int{"import": 1, "save": 2, "pull": 1, "ls": 0, "inspect": 1, "rm": 1, "untag": 1, "tag": 2}[verb]
-	switch {
-	case !known:
-		return misused("image: unknown verb %q: `minicri help image` lists them", verb)
-	case len(arguments) != takes:
-		return misused("image %s: wrong number of arguments: `minicri help image %s`", verb, verb)
-	}
-	images, done, err := openImages(ctx, verb, o)
-	if errors.Is(err, fs.ErrNotExist) && verb == "ls" {
-		return printImages(nil, o)
-	}
+	logger, _ := newLogger(c.Config)
+	images, done, err := openImages(cmd.Context(), mode, inspect.DebugSocket(c.State), imageConfig(c.Config, logger))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	name := ""
-	if takes > 0 {
-		name = url.QueryEscape(arguments[0])
-	}
-	switch verb {
-	case "import":
-		return importArchive(ctx, images, arguments[0], o)
-	case "pull":
-		return pullImage(ctx, images, arguments[0], o)
-	case "save":
-		save := func(archive io.Writer) error { return images.Save(ctx, "/images/save?name="+name, archive) }
-		if arguments[1] == "-" {
-			return save(o.Output)
-		}
-		return writeFile(arguments[1], o.Force, save)
-	case "rm":
-		return images.Do(ctx, http.MethodDelete, "/images?name="+name)
-	case "untag":
-		return images.Do(ctx, http.MethodDelete, "/images/name?name="+name)
-	case "tag":
-		return images.Do(ctx, http.MethodPost, "/images/tag?name="+name+"&as="+url.QueryEscape(arguments[1]))
-	case "inspect":
-		var described image.Description
-		if err := images.JSON(ctx, "/images/inspect?name="+name, &described); err != nil {
-			return err
-		}
-		return writeJSON(o.Output, described)
-	default:
-		var all []inspect.Image
-		if err := images.JSON(ctx, "/images", &all); err != nil {
-			return err
-		}
-		return printImages(all, o)
-	}
+	return do(cmd.Context(), c, images)
 }
 
+// storeMode is the need of an operation when no daemon serves the store.
+type storeMode int
+
+const (
+	looking  storeMode = iota // changes nothing
+	reading                   // changes nothing, and takes long
+	changing                  // changes images that exist
+	making                    // makes a store if there is none
+)
+
+func importCommand(cmd *cobra.Command, arguments []string) error {
+	archive := cmd.InOrStdin()
+	if arguments[0] != "-" {
+		file, err := os.Open(arguments[0])
+		if err != nil {
+			return fmt.Errorf("import images: %w", err)
+		}
+		defer file.Close()
+		archive = file
+	}
+	return withImages(cmd, making, func(ctx context.Context, _ call, images inspect.Client) error {
+		imported, err := images.Import(ctx, archive)
+		if err != nil {
+			return fmt.Errorf("import %s: %w", arguments[0], err)
+		}
+		for _, one := range imported {
+			fmt.Fprintln(cmd.OutOrStdout(), redact.Line(shownNames(one)[0]), one.ID)
+		}
+		return nil
+	})
+}
+
+func saveCommand(cmd *cobra.Command, arguments []string) error {
+	return withImages(cmd, reading, func(ctx context.Context, c call, images inspect.Client) error {
+		save := func(archive io.Writer) error { return images.Save(ctx, pathOf("/images/save", arguments[0]), archive) }
+		if arguments[1] == "-" {
+			return save(cmd.OutOrStdout())
+		}
+		return writeFile(arguments[1], c.has("force"), save)
+	})
+}
+
+func imageRemoveCommand(cmd *cobra.Command, arguments []string) error {
+	return changeImage(cmd, http.MethodDelete, pathOf("/images", arguments[0]))
+}
+
+func untagCommand(cmd *cobra.Command, arguments []string) error {
+	return changeImage(cmd, http.MethodDelete, pathOf("/images/name", arguments[0]))
+}
+
+func tagCommand(cmd *cobra.Command, arguments []string) error {
+	return changeImage(cmd, http.MethodPost, pathOf("/images/tag", arguments[0])+"&as="+url.QueryEscape(arguments[1]))
+}
+
+func changeImage(cmd *cobra.Command, method, path string) error {
+	return withImages(cmd, changing, func(ctx context.Context, _ call, images inspect.Client) error {
+		return images.Do(ctx, method, path)
+	})
+}
+
+func imageInspectCommand(cmd *cobra.Command, arguments []string) error {
+	return withImages(cmd, looking, func(ctx context.Context, _ call, images inspect.Client) error {
+		var described image.Description
+		if err := images.JSON(ctx, pathOf("/images/inspect", arguments[0]), &described); err != nil {
+			return err
+		}
+		return writeJSON(cmd.OutOrStdout(), described)
+	})
+}
+
+func imageListCommand(cmd *cobra.Command, _ []string) error {
+	all := []inspect.Image{} // not null for none
+	listed := call{flags: cmd.Flags()}
+	err := withImages(cmd, looking, func(ctx context.Context, _ call, images inspect.Client) error {
+		return images.JSON(ctx, "/images", &all)
+	})
+	if err != nil && !errors.Is(err, errNoStore) {
+		return err
+	}
+	return listed.show(cmd, all, func(output io.Writer) error { return printImages(all, output) })
+}
+
+func pathOf(route, name string) string { return route + "?name=" + url.QueryEscape(name) }
+
+var errNoStore = errors.New("no daemon serves, and there are no images of one")
+
 // openImages prefers the daemon, which owns the store. If none serves, this process answers itself.
-func openImages(ctx context.Context, verb string, options imageOptions) (images inspect.Client, done func() error, err error) {
-	serves, err := daemonServes(ctx, options.Socket)
+func openImages(ctx context.Context, mode storeMode, socket string, config image.Config) (images inspect.Client, done func() error, err error) {
+	serves, err := daemonServes(ctx, socket)
 	switch {
 	case err != nil:
 		return images, nil, err
 	case serves:
-		return inspect.NewClient(options.Socket), func() error { return nil }, nil
+		return inspect.NewClient(socket), func() error { return nil }, nil
 	}
-	// Commands that only look do not make a store.
-	if _, err := os.Stat(filepath.Join(options.Store.Root, "image")); err != nil && verb != "pull" && verb != "import" {
-		return images, nil, fmt.Errorf("no daemon serves, and there are no images of one: %w", err)
+	if _, err := os.Stat(filepath.Join(config.Root, "image")); err != nil && mode != making {
+		return images, nil, fmt.Errorf("%w: %w", errNoStore, err)
 	}
-	looks, open := verb == "ls" || verb == "inspect", image.Open
-	if looks {
+	open := image.Open
+	if mode == looking {
 		open = image.OpenToLook
 	}
-	store, err := open(ctx, options.Store)
+	store, err := open(ctx, config)
 	if err != nil {
-		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", options.Socket, err)
+		return images, nil, fmt.Errorf("no daemon serves at %s, and: %w", socket, err)
 	}
 	mux := http.NewServeMux()
 	inspect.ImageRoutes(mux, store, slog.New(slog.DiscardHandler), nil)
@@ -124,7 +158,7 @@ func openImages(ctx context.Context, verb string, options imageOptions) (images 
 	return inspect.NewClientBy("in this process", listener.DialContext), func() error {
 		err := inspect.Stop(server, endLimit) // before the store is closed
 		<-served
-		if looks || verb == "save" {
+		if mode == looking || mode == reading {
 			return errors.Join(err, store.Close())
 		}
 		return errors.Join(err, store.Collect(context.WithoutCancel(ctx)), store.Close())
@@ -165,11 +199,8 @@ func daemonServes(ctx context.Context, socket string) (bool, error) {
 	return true, connection.Close()
 }
 
-func printImages(all []inspect.Image, call imageOptions) error {
-	if call.JSON {
-		return writeJSON(call.Output, append([]inspect.Image{}, all...))
-	}
-	table := tabwriter.NewWriter(call.Output, 0, 8, 2, ' ', 0)
+func printImages(all []inspect.Image, output io.Writer) error {
+	table := tabwriter.NewWriter(output, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "IMAGE\tDIGEST\tID\tSIZE")
 	for _, one := range all {
 		for _, name := range shownNames(one) {
@@ -203,18 +234,6 @@ func shortID(id string) string {
 
 func humanSize(bytes int64) string { return units.BytesSize(float64(bytes)) }
 
-func imageCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	l, err := look(ctx, "image", arguments)
-	if err != nil {
-		return err
-	}
-	logger, _ := newLogger(l.Config)
-	return runImage(ctx, l.words, imageOptions{
-		Socket: inspect.DebugSocket(l.State), Store: imageConfig(l.Config, logger), Input: os.Stdin, Output: output,
-		Creds: l.text("creds"), Platform: l.text("platform"), JSON: l.has("json"), Force: l.has("force"),
-	})
-}
-
 // stateOf returns the state directory. If only --socket is given, it asks the daemon that serves there.
 func stateOf(ctx context.Context, l *config.Loaded) (string, error) {
 	if l.Sources["socket"] != "--socket" || l.Sources["state"] == "--state" {
@@ -231,47 +250,24 @@ func stateOf(ctx context.Context, l *config.Loaded) (string, error) {
 	return cmp.Or(state, l.State), nil
 }
 
-func importArchive(ctx context.Context, images inspect.Client, path string, call imageOptions) error {
-	archive := call.Input
-	if path != "-" {
-		file, err := os.Open(path)
+func pullCommand(cmd *cobra.Command, arguments []string) error {
+	return withImages(cmd, making, func(ctx context.Context, c call, images inspect.Client) error {
+		var auth image.Auth
+		auth.Username, auth.Password, _ = strings.Cut(c.text("creds"), ":")
+		document, err := json.Marshal(auth)
 		if err != nil {
 			return err
 		}
-		defer file.Close()
-		archive = file
-	}
-	answer, err := images.Call(ctx, http.MethodPost, "/images/import", archive)
-	if err != nil {
+		lines := newPullProgress(cmd.OutOrStdout())
+		path := pathOf("/images/pull", arguments[0]) + "&platform=" + url.QueryEscape(c.text("platform"))
+		pulled, err := images.Pull(ctx, path, bytes.NewReader(document), lines.show)
+		lines.end()
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), pulled.ID)
 		return err
-	}
-	defer answer.Body.Close()
-	var imported []inspect.Image
-	if err := json.NewDecoder(answer.Body).Decode(&imported); err != nil {
-		return err
-	}
-	for _, one := range imported {
-		fmt.Fprintln(call.Output, redact.Line(shownNames(one)[0]), one.ID)
-	}
-	return nil
-}
-
-func pullImage(ctx context.Context, images inspect.Client, name string, call imageOptions) error {
-	var auth image.Auth
-	auth.Username, auth.Password, _ = strings.Cut(call.Creds, ":")
-	document, err := json.Marshal(auth)
-	if err != nil {
-		return err
-	}
-	lines := newPullProgress(call.Output)
-	path := "/images/pull?" + url.Values{"name": {name}, "platform": {call.Platform}}.Encode()
-	pulled, err := images.Pull(ctx, path, bytes.NewReader(document), lines.show)
-	lines.end()
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(call.Output, pulled.ID)
-	return nil
+	})
 }
 
 // pullProgress redraws one line on a terminal, and elsewhere writes a line for each finished blob.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"io/fs"
@@ -15,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,12 +57,12 @@ func pushedTo(t *testing.T, img v1.Image) (reference string) {
 	return reference
 }
 
-// startImageDaemon serves a store as the daemon does.
-func startImageDaemon(t *testing.T, root string) (socket string) {
+// startImageDaemon serves a store as the daemon does, below the state directory that it returns.
+func startImageDaemon(t *testing.T, root string) (state string) {
 	store, err := image.Open(t.Context(), image.Config{Root: root, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
-	socket = filepath.Join(t.TempDir(), "s")
-	listener, err := net.Listen("unix", socket)
+	state = t.TempDir()
+	listener, err := net.Listen("unix", inspect.DebugSocket(state))
 	must(t, err)
 	mux := http.NewServeMux()
 	inspect.ImageRoutes(mux, store, slog.New(slog.DiscardHandler), nil)
@@ -72,23 +72,29 @@ func startImageDaemon(t *testing.T, root string) (socket string) {
 		_ = service.Close()
 		must(t, store.Close())
 	})
-	return socket
+	return state
+}
+
+// runImage runs a command of images on the directories of a daemon, and returns its output.
+func runImage(t *testing.T, root, state string, words ...string) (string, error) {
+	var output bytes.Buffer
+	arguments := slices.Concat([]string{"image", "--root", root, "--state", state}, words)
+	err := command(t.Context(), arguments, &output)
+	return output.String(), err
 }
 
 // TestImageCommand does the same with a daemon and without one.
 func TestImageCommand(t *testing.T) {
 	for title, daemon := range map[string]bool{"daemon": true, "no daemon": false} {
 		t.Run(title, func(t *testing.T) {
-			root, socket := t.TempDir(), filepath.Join(t.TempDir(), "none")
+			root, state := t.TempDir(), filepath.Join(t.TempDir(), "none")
 			if daemon {
-				socket = startImageDaemon(t, root)
+				state = startImageDaemon(t, root)
 			}
 			minicri := func(args ...string) string {
-				var output bytes.Buffer
-				options := imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: &output}
-				err := runImage(context.Background(), args, options)
+				output, err := runImage(t, root, state, args...)
 				harness.Need(t, err == nil, "minicri image %v: %v", args, err)
-				return output.String()
+				return output
 			}
 			img := testImage(t)
 			reference := pushedTo(t, img)
@@ -116,7 +122,7 @@ func TestImageCommand(t *testing.T) {
 			harness.Want(t, strings.Contains(got, reference), "import of what was saved: %q", got)
 			none := filepath.Join(t.TempDir(), "none.tar")
 			for _, words := range [][]string{{"rm", "registry.example/typo:1"}, {"untag", "registry.example/typo:1"}, {"save", "registry.example/typo:1", none}, {"tag", "registry.example/typo:1", "a"}} {
-				err := runImage(t.Context(), words, imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: io.Discard})
+				_, err := runImage(t, root, state, words...)
 				harness.Want(t, err != nil && strings.Contains(err.Error(), "not found"), "%v: %v", words, err)
 			}
 			_, err = os.Stat(none)
@@ -129,32 +135,34 @@ func TestImageCommand(t *testing.T) {
 }
 
 func TestImageCommandTellsWhatIsWrong(t *testing.T) {
-	options := imageOptions{Socket: "/nowhere", Store: image.Config{Root: t.TempDir()}, Output: io.Discard}
-	for want, args := range map[string][]string{
-		"a verb is missing":         {},
-		`unknown verb "fetch"`:      {"fetch"},
-		"wrong number of arguments": {"pull"},
-		"no such file":              {"import", "/nowhere"},
-		"image reference":           {"pull", "A B"},
+	root := t.TempDir()
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"the command is missing", nil},
+		{`unknown command "minicri image fetch"`, []string{"fetch"}},
+		{"REFERENCE is missing", []string{"pull"}},
+		{"no such file", []string{"import", "/nowhere"}},
+		{"image reference", []string{"pull", "A B"}},
 	} {
-		harness.WantError(t, runImage(context.Background(), args, options), want)
+		_, err := runImage(t, root, "/nowhere", c.args...)
+		harness.WantError(t, err, c.want)
 	}
-	asked := options
-	asked.Socket = startImageDaemon(t, options.Store.Root)
-	err := runImage(context.Background(), []string{"pull", "A B"}, asked)
+	_, err := runImage(t, root, startImageDaemon(t, root), "pull", "A B")
 	harness.Want(t, err != nil && !strings.Contains(err.Error(), "rpc error"), "the daemon's answer: %v", err)
-	// The daemon holds the store; options has another socket.
-	harness.WantError(t, runImage(context.Background(), []string{"ls"}, options), "held by another process")
+	// The daemon holds the store, and serves another directory.
+	_, err = runImage(t, root, "/nowhere", "ls")
+	harness.WantError(t, err, "held by another process")
 }
 
 // To look at a machine without images makes no store on it.
 func TestListWithoutAStore(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "none")
-	var output bytes.Buffer
-	options := imageOptions{Socket: "/nowhere", Store: image.Config{Root: root}, Output: &output, JSON: true}
-	err := runImage(t.Context(), []string{"ls"}, options)
-	harness.Want(t, err == nil && output.String() == "[]\n", "%v, %q", err, output.String())
-	harness.Want(t, runImage(t.Context(), []string{"rm", "a"}, options) != nil, "rm succeeds")
+	output, err := runImage(t, root, "/nowhere", "list", "--json")
+	harness.Want(t, err == nil && output == "[]\n", "%v, %q", err, output)
+	_, err = runImage(t, root, "/nowhere", "remove", "a")
+	harness.Want(t, err != nil, "rm succeeds")
 	_, err = os.Stat(root)
 	harness.Want(t, err != nil, "%s was made", root)
 }
@@ -170,16 +178,14 @@ func filesBelow(t *testing.T, dir string) string {
 // is there for the next one.
 func TestLookingAtImagesChangesNothing(t *testing.T) {
 	root := t.TempDir()
-	var output bytes.Buffer
-	options := imageOptions{Socket: "/nowhere", Store: image.Config{Root: root}, Output: &output}
-	must(t, runImage(t.Context(), []string{"import", archiveOf(t, testImage(t), "registry.example/imported:1")}, options))
+	_, err := runImage(t, root, "/nowhere", "import", archiveOf(t, testImage(t), "registry.example/imported:1"))
+	must(t, err)
 	ingest := filepath.Join(root, "image", "content", "ingest", "begun")
 	must(t, errors.Join(os.MkdirAll(ingest, 0o755), os.WriteFile(filepath.Join(ingest, "data"), []byte("half of a layer"), 0o600)))
 	look := func() {
 		for want, words := range map[string][]string{"imported:1  ": {"ls"}, `"imageSpec"`: {"inspect", "registry.example/imported:1"}} {
-			output.Reset()
-			err := runImage(t.Context(), words, options)
-			harness.Want(t, err == nil && strings.Contains(output.String(), want), "%v: %v, %q", words, err, output.String())
+			output, err := runImage(t, root, "/nowhere", words...)
+			harness.Want(t, err == nil && strings.Contains(output, want), "%v: %v, %q", words, err, output)
 		}
 	}
 	before := filesBelow(t, root)
@@ -233,7 +239,8 @@ func TestPullProgress(t *testing.T) {
 // A socket that one may not open says nothing of whether a daemon serves.
 func TestSocketOfAnotherUser(t *testing.T) {
 	root := t.TempDir()
-	socket := startImageDaemon(t, root)
+	state := startImageDaemon(t, root)
+	socket := inspect.DebugSocket(state)
 	must(t, os.Chmod(socket, 0o600))
 	must(t, os.WriteFile(filepath.Join(root, "node.json"), nil, 0o600))
 	runtime.LockOSThread() // the user is that of the thread, which is not used again if it stays
@@ -244,14 +251,14 @@ func TestSocketOfAnotherUser(t *testing.T) {
 		_, err := unix.SetfsuidRetUid(0)
 		must(t, err)
 	}()
-	options := imageOptions{Socket: socket, Store: image.Config{Root: root}, Output: io.Discard}
 	c := config.Default()
 	c.Socket, c.Root = socket, root
 	findings, err := examine(t.Context(), &config.Loaded{Config: c})
 	harness.Want(t, err == nil && len(findings) == 1 && findings[0].Subject == "user" && !doctor.Clean(findings), "check: %v, %v", findings, err)
 	daemon, _ := askDaemon(t.Context(), socket)
+	_, err = runImage(t, root, state, "ls")
 	for what, err := range map[string]error{
-		"image": runImage(t.Context(), []string{"ls"}, options), "check": daemon.Err, "check --pod": errors.New(tryPod(t.Context(), c).Message),
+		"image": err, "check": daemon.Err, "check --pod": errors.New(tryPod(t.Context(), c).Message),
 	} {
 		harness.Want(t, err != nil && strings.Contains(err.Error(), "run this as root: ") && strings.Contains(err.Error(), socket),
 			"%s: %v", what, err)

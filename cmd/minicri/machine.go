@@ -152,8 +152,7 @@ func obstacles(ctx context.Context, c *config.Config, running map[string]any) (p
 	}
 	if c.NRI.Enabled && c.NRI.Socket != "" {
 		problems = append(problems, about("nri.socket", canMake(filepath.Dir(c.NRI.Socket), false)))
-		own := running["nri.enabled"] == true && running["nri.socket"] == c.NRI.Socket
-		if err := nri.CheckSocket(c.NRI.Socket); !errors.Is(err, socket.ErrInUse) || !own && !unprivileged {
+		if err := nri.CheckSocket(c.NRI.Socket); !errors.Is(err, socket.ErrInUse) { // then the daemon works without plugins
 			problems = append(problems, err) // it begins with the key
 		}
 	}

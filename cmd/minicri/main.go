@@ -5,18 +5,17 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/signal"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/containerd/log"
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -36,81 +35,54 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := command(ctx, os.Args[1:], os.Stdout)
 	stop()
-	if err != nil && !errors.Is(err, flag.ErrHelp) {
-		sayLast(os.Stderr, toJournal(os.Stderr), err)
-		if _, usage := errors.AsType[usageError](err); usage {
-			os.Exit(2)
-		}
-		os.Exit(1)
+	if err == nil {
+		return
 	}
+	sayLast(os.Stderr, toJournal(os.Stderr), err)
+	if _, misused := errors.AsType[manual.Misuse](err); misused {
+		os.Exit(2)
+	}
+	os.Exit(1)
 }
-
-// usageError is an invalid command line: the exit code is 2.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-func misused(format string, values ...any) error { return usageError{fmt.Errorf(format, values...)} }
 
 // command runs the command that the arguments name, or the daemon.
 func command(ctx context.Context, arguments []string, output io.Writer) error {
-	switch {
-	case len(arguments) == 1 && slices.Contains([]string{"--version", "-version", "-v"}, arguments[0]):
-		arguments = []string{"version"}
-	case len(arguments) == 0 || strings.HasPrefix(arguments[0], "-"):
-		return serve(ctx, arguments)
-	case slices.ContainsFunc([]string{"--help", "-help", "-h"}, func(flag string) bool { return slices.Contains(arguments, flag) }):
-		return help(arguments, output)
-	}
-	switch rest := arguments[1:]; arguments[0] {
-	case "config":
-		return configCommand(ctx, rest, output)
-	case "check":
-		return checkCommand(ctx, rest, output)
-	case "image":
-		return imageCommand(ctx, rest, output)
-	case "debug":
-		return debugCommand(ctx, rest, output)
-	case "pods":
-		return podsCommand(ctx, rest, output)
-	case "timeline":
-		return timelineCommand(ctx, rest, output)
-	case "version":
-		_, err := fmt.Fprintln(output, "minicri", version)
-		return err
-	case "help":
-		return help(rest, output)
-	default:
-		return misused("unknown command %q: `minicri help` lists all", arguments[0])
-	}
+	p := program()
+	p.SetArgs(arguments)
+	p.SetOut(output)
+	return p.ExecuteContext(ctx)
 }
 
-// help describes the command that the words begin with, or lists the commands of a group, or all.
-func help(words []string, output io.Writer) error {
-	if i := slices.IndexFunc(words, func(word string) bool { return strings.HasPrefix(word, "-") }); i >= 0 {
-		words = words[:i]
-	}
-	if len(words) == 0 {
-		_, err := fmt.Fprint(output, manual.Usage())
-		return err
-	}
-	for n := len(words); n > 0; n-- {
-		name := strings.Join(words[:n], " ")
-		if i := slices.IndexFunc(manual.Commands(), func(c manual.Command) bool { return c.Words == name }); i >= 0 {
-			set := flag.NewFlagSet("minicri", flag.ContinueOnError)
-			set.SetOutput(output)
-			if manual.Commands()[i].Configured {
-				config.Default().Flags(set, new(string))
-			}
-			manual.Commands()[i].Describe(set)
-			return nil
-		}
-		if group := manual.UsageOf(name); group != "" {
-			_, err := fmt.Fprint(output, group)
-			return err
-		}
-	}
-	return misused("unknown command %q: `minicri help` lists all", words[0])
+// program returns the commands with their actions.
+func program() *cobra.Command {
+	return manual.Program(map[string]manual.Action{
+		"":                       serveCommand,
+		"check":                  checkCommand,
+		"config check":           configCheckCommand,
+		"config default":         configDefaultCommand,
+		"config from-containerd": configConvertCommand,
+		"config show":            configShowCommand,
+		"debug bundle":           bundleCommand,
+		"image import":           importCommand,
+		"image inspect":          imageInspectCommand,
+		"image ls":               imageListCommand,
+		"image pull":             pullCommand,
+		"image rm":               imageRemoveCommand,
+		"image save":             saveCommand,
+		"image tag":              tagCommand,
+		"image untag":            untagCommand,
+		"inspect":                inspectCommand,
+		"pods":                   podsCommand,
+		"status":                 statusCommand,
+		"timeline":               timelineCommand,
+		"version":                versionCommand,
+		"crictl":                 crictlCommand,
+	}, namesOf)
+}
+
+func versionCommand(cmd *cobra.Command, _ []string) error {
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), "minicri", version)
+	return err
 }
 
 // newLogger logs to stderr, from the configured level on. Its level can be changed.

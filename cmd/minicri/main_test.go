@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,34 +22,76 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// And the program has no command that the list does not have.
-func TestEveryCommandIsInTheManual(t *testing.T) {
-	source := harness.Read(t, "main.go")
-	cases := regexp.MustCompile(`(?m)^\tcase "([a-z]+)":`).FindAllStringSubmatch(string(source), -1)
-	harness.Want(t, len(cases) >= 5, "main.go has the cases %q: this test does not find its commands any more", cases)
-	for _, found := range cases {
-		harness.Want(t, slices.ContainsFunc(manual.Commands(), func(c manual.Command) bool { return strings.Fields(c.Words)[0] == found[1] }),
-			"minicri %s is not in internal/manual", found[1])
+// Each command has an action, and no action is for a command that does not exist.
+func TestEveryCommandHasItsAction(t *testing.T) {
+	for _, c := range manual.Commands(manual.Program(nil, nil)) {
+		if words := strings.Fields(manual.Line(c)); !slices.Contains([]string{"help", "completion"}, words[0]) {
+			found, _, err := program().Find(words)
+			harness.Want(t, err == nil && found.RunE != nil, "minicri %s does nothing: %v", manual.Line(c), err)
+		}
 	}
 }
 
-// Help of a command is about that command, however it is asked for; what means nothing is an error of usage.
-func TestHelpAndUsage(t *testing.T) {
-	for arguments, want := range map[string]string{
-		"help image pull": "Usage: minicri image pull REFERENCE", "image pull --help": "Usage: minicri image pull REFERENCE", "image --help": "  minicri image ls",
-		"help config": "  minicri config show", "config --help": "  minicri config show", "version --help": "Usage: minicri version", "help help": "Usage: minicri help",
-		"timeline web --since 5m -h": "Usage: minicri timeline", "help": manual.Usage(), "--version": "minicri " + version, "-v": "minicri " + version,
+// The help of a command is about that command, however it is asked for.
+func TestHelp(t *testing.T) {
+	for _, c := range [][2]string{
+		{"help image pull", "Usage: minicri image pull REFERENCE"},
+		{"image pull --help", "Usage: minicri image pull REFERENCE"},
+		{"image --help", "\n  ls "},
+		{"image list -h", "Usage: minicri image ls"},
+		{"help config", "\n  show "},
+		{"config --help", "\n  show "},
+		{"version --help", "Usage: minicri version"},
+		{"help help", "Usage: minicri help"},
+		{"pods --help", "Flags of all commands, see minicri --help:\n  --certs-dir "},
+		{"timeline web --since 5m -h", "Examples:\n  minicri timeline nginx\n"},
+		{"help", "Look at pods and the node:\n"},
+		{"--help", "      --socket "},
+		{"--version", "minicri " + version + "\n"},
+		{"-v", "minicri " + version + "\n"},
+		{"completion bash", "__start_minicri"},
 	} {
 		var output bytes.Buffer
-		err := command(t.Context(), strings.Fields(arguments), &output)
-		harness.Want(t, err == nil && strings.Contains(output.String(), want), "minicri %s: %v, %s", arguments, err, output.String())
+		err := command(t.Context(), strings.Fields(c[0]), &output)
+		harness.Want(t, err == nil && strings.Contains(output.String(), c[1]), "minicri %s: %v, %s", c[0], err, output.String())
 	}
-	for _, arguments := range []string{
-		"help nothing", "no-such-command", "image", "image fetch", "image pull", "image ls --sockt x", "pods web db", "pods -o x", "check --force", "config", "config nothing", "debug", "--sockt x", "timeline a b", "config default more", "timeline --since -5m", "timeline --slowest -1", "pods --phase NONSENSE",
+}
+
+// A command line that means nothing is a Misuse of one line that names the command, and the probable intention.
+func TestMisuse(t *testing.T) {
+	for _, c := range [][2]string{
+		{"help nothing", `unknown command "minicri nothing": see minicri --help`},
+		{"timelin", `did you mean "timeline"?`},
+		{"chekc", `did you mean "check"?`},
+		{"image", "minicri image: the command is missing"},
+		{"image fetch", `unknown command "minicri image fetch"`},
+		{"image lst", `did you mean "ls"?`},
+		{"image pull", "REFERENCE is missing"},
+		{"image ls --sockt x", `unknown flag --sockt: did you mean "socket"?`},
+		{"pods --wid", `unknown flag --wid: did you mean "wide"?`},
+		{"pods web db", `minicri pods takes no argument "db"`},
+		{"pods -o x", "-o x: the forms are table, json and yaml"},
+		{"pods --json -o yaml", "contradict each other"},
+		{"pods --phase NONSENSE", "Ready, NotReady and Creating"},
+		{"check --force", "only with --fix"},
+		{"check nonsense", `takes no argument "nonsense"`},
+		{"config", "the command is missing"},
+		{"config nothing", "unknown command"},
+		{"config default more", `takes no argument "more"`},
+		{"debug", "the command is missing"},
+		{"--sockt x", `did you mean "socket"?`},
+		{"timeline a b c", `takes no argument "c"`},
+		{"timeline --since -5m", "in the future"},
+		{"timeline --since yesterday", "invalid argument"},
+		{"timeline --slowest -1", "number of pods"},
+		{"logs nginx", "use crictl logs nginx"},
+		{"exec -it nginx sh", "use crictl exec -it nginx sh"},
+		{"stop", "use crictl stop ID"},
 	} {
-		err := command(t.Context(), strings.Fields(arguments), io.Discard)
-		_, usage := errors.AsType[usageError](err)
-		harness.Want(t, usage && !strings.Contains(err.Error(), "\n"), "minicri %s: %v", arguments, err)
+		err := command(t.Context(), strings.Fields(c[0]), io.Discard)
+		_, misuse := errors.AsType[manual.Misuse](err)
+		harness.Want(t, misuse, "minicri %s: %T", c[0], err)
+		harness.Want(t, err != nil && strings.Contains(err.Error(), c[1]) && !strings.Contains(err.Error(), "\n"), "minicri %s: %v", c[0], err)
 	}
 }
 
@@ -137,7 +178,7 @@ func TestConfigCheck(t *testing.T) {
 		`metrics_address = "192.0.2.1:0"`:                                                    ":1: metrics_address",
 		"[streaming]\naddress = '192.0.2.1:0'":                                               ":2: streaming.address",
 		fmt.Sprintf("[streaming]\naddress = %q", port):                                       ":2: streaming.address",
-		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", taken):                             ":3: nri.socket",
+		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", taken):                             "", // the daemon works without plugins
 		fmt.Sprintf("[nri]\nenabled = true\nsocket = %q", fifo):                              ":3: nri.socket",
 		fmt.Sprintf("[nri]\nenabled = false\nsocket = %q", taken):                            "",
 		`root = "/dev/null/x"`:                                                               ":1: root",
@@ -158,11 +199,11 @@ func TestConfigCheck(t *testing.T) {
 	} {
 		file := filepath.Join(dir, "config.toml")
 		must(t, os.WriteFile(file, []byte(text+"\n"), 0o600))
-		arguments := []string{"check", file}
+		arguments := []string{"config", "check", file}
 		if !strings.HasPrefix(text, "shim") {
 			arguments = append(arguments, "--shim", base) // these tests have none beside them
 		}
-		err := configCommand(t.Context(), arguments, io.Discard)
+		err := command(t.Context(), arguments, io.Discard)
 		harness.Want(t, (err != nil) == (key != "") && (err == nil || strings.Contains(err.Error(), key)), "%s: %v", text, err)
 	}
 	for _, name := range []string{"r", "s", "n"} {
@@ -184,10 +225,10 @@ func TestConfigCheckWithoutFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "shim")
 	must(t, os.WriteFile(file, nil, 0o600))
 	var says strings.Builder
-	must(t, configCommand(t.Context(), []string{"check", "--shim", file}, &says))
+	must(t, command(t.Context(), []string{"config", "check", "--shim", file}, &says))
 	harness.Want(t, strings.Contains(says.String(), config.DefaultFile+" is valid"), "it says %q", says.String())
 	for _, flags := range [][]string{{"--root", "/dev/null/x"}, {"--config", "/nowhere/config.toml"}} {
-		err := configCommand(t.Context(), slices.Concat([]string{"check", "--shim", file}, flags), io.Discard)
+		err := command(t.Context(), slices.Concat([]string{"config", "check", "--shim", file}, flags), io.Discard)
 		harness.Want(t, err != nil, "%v is valid", flags)
 	}
 }
@@ -197,7 +238,7 @@ func TestConfigShow(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.toml")
 	must(t, os.WriteFile(file, []byte("socket = '/nowhere/s'\n[limits]\nrun = '4m'\nrum = '5m'\n"), 0o600))
 	var output strings.Builder
-	err := configCommand(t.Context(), []string{"show", "--config", file, "--root", "/r"}, &output)
+	err := command(t.Context(), []string{"config", "show", "--config", file, "--root", "/r"}, &output)
 	harness.WantError(t, err, file+":4: unknown key")
 	for _, line := range []string{"socket = '/nowhere/s'  # " + file + ":1\n", "root = '/r'  # --root\n", "limits.run = '4m0s'  # " + file + ":3\n", "limits.kill = '10s'  # default\n", "runtimes.runc.type = 'builtin'  # default\n"} {
 		harness.Want(t, strings.Contains(output.String(), line), "no line %q in\n%s", line, output.String())
@@ -205,7 +246,7 @@ func TestConfigShow(t *testing.T) {
 	output.Reset()
 	served := listenAt(t, "unix", filepath.Join(t.TempDir(), "s"))
 	go func() { _ = http.Serve(served, nil) }() // no gRPC
-	err = configCommand(t.Context(), []string{"show", "--socket", served.Addr().String()}, &output)
+	err = command(t.Context(), []string{"config", "show", "--socket", served.Addr().String()}, &output)
 	harness.Want(t, err != nil && strings.Contains(output.String(), "limits.kill = '10s'  # default\n"), "with a daemon that gives no status it shows %q", output.String())
 	output.Reset()
 	must(t, showConfig(&output, &config.Loaded{Config: config.Default()}, map[string]any{"log_level": "warn"}))

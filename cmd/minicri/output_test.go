@@ -30,7 +30,7 @@ func TestNoTimelinesAreAnEmptyList(t *testing.T) {
 	root := t.TempDir()
 	_, err := node.Open(root, t.TempDir(), t.TempDir())
 	must(t, err)
-	must(t, timelineCommand(t.Context(), []string{"--json", "--root", root, "--state", t.TempDir()}, &output))
+	must(t, command(t.Context(), []string{"timeline", "--json", "--root", root, "--state", t.TempDir()}, &output))
 	harness.Want(t, output.String() == "[]\n", "%q; want []", output.String())
 }
 
@@ -54,9 +54,31 @@ func TestErrorsOfImagesSayTheirKind(t *testing.T) {
 func TestFindingsAreOneLineEach(t *testing.T) {
 	var output strings.Builder
 	forged := "a\n✓ b  all is well"
-	must(t, printFindings(&output, []doctor.Finding{{Subject: forged, Grade: doctor.Problem, Message: forged, Advice: forged}}, false))
+	must(t, printFindings(&output, []doctor.Finding{{Subject: forged, Grade: doctor.Problem, Message: forged, Advice: forged}}, problemsOnly))
 	lines := strings.Split(strings.TrimSpace(output.String()), "\n")
 	harness.Want(t, len(lines) == 2 && !strings.HasPrefix(lines[1], "✓"), "%q", lines)
+}
+
+// Problems come first, then warnings; good findings are a number, unless they are asked for.
+func TestOrderOfFindings(t *testing.T) {
+	findings := []doctor.Finding{
+		{Subject: "g", Grade: doctor.Good, Message: "fine"},
+		{Subject: "w", Grade: doctor.Warning, Message: "odd", Advice: "look"},
+		{Subject: "p", Grade: doctor.Problem, Message: "bad", Advice: "mend", IDs: []string{"id1"}},
+	}
+	for _, c := range []struct {
+		name   string
+		detail detail
+		want   string
+	}{
+		{"quiet", problemsOnly, "✗ p  bad\n     → mend\n"},
+		{"default", summary, "✗ p  bad\n     → mend\n! w  odd\n     → look\n1 problem, 1 warning, 1 good (--verbose lists them)\n"},
+		{"verbose", everything, "✗ p  bad\n     → mend\n       id1\n! w  odd\n     → look\n✓ g  fine\n1 problem, 1 warning, 1 good\n"},
+	} {
+		var output strings.Builder
+		must(t, printFindings(&output, findings, c.detail))
+		harness.Same(t, c.name, output.String(), c.want)
+	}
 }
 
 func TestYAML(t *testing.T) {
@@ -75,8 +97,9 @@ func TestPodsAreChosen(t *testing.T) {
 	} {
 		harness.Same(t, strings.Join(f[:], " "), asked(l, f[0], f[1], f[2]), want)
 	}
-	for _, command := range []func(context.Context, []string, io.Writer) error{podsCommand, timelineCommand, imageCommand} {
-		harness.WantError(t, command(t.Context(), []string{"--socket", "/nowhere/s"}, io.Discard), "no daemon serves /nowhere/s")
+	for _, words := range []string{"pods", "timeline", "status", "inspect web", "image ls"} {
+		err := command(t.Context(), append(strings.Fields(words), "--socket", "/nowhere/s"), io.Discard)
+		harness.WantError(t, err, "no daemon serves /nowhere/s")
 	}
 }
 
@@ -161,7 +184,7 @@ func TestLastLineHasTheFormOfTheLog(t *testing.T) {
 	harness.Want(t, err == nil && line.Level == "ERROR" && line.Err == failed.Error(), "%s: %v", &written, err)
 	file := filepath.Join(t.TempDir(), "config.toml")
 	must(t, os.WriteFile(file, []byte("log_format = 'json'\nshm_size = 1\n"), 0o600))
-	err = serve(t.Context(), []string{"--config", file})
+	err = command(t.Context(), []string{"--config", file}, io.Discard)
 	end, is := errors.AsType[endError](err)
 	harness.Want(t, is && end.form == "json", "a daemon with a broken configuration: %T: %v", err, err)
 }

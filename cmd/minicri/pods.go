@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,56 +9,61 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
+	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/node"
 	"github.com/minicri/minicri/internal/redact"
 	"github.com/minicri/minicri/internal/timeline"
 )
 
-func podsCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	c, err := look(ctx, "pods", arguments)
+func podsCommand(cmd *cobra.Command, arguments []string) error {
+	c, err := look(cmd)
 	if err != nil {
 		return err
 	}
-	form := cmp.Or(c.text("o"), "table")
-	if c.has("json") {
-		form = "json"
+	state, err := stateNamed(c.text("phase"))
+	if err != nil {
+		return err
 	}
-	if len(c.words) > 1 || !slices.Contains([]string{"table", "json", "yaml"}, form) {
-		return misused("usage: minicri pods [POD] [-o table|json|yaml]")
-	}
-	if phases := []string{timeline.Ready, timeline.NotReady, timeline.Building}; c.text("phase") != "" && !slices.Contains(phases, c.text("phase")) {
-		return misused("--phase %q: a pod is %q", c.text("phase"), phases)
-	}
+	name, namespace := strings.Join(arguments, ""), c.text("namespace")
 	daemon := inspect.NewClient(inspect.DebugSocket(c.State))
 	var earlier *timeline.Glance
-	for {
+	return c.watch(cmd, func(ctx context.Context, style timeline.Style) error {
 		now, err := daemon.Glance(ctx)
-		if ctx.Err() != nil && c.has("watch") {
-			return nil
-		}
 		if err != nil {
 			return fmt.Errorf("list the pods: %w", err)
 		}
-		now.Pods = slices.DeleteFunc(now.Pods, func(l timeline.Line) bool { return !asked(l, strings.Join(c.words, ""), c.text("n"), c.text("phase")) })
-		if err := c.showPods(output, form, now, earlier); err != nil || !c.has("watch") {
-			return err
+		now.Pods = slices.DeleteFunc(now.Pods, func(l timeline.Line) bool { return !asked(l, name, namespace, state) })
+		if name != "" && len(now.Pods) == 0 {
+			return fmt.Errorf("no pod of the name or id %q: `minicri pods` lists all, `minicri timeline %s` shows a removed one", name, name)
 		}
-		earlier = now
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(watchPeriod):
+		style.Wide = c.has("wide")
+		err = c.show(cmd, now, func(output io.Writer) error { return now.Table(output, earlier, style) })
+		if c.has("watch") {
+			earlier = now
 		}
+		return err
+	})
+}
+
+// stateNamed returns the state of a pod for the words of the CRI, of kubectl and of the table.
+func stateNamed(word string) (string, error) {
+	letters := strings.NewReplacer(" ", "", "-", "", "_", "").Replace(strings.ToLower(word))
+	state, known := map[string]string{
+		"": "", "ready": timeline.Ready, "notready": timeline.NotReady, "creating": timeline.Building, "beingmade": timeline.Building,
+	}[strings.TrimPrefix(letters, "sandbox")]
+	if !known {
+		return "", manual.Misused("--phase %q: the states of a pod are Ready, NotReady and Creating", word)
 	}
+	return state, nil
 }
 
 // asked reports whether a pod is shown. name is a part of its name, or the beginning of its id.
@@ -69,21 +73,43 @@ func asked(l timeline.Line, name, namespace, state string) bool {
 		(name == "" || strings.Contains(own, name) || strings.HasPrefix(l.Name, name) || strings.HasPrefix(l.ID, name))
 }
 
-func (c call) showPods(output io.Writer, form string, now, earlier *timeline.Glance) error {
-	switch form {
-	case "json":
-		return writeJSON(output, now)
-	case "yaml":
-		return writeYAML(output, now)
+// watch calls draw once or, with --watch, until an interrupt, each time on a cleared screen if there is one.
+func (c call) watch(cmd *cobra.Command, draw func(ctx context.Context, style timeline.Style) error) error {
+	ctx, output := cmd.Context(), cmd.OutOrStdout()
+	for {
+		style := styleOf(output)
+		if c.has("watch") && style.Height > 0 {
+			fmt.Fprint(output, "\x1b[H\x1b[J")
+		} else {
+			style.Height = 0
+		}
+		err := draw(ctx, style)
+		if c.has("watch") && ctx.Err() != nil {
+			return nil
+		}
+		if err != nil || !c.has("watch") {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(watchPeriod):
+		}
 	}
-	style := styleOf(output)
-	style.Wide = c.has("wide")
-	if c.has("watch") && style.Height > 0 {
-		fmt.Fprint(output, "\x1b[H\x1b[J") // the whole screen anew
-	} else {
-		style.Height = 0
+}
+
+// show prints a value in the form that the flags ask for. table prints it for people.
+func (c call) show(cmd *cobra.Command, value any, table func(output io.Writer) error) error {
+	form, err := c.form()
+	switch {
+	case err != nil:
+		return err
+	case form == "json":
+		return writeJSON(cmd.OutOrStdout(), value)
+	case form == "yaml":
+		return writeYAML(cmd.OutOrStdout(), value)
 	}
-	return now.Table(output, earlier, style)
+	return table(cmd.OutOrStdout())
 }
 
 func styleOf(output io.Writer) (style timeline.Style) {
@@ -94,58 +120,12 @@ func styleOf(output io.Writer) (style timeline.Style) {
 	return style
 }
 
-func timelineCommand(ctx context.Context, arguments []string, output io.Writer) error {
-	c, err := look(ctx, "timeline", arguments)
-	if err != nil {
-		return err
-	}
-	since, sinceErr := time.ParseDuration(cmp.Or(c.text("since"), "0s"))
-	slowest, slowestErr := strconv.Atoi(cmp.Or(c.text("slowest"), "0"))
-	switch {
-	case len(c.words) > 1:
-		return misused("name one pod, id or container, not %q", c.words)
-	case sinceErr != nil || since < 0:
-		return misused("--since %s is not in the past: --since 10m is the last ten minutes", c.text("since"))
-	case slowestErr != nil || slowest < 0:
-		return misused("--slowest %s: it is the number of pods to show", c.text("slowest"))
-	}
-	wanted := strings.Join(c.words, "")
-	pods, err := findTimelines(ctx, c.Config, wanted)
-	if err != nil {
-		return err
-	}
-	if wanted != "" && len(pods) == 0 {
-		return fmt.Errorf("no timeline of %q is kept: `minicri timeline` lists all", wanted)
-	}
-	pods = slices.DeleteFunc(pods, func(p timeline.Pod) bool {
-		return c.has("failed") && len(p.Problems()) == 0 || since > 0 && time.Since(p.LastChange()) > since
-	})
-	if slowest > 0 {
-		slices.SortStableFunc(pods, func(a, b timeline.Pod) int { return cmp.Compare(b.Took, a.Took) })
-		pods = pods[:min(len(pods), slowest)]
-	}
-	style := styleOf(output)
-	switch {
-	case wanted != "" && len(pods) == 0:
-		return fmt.Errorf("%q is there, and it is not what --failed or --since ask for", wanted)
-	case c.has("json"):
-		return writeJSON(output, append([]timeline.Pod{}, pods...)) // not null for none
-	case wanted == "":
-		return timeline.List(output, pods, time.Now(), style)
-	}
-	if err := pods[0].Text(output, style); err != nil || len(pods) == 1 {
-		return err
-	}
-	fmt.Fprintf(output, "\nMore of this name, by id:\n")
-	return timeline.List(output, pods[1:], time.Now(), style)
-}
-
 // findTimelines asks the daemon. If none runs, or it does not answer, it reads the daemon's files.
 func findTimelines(ctx context.Context, c *config.Config, wanted string) ([]timeline.Pod, error) {
 	pods, err := inspect.NewClient(inspect.DebugSocket(c.State)).Timelines(ctx, wanted)
 	switch {
 	case errors.Is(err, inspect.ErrNoAnswer):
-		fmt.Fprintf(os.Stderr, "minicri: %s; this is what its files say\n", redact.Line(err.Error()))
+		fmt.Fprintf(os.Stderr, "minicri: %s; the output is from its files\n", redact.Line(err.Error()))
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED):
 		return pods, err
 	}
@@ -153,6 +133,31 @@ func findTimelines(ctx context.Context, c *config.Config, wanted string) ([]time
 	if err != nil {
 		return nil, fmt.Errorf("no daemon answers at %s, and there are no files of one: %w", inspect.DebugSocket(c.State), err)
 	}
-	files := inspect.Files{Root: c.Root, State: c.State, Netns: func(id string) string { return filepath.Join(c.NetnsDir, identity.Mark()+id) }}
-	return files.Timelines(wanted)
+	netns := func(id string) string { return filepath.Join(c.NetnsDir, identity.Mark()+id) }
+	return inspect.Files{Root: c.Root, State: c.State, Netns: netns}.Timelines(wanted)
+}
+
+// namesOf returns the names that complete an argument. It is silent if the daemon does not answer.
+func namesOf(cmd *cobra.Command, kind string) (names []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialLimit)
+	defer cancel()
+	c := config.Load(cmd.Flags())
+	daemon := inspect.NewClient(inspect.DebugSocket(c.State))
+	if kind == "images" {
+		var all []inspect.Image
+		_ = daemon.JSON(ctx, "/images", &all)
+		for _, one := range all {
+			names = append(names, one.Tags...)
+		}
+		return names
+	}
+	glance, err := daemon.Glance(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, line := range glance.Pods {
+		_, own, _ := strings.Cut(line.Name, "/")
+		names = append(names, line.Name, own, line.ID[:min(12, len(line.ID))])
+	}
+	return names
 }

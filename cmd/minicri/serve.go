@@ -16,12 +16,13 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/inspect"
-	"github.com/minicri/minicri/internal/manual"
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/internal/state"
@@ -42,22 +43,27 @@ const (
 	maxRetry    = time.Minute
 )
 
-// serve is the daemon, which restores what an earlier one left, and leaves its own pods running.
-func serve(ctx context.Context, arguments []string) (err error) {
+func serveCommand(cmd *cobra.Command, _ []string) error {
+	if asked, _ := cmd.Flags().GetBool("version"); asked { // the flag exists
+		return versionCommand(cmd, nil)
+	}
+	return serve(cmd.Context(), cmd.Flags())
+}
+
+// serve is the daemon. It restores the pods of an earlier one, and leaves its own pods running.
+func serve(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGHUP) // neither may ever end the daemon
 	defer signal.Ignore(syscall.SIGUSR1, syscall.SIGHUP)
-	syscall.Umask(0o022)     // whatever the shell had: containers of any user need the files
-	read := stamp(arguments) // first: later changes cause a reload
-	l, err := loadForServing(arguments)
-	if l != nil { // also of a configuration that is refused
-		defer func() {
-			if err != nil {
-				err = endError{err, l.LogFormat}
-			}
-		}()
-	}
-	if err != nil {
+	syscall.Umask(0o022) // whatever the shell had: containers of any user need the files
+	read := stamp(flags) // first: later changes cause a reload
+	l := config.Load(flags)
+	defer func() {
+		if err != nil {
+			err = endError{err, l.LogFormat}
+		}
+	}()
+	if err := errors.Join(l.Broken...); err != nil {
 		return err
 	}
 	c := l.Config
@@ -75,20 +81,8 @@ func serve(ctx context.Context, arguments []string) (err error) {
 	if err := process.Adopt(); err != nil {
 		return err
 	}
-	d := &serving{arguments: arguments, read: read, config: c, level: level, logger: logger}
+	d := &serving{flags: flags, read: read, config: c, level: level, logger: logger}
 	return d.run(ctx, signals)
-}
-
-// loadForServing refuses a broken configuration.
-func loadForServing(arguments []string) (*config.Loaded, error) {
-	l, words, err := config.Read(arguments, os.Stdout, manual.DescribeDaemon)
-	switch {
-	case err != nil:
-		return nil, usageError{err}
-	case len(words) > 0:
-		return nil, misused("%q is neither a command nor a flag of minicri: see minicri --help", words[0])
-	}
-	return l, errors.Join(l.Broken...)
 }
 
 func warnOfUnknown(l *config.Loaded, logger *slog.Logger) {
@@ -300,7 +294,7 @@ func (d *serving) handleSignals(ctx context.Context, signals <-chan os.Signal) {
 			}
 			d.reload()
 		case <-tick.C:
-			now := stamp(d.arguments)
+			now := stamp(d.flags)
 			if now != d.read && now == last {
 				d.read = now
 				d.reload()
@@ -311,12 +305,12 @@ func (d *serving) handleSignals(ctx context.Context, signals <-chan os.Signal) {
 }
 
 type serving struct {
-	arguments []string
-	read      string // the stamp of config's files
-	config    *config.Config
-	level     *slog.LevelVar
-	logger    *slog.Logger
-	node      *parts // set before a reload can be asked for
+	flags  *pflag.FlagSet
+	read   string // the stamp of config's files
+	config *config.Config
+	level  *slog.LevelVar
+	logger *slog.Logger
+	node   *parts // set before a reload can be asked for
 }
 
 func changedKeys(was, is reflect.Value, prefix string) (keys []string) {

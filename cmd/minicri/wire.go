@@ -115,7 +115,7 @@ func imageConfig(c *config.Config, logger *slog.Logger) image.Config {
 func (n *parts) wireRuntime(ctx context.Context, c *config.Config) (err error) {
 	runtime := &server.Runtime{
 		Events: server.NewBroadcaster(), Images: n.images, Observe: n.metrics.ObserveCall,
-		Info: server.Info{Version: version, SystemdCgroup: n.systemd, Handlers: n.handlers, Machine: n.machine},
+		Info: server.Info{Version: version, Started: time.Now(), SystemdCgroup: n.systemd, Handlers: n.handlers, Machine: n.machine},
 	}
 	n.runtime = runtime
 	if runtime.Networks, err = n.openNetworks(ctx, c); err != nil {

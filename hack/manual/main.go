@@ -10,10 +10,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 func main() {
@@ -42,12 +44,21 @@ func share(directory string) error {
 	if err != nil {
 		return err
 	}
+	var bash, zsh, fish strings.Builder
+	err = errors.Join(
+		program.GenBashCompletionV2(&bash, true),
+		program.GenZshCompletion(&zsh),
+		program.GenFishCompletion(&fish, true),
+	)
+	if err != nil {
+		return fmt.Errorf("write the completions: %w", err)
+	}
 	for name, text := range map[string]string{
 		"man/man8/minicri.8":                     programPage(),
 		"man/man5/minicri.toml.5":                filePage(),
-		"bash-completion/completions/minicri":    bashCompletion(),
-		"zsh/site-functions/_minicri":            zshCompletion(),
-		"fish/vendor_completions.d/minicri.fish": fishCompletion(),
+		"bash-completion/completions/minicri":    bash.String(),
+		"zsh/site-functions/_minicri":            zsh.String(),
+		"fish/vendor_completions.d/minicri.fish": fish.String(),
 		"config.toml":                            file,
 	} {
 		path := filepath.Join(directory, name)

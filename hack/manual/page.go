@@ -1,14 +1,18 @@
 package main
 
 import (
-	"flag"
 	"fmt"
-	"io"
 	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/manual"
 )
+
+// program has the commands without their actions.
+var program = manual.Program(nil, nil)
 
 // page is a manual page in the macros of man(7).
 type page struct{ strings.Builder }
@@ -46,13 +50,9 @@ func roff(text string) string {
 	return text
 }
 
-// daemonFlags are the flags of the daemon, by name.
-func daemonFlags() (flags []*flag.Flag) {
-	set := flag.NewFlagSet("minicri", flag.ContinueOnError)
-	set.SetOutput(io.Discard)
-	var file string
-	config.Default().Flags(set, &file)
-	set.VisitAll(func(f *flag.Flag) { flags = append(flags, f) })
+// daemonFlags are the flags of the daemon and of all commands.
+func daemonFlags() (flags []*pflag.Flag) {
+	program.PersistentFlags().VisitAll(func(f *pflag.Flag) { flags = append(flags, f) })
 	return flags
 }
 
@@ -61,23 +61,24 @@ func programPage() string {
 	p := newPage("minicri", "8", "System Administration", "a Kubernetes container runtime (CRI v1)")
 	p.section("SYNOPSIS")
 	p.text(".B minicri\n[FLAGS]")
-	for _, c := range manual.Commands() {
-		p.text(strings.TrimSpace(".B minicri " + roff(c.Words) + "\n" + roff(synopsis(c))))
+	for _, c := range manual.Commands(program) {
+		p.text(".B minicri " + roff(synopsis(c)))
 	}
 	p.section("DESCRIPTION")
 	p.text(roff("Without a command minicri is the daemon. It runs in the foreground, and serves the CRI on a unix socket until " +
 		"SIGTERM or SIGINT. Pods keep running without it, and the next daemon finds them."))
 	p.section("COMMANDS")
-	for _, c := range manual.Commands() {
-		p.item(c.Line(), c.Help)
-		for _, f := range c.Flags {
-			fmt.Fprintf(p, ".RS\n.TP\n.B %s\n%s\n.RE\n", roff(strings.TrimSpace(f.Typed()+" "+f.Value)), roff(f.Help))
+	for _, c := range manual.Commands(program) {
+		p.item(manual.Line(c), c.Long)
+		for _, f := range manual.Flags(c) {
+			_, help := pflag.UnquoteUsage(f)
+			fmt.Fprintf(p, ".RS\n.TP\n.B %s\n%s\n.RE\n", roff(manual.Typed(f)), roff(help))
 		}
 	}
 	p.section("FLAGS")
 	for _, f := range daemonFlags() {
-		_, help := flag.UnquoteUsage(f)
-		if f.DefValue != "" {
+		_, help := pflag.UnquoteUsage(f)
+		if f.DefValue != "" && f.DefValue != "[]" {
 			help += " (default " + f.DefValue + ")"
 		}
 		p.item("--"+f.Name, help)
@@ -111,6 +112,7 @@ func programPage() string {
 		{c.State, "data that a reboot removes"},
 	})
 	p.list("EXAMPLES", [][2]string{
+		{"minicri status", "show the state of the runtime"},
 		{"minicri check", "find the problems of the node"},
 		{"minicri check --pod", "run a pod, and remove it"},
 		{"minicri timeline nginx", "show why the pod nginx is slow or failed"},
@@ -125,15 +127,13 @@ func programPage() string {
 	return p.String()
 }
 
-func synopsis(c manual.Command) string {
-	parts := []string{}
-	for _, f := range c.Flags {
-		parts = append(parts, "["+strings.TrimSpace(f.Typed()+" "+f.Value)+"]")
+func synopsis(c *cobra.Command) string {
+	words, arguments, _ := strings.Cut(c.Use, " ")
+	parts := []string{strings.TrimSuffix(strings.TrimPrefix(c.CommandPath(), "minicri "), words) + words}
+	for _, f := range manual.Flags(c) {
+		parts = append(parts, "["+manual.Typed(f)+"]")
 	}
-	if c.Configured {
-		parts = append(parts, "[FLAGS]")
-	}
-	return strings.TrimSpace(strings.Join(append(parts, c.Argument), " "))
+	return strings.TrimSpace(strings.Join(append(parts, arguments), " "))
 }
 
 // filePage is minicri.toml(5).

@@ -3,9 +3,6 @@ package config
 import (
 	"bytes"
 	"errors"
-	"flag"
-	"fmt"
-	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -15,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/test/harness"
@@ -54,7 +52,7 @@ func TestReadFileSaysWhere(t *testing.T) {
 	for _, test := range []struct{ name, text, says string }{
 		{"unknown key", "socket = '/a'\n\nsockt = '/b'\n", ":3: unknown key \"sockt\""},
 		{"unknown key of a table", "[limits]\nrun = '1s'\nrum = '1s'\n", ":3: unknown key \"limits.rum\""},
-		{"unknown table", "[limit]\nrun = '1s'\n", "unknown key \"limit\""},
+		{"unknown table", "[limit]\nrun = '1s'\n", "unknown key \"limit.run\""},
 		{"number for text", "root = '/r'\nsocket = 7\n", ":2:"},
 		{"text for a number", "[limits]\ndetach_tries = 'five'\n", ":2:"},
 		{"no duration", "[limits]\nrun = '5 minutes'\n", ":2:"},
@@ -79,17 +77,17 @@ func TestOrder(t *testing.T) {
 	put(t, filepath.Join(dropIns, "20-later.toml"), "state = '/20'\nnetns_dir = '/20'\n")
 	put(t, filepath.Join(dropIns, "10-first.toml"), "state = '/10'\nnetns_dir = '/10'\n[limits]\nkill = '13s'\n")
 	put(t, filepath.Join(dropIns, "30-not.toml.bak"), "no TOML")
-	got, err := load([]string{"--config", path, "--netns-dir", "/flag", "--log-level=debug"}, io.Discard)
+	got, err := load([]string{"--config", path, "--netns-dir", "/flag", "--log-level=debug"})
 	harness.Check(t, err)
 	want := Default()
 	want.Root, want.State, want.NetnsDir, want.LogLevel = "/file", "/20", "/flag", "debug"
 	want.Limits.Run, want.Limits.Kill = Duration(4*time.Minute), Duration(13*time.Second)
 	harness.Want(t, reflect.DeepEqual(got, want), "got\n%+v\nwant\n%+v", got, want)
 	put(t, filepath.Join(dropIns, "15-bad.toml"), "\n\nroot = 7\n")
-	_, err = load([]string{"--config", path}, io.Discard)
+	_, err = load([]string{"--config", path})
 	harness.WantError(t, err, "15-bad.toml:3:")
 	harness.Check(t, unix.Mkfifo(filepath.Join(dropIns, "17-fifo.toml"), 0o600))
-	_, err = load([]string{"--config", path}, io.Discard)
+	_, err = load([]string{"--config", path})
 	harness.WantError(t, err, "17-fifo.toml is no regular file")
 }
 
@@ -98,7 +96,7 @@ func TestEveryFlagIsAKey(t *testing.T) {
 	for _, flag := range []string{"socket", "root", "state", "netns-dir", "cni-conf-dir", "cni-bin-dir", "shim"} {
 		arguments = append(arguments, "--"+flag, "/"+flag)
 	}
-	got, err := load(append(arguments, "--log-level", "error"), io.Discard)
+	got, err := load(append(arguments, "--log-level", "error"))
 	harness.Check(t, err)
 	want := Default()
 	want.Socket, want.Root, want.State, want.NetnsDir = "/socket", "/root", "/state", "/netns-dir"
@@ -115,16 +113,11 @@ func TestLoadThatFails(t *testing.T) {
 		{[]string{"--config", "/nowhere/config.toml"}, "/nowhere/config.toml"},
 		{[]string{"--config", empty, "--sockt", "/a"}, "sockt"},
 		{[]string{"--config", empty, "--root"}, "root"},
-		{[]string{"--config", empty, "serve"}, `"serve"`},
 		{[]string{"--config", empty, "--root", "relative"}, "root:"},
 	} {
-		_, err := load(test.arguments, io.Discard)
+		_, err := load(test.arguments)
 		harness.Want(t, err != nil && strings.Contains(err.Error(), test.says), "load(%q) = %v, want an error that says %q", test.arguments, err, test.says)
 	}
-	var help bytes.Buffer
-	_, err := load([]string{"--help"}, &help)
-	harness.Want(t, errors.Is(err, flag.ErrHelp), "--help: %v", err)
-	harness.Same(t, "how often --help is printed", strings.Count(help.String(), "-cni-conf-dir"), 1)
 }
 
 func TestCheck(t *testing.T) {
@@ -220,7 +213,7 @@ func TestLoadResolvesLinks(t *testing.T) {
 	} {
 		harness.Check(t, err)
 	}
-	c, err := load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")}, io.Discard)
+	c, err := load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")})
 	harness.Check(t, err)
 	harness.Want(t, c.Root == filepath.Join(data, "minicri") && c.State == filepath.Join(data, "not") &&
 		c.NetnsDir == filepath.Join(dir, "dangling"), "root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
@@ -265,28 +258,51 @@ func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
 	} {
 		harness.Same(t, key+" is from", l.Sources[key], want)
 	}
-	_, err := load([]string{"--config", file(t, "sockt = '/x'\n")}, io.Discard)
+	_, err := load([]string{"--config", file(t, "sockt = '/x'\n")})
 	harness.Want(t, err == nil, "a start with an unknown key: %v", err)
 }
 
+// One look at a file reports all of its faults by the keys' names, in the order of lines, and keeps the other values.
+func TestAllFaultsOfAFile(t *testing.T) {
+	path := file(t, strings.Join([]string{
+		"shm_size = '64m'", "socket = '/s'", "sockt = '/x'", "run = '4m'", "[limits]", "kill = true", "rum = '5m'",
+		"[runtimes.kata]", "type = 7", "path = '/k'", "[nonsense]", "[images]", "pinned = 'a'", "[[nri]]", "",
+	}, "\n"))
+	l := read(t, "--config", path)
+	got := strings.Split(errors.Join(l.Strict()).Error(), "\n")
+	for i, want := range []string{
+		`:3: unknown key "sockt": did you mean "socket"?`,
+		`:4: unknown key "run": did you mean "limits.run"?`,
+		`:7: unknown key "limits.rum": did you mean "limits.run"?`,
+		`:11: unknown key "nonsense": 'minicri config default'`,
+		`:1: shm_size: "64m" is no number, `,
+		`:6: limits.kill: true is no duration`,
+		`:9: runtimes.kata.type: 7 is no text`,
+		`:13: images.pinned: "a" is no list of texts`,
+		`:14: nri: a list is no table`,
+	} {
+		harness.Need(t, i < len(got), "%d lines: %s", len(got), got)
+		harness.Want(t, strings.HasPrefix(got[i], path+want), "line %d is %q; want %q", i, got[i], path+want)
+	}
+	harness.Same(t, "the socket", l.Socket, "/s")
+}
+
 func read(t *testing.T, arguments ...string) *Loaded {
-	l, _, err := Read(arguments, io.Discard)
-	harness.Check(t, err)
-	return l
+	flags := pflag.NewFlagSet("minicri", pflag.ContinueOnError)
+	AddFlags(flags)
+	harness.Check(t, flags.Parse(arguments))
+	return Load(flags)
 }
 
 // load is what a start does.
-func load(arguments []string, output io.Writer) (*Config, error) {
-	l, words, err := Read(arguments, output)
-	switch {
-	case err != nil:
+func load(arguments []string) (*Config, error) {
+	flags := pflag.NewFlagSet("minicri", pflag.ContinueOnError)
+	AddFlags(flags)
+	if err := flags.Parse(arguments); err != nil {
 		return nil, err
-	case len(words) > 0:
-		return nil, fmt.Errorf("%q", words)
-	case len(l.Broken) > 0:
-		return nil, errors.Join(l.Broken...)
 	}
-	return l.Config, nil
+	l := Load(flags)
+	return l.Config, errors.Join(l.Broken...)
 }
 
 func file(t *testing.T, text string) string {

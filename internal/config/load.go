@@ -5,19 +5,21 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 
+	"github.com/agext/levenshtein"
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
+	"github.com/spf13/pflag"
 )
 
 // DefaultFile is read, if it exists, when no other file is named.
@@ -63,31 +65,25 @@ func (l *Loaded) reset(key string) {
 	}
 }
 
-// Read reads the configuration; its error is that of the flags. more adds a command's flags.
-func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ *Loaded, words []string, err error) {
-	// Parse twice: to find the file, and again over its values.
-	var file string
-	if words, err = parse(Default(), &file, arguments, output, nil, more); err != nil {
-		return nil, nil, err
-	}
+// Load reads the file that the flags name, or DefaultFile, and its drop-ins. Flags of AddFlags override them.
+func Load(flags *pflag.FlagSet) *Loaded {
 	l := &Loaded{Config: Default(), Sources: make(map[string]string)}
-	name := cmp.Or(file, DefaultFile)
-	for _, path := range append([]string{name}, DropIns(name)...) {
+	named := File(flags)
+	file := cmp.Or(named, DefaultFile)
+	for _, path := range append([]string{file}, DropIns(file)...) {
 		info, err := os.Stat(path)
 		switch {
-		case err == nil && path != file && !info.Mode().IsRegular(): // a fifo would hold up the daemon; a person may name one
+		case err == nil && path != named && !info.Mode().IsRegular(): // a fifo would block the daemon; a user may name one
 			err = fmt.Errorf("%s is no regular file", path)
 		case err == nil:
 			err = l.readFile(path)
 		}
-		if err != nil && (file != "" || path != name || !errors.Is(err, fs.ErrNotExist)) {
+		if err != nil && (named != "" || path != file || !errors.Is(err, fs.ErrNotExist)) {
 			l.Broken = append(l.Broken, err)
 		}
 	}
-	if _, err := parse(l.Config, &file, arguments, io.Discard, l.Sources, more); err != nil {
-		return nil, nil, err
-	}
-	// Resolve paths before they are checked. A default replaces what is refused.
+	l.override(flags)
+	// Resolve paths before they are checked. A default replaces a refused value.
 	// netns_dir keeps its symlinks: agents of networks open CNI_NETNS below a prefix, and have /var/run/netns there.
 	for _, path := range []*string{&l.Root, &l.State} {
 		*path = resolved(*path)
@@ -96,7 +92,15 @@ func Read(arguments []string, output io.Writer, more ...func(*flag.FlagSet)) (_ 
 		l.Broken = append(l.Broken, l.Locate(problem))
 		l.reset(keyOf(problem))
 	}
-	return l, words, nil
+	return l
+}
+
+// LoadFile loads one file and its drop-ins, without flags.
+func LoadFile(file string) (*Loaded, error) {
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	AddFlags(flags)
+	err := flags.Set("config", file)
+	return Load(flags), err
 }
 
 // resolved returns a path without symlinks, as libcontainer and mountinfo need it, as far as it exists.
@@ -120,56 +124,31 @@ func resolved(path string) string {
 	}
 }
 
-// parse notes in sources which keys have a flag.
-func parse(c *Config, file *string, arguments []string, output io.Writer, sources map[string]string, more []func(*flag.FlagSet)) (words []string, err error) {
-	set := flag.NewFlagSet("minicri", flag.ContinueOnError)
-	set.SetOutput(output)
-	c.Flags(set, file)
-	for _, add := range more {
-		add(set)
+// AddFlags adds the flags that override keys, with the names and comments of their keys.
+func AddFlags(flags *pflag.FlagSet) {
+	flags.String("config", "", "configuration `FILE` in TOML, with its drop-ins FILE.d/*.toml (default "+DefaultFile+" if it exists)")
+	defaults := Default()
+	values := defaults.flagKeys()
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		flags.String(flagOf(key), *values[key], tagOf(key).Get("comment"))
 	}
-	// The package flag would print all help below each error.
-	usage := set.Usage
-	set.Usage = func() {}
-	set.SetOutput(io.Discard)
-	for {
-		if err := set.Parse(arguments); err != nil {
-			if errors.Is(err, flag.ErrHelp) {
-				set.SetOutput(output)
-				usage()
-			}
-			return nil, err
-		}
-		if set.NArg() == 0 {
-			set.Visit(func(f *flag.Flag) {
-				key := strings.ReplaceAll(f.Name, "-", "_")
-				if key == "certs_dir" {
-					key = "images.certs_dirs"
-				}
-				if sources != nil {
-					sources[key] = "--" + f.Name
-				}
-			})
-			return words, nil
-		}
-		words, arguments = append(words, set.Arg(0)), set.Args()[1:]
-	}
+	flags.StringArray("certs-dir", nil, "`DIRECTORY` searched for HOST/hosts.toml of registries; may be repeated, and replaces images.certs_dirs")
 }
 
-// Flags adds the daemon's flags to a set, with the names and comments of their keys.
-func (c *Config) Flags(set *flag.FlagSet, file *string) {
-	set.StringVar(file, "config", "", "configuration `file` in TOML, with its drop-ins FILE.d/*.toml (default "+DefaultFile+" if it exists)")
-	for key, value := range c.flagKeys() {
-		set.StringVar(value, strings.ReplaceAll(key, "_", "-"), *value, tagOf(key).Get("comment"))
-	}
-	given := false // the first one replaces the configured list
-	set.Func("certs-dir", "`directory` searched for HOST/hosts.toml of registries; may be repeated, and replaces images.certs_dirs", func(directory string) error {
-		if !given {
-			c.Images.CertsDirs, given = nil, true
+func flagOf(key string) string { return strings.ReplaceAll(key, "_", "-") }
+
+// override sets the keys whose flags are given.
+func (l *Loaded) override(flags *pflag.FlagSet) {
+	for key, value := range l.flagKeys() {
+		if f := flags.Lookup(flagOf(key)); f != nil && f.Changed {
+			*value = f.Value.String()
+			l.Sources[key] = "--" + f.Name
 		}
-		c.Images.CertsDirs = append(c.Images.CertsDirs, directory)
-		return nil
-	})
+	}
+	if f := flags.Lookup("certs-dir"); f != nil && f.Changed {
+		l.Images.CertsDirs, _ = flags.GetStringArray(f.Name) // the flag has this type
+		l.Sources["images.certs_dirs"] = "--" + f.Name
+	}
 }
 
 func (c *Config) flagKeys() map[string]*string {
@@ -207,13 +186,12 @@ func (c *Config) Reloaded(fresh *Config) *Config {
 	return &next
 }
 
-// File returns the configuration file for the flags.
-func File(arguments []string) string {
-	var file string
-	if _, err := parse(Default(), &file, arguments, io.Discard, nil, nil); err != nil || file == "" {
-		return DefaultFile
+// File returns the file that the flags name, "" for none.
+func File(flags *pflag.FlagSet) string {
+	if f := flags.Lookup("config"); f != nil {
+		return f.Value.String()
 	}
-	return file
+	return ""
 }
 
 // Write writes the configuration as a file with a comment on every key.
@@ -248,36 +226,135 @@ func DropIns(file string) []string {
 	return paths
 }
 
-// readFile reads a file over what is there. With a value of a wrong kind nothing of the file counts.
+// readFile reads a file over the present values. It reports every unknown key and every value of a wrong kind, and
+// uses the others.
 func (l *Loaded) readFile(file string) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("read the configuration: %w", err)
 	}
-	err = decode(data, Default())
-	var unknown *toml.StrictMissingError
-	var wrong *toml.DecodeError
-	switch {
-	case errors.As(err, &unknown):
-		for _, one := range unknown.Errors {
-			line, _ := one.Position()
-			l.Unknown = append(l.Unknown, fmt.Errorf("%s:%d: unknown key %q: 'minicri config default' lists all keys", file, line, strings.Join(one.Key(), ".")))
+	var document map[string]any
+	if err := toml.Unmarshal(data, &document); err != nil {
+		if wrong, is := errors.AsType[*toml.DecodeError](err); is {
+			line, column := wrong.Position()
+			return fmt.Errorf("%s:%d:%d: %w", file, line, column, err)
 		}
-	case errors.As(err, &wrong):
-		line, column := wrong.Position()
-		return fmt.Errorf("%s:%d:%d: %w", file, line, column, err)
-	case err != nil:
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	for key, line := range linesOf(data) {
-		l.Sources[key] = fmt.Sprintf("%s:%d", file, line)
+	lines := linesOf(data)
+	values := valuesIn(document, nil)
+	slices.SortStableFunc(values, func(a, b setting) int { return cmp.Compare(lines[a.key()], lines[b.key()]) })
+	var wrong []error
+	for _, v := range values {
+		key := v.key()
+		at := fmt.Sprintf("%s:%d", file, lines[key])
+		err := v.decode()
+		switch {
+		case err == nil:
+			l.Sources[key] = at
+			continue
+		case errors.As(err, new(*toml.StrictMissingError)):
+			hint := DidYouMean(key, keyNames())
+			l.Unknown = append(l.Unknown, fmt.Errorf("%s: unknown key %q%s: 'minicri config default' lists all keys", at, key, hint))
+		default:
+			wrong = append(wrong, fmt.Errorf("%s: %s: %s is no %s", at, key, v.text(), kindOf(key)))
+		}
+		delete(v.table, v.path[len(v.path)-1])
 	}
-	_ = decode(data, l.Config) // as above
-	return nil
+	rest, err := toml.Marshal(document)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if err := toml.Unmarshal(rest, l.Config); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return errors.Join(wrong...)
 }
 
-func decode(data []byte, c *Config) error {
-	return toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(c)
+// setting is a value of a document, with the table that contains it and its path from the top.
+type setting struct {
+	table map[string]any
+	path  []string
+	value any
+}
+
+func (s setting) key() string { return strings.Join(s.path, ".") }
+
+// text is the value for an error.
+func (s setting) text() string {
+	switch reflect.ValueOf(s.value).Kind() {
+	case reflect.Map:
+		return "a table"
+	case reflect.Slice:
+		return "a list"
+	}
+	return fmt.Sprintf("%#v", s.value)
+}
+
+func valuesIn(table map[string]any, above []string) (all []setting) {
+	for name, value := range table {
+		path := append(slices.Clip(above), name)
+		if inner, is := value.(map[string]any); is && len(inner) > 0 {
+			all = append(all, valuesIn(inner, path)...)
+			continue
+		}
+		all = append(all, setting{table, path, value})
+	}
+	return all
+}
+
+// decode decodes the value alone, strictly, into a default configuration that is then dropped.
+func (s setting) decode() error {
+	document := s.value
+	for _, name := range slices.Backward(s.path) {
+		document = map[string]any{name: document}
+	}
+	text, err := toml.Marshal(document)
+	if err != nil {
+		return err
+	}
+	return toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(Default())
+}
+
+// kindOf describes the values of a key.
+func kindOf(key string) string {
+	if rest, is := strings.CutPrefix(key, "runtimes."); is {
+		_, rest, _ = strings.Cut(rest, ".")
+		key = "runtimes.NAME." + rest
+	}
+	for _, k := range Keys() {
+		if k.Name == key && !k.Table {
+			return k.Kind
+		}
+	}
+	return "table"
+}
+
+func keyNames() (names []string) {
+	for _, k := range Keys() {
+		names = append(names, k.Name)
+	}
+	return names
+}
+
+// DidYouMean returns ": did you mean NAME?" for the known name that is nearest to a word, "" if none is near. A key is
+// also near if only its table is missing or wrong.
+func DidYouMean(word string, known []string) string {
+	last := word[strings.LastIndexByte(word, '.')+1:]
+	nearest, least := "", 1+(len(last)+2)/3
+	for _, name := range known {
+		distance := levenshtein.Distance(word, name, nil)
+		if name[strings.LastIndexByte(name, '.')+1:] == last {
+			distance = min(distance, 1)
+		}
+		if distance < least {
+			nearest, least = name, distance
+		}
+	}
+	if nearest == "" {
+		return ""
+	}
+	return fmt.Sprintf(": did you mean %q?", nearest)
 }
 
 func linesOf(data []byte) map[string]int {
@@ -287,8 +364,8 @@ func linesOf(data []byte) map[string]int {
 	for parser.NextExpression() {
 		switch expression := parser.Expression(); expression.Kind {
 		case unstable.Table, unstable.ArrayTable:
-			table, _ = keyOfNode(parser, expression)
-			table += "."
+			name, line := keyOfNode(parser, expression)
+			lines[name], table = line, name+"."
 		case unstable.KeyValue:
 			addLines(lines, parser, table, expression)
 		}

@@ -1,7 +1,6 @@
 package containerd
 
 import (
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -168,7 +167,7 @@ func TestRulesNameKeys(t *testing.T) {
 func load(t *testing.T, text []byte) *config.Config {
 	file := filepath.Join(t.TempDir(), "config.toml")
 	harness.Check(t, os.WriteFile(file, text, 0o600))
-	l, _, err := config.Read([]string{"--config", file}, io.Discard)
+	l, err := config.LoadFile(file)
 	if err == nil {
 		err = l.Strict()
 	}

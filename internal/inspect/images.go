@@ -167,6 +167,17 @@ func (c Client) Pull(ctx context.Context, path string, auth io.Reader, progress 
 	}
 }
 
+// Import sends an archive, and returns its images.
+func (c Client) Import(ctx context.Context, archive io.Reader) (imported []Image, err error) {
+	response, err := c.Call(ctx, http.MethodPost, "/images/import", archive)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	err = json.NewDecoder(response.Body).Decode(&imported)
+	return imported, err
+}
+
 // Save writes the archive that an ImageRoutes path returns.
 func (c Client) Save(ctx context.Context, path string, archive io.Writer) error {
 	response, err := c.Call(ctx, http.MethodGet, path, http.NoBody)

@@ -72,12 +72,12 @@ type Node struct {
 func (n *Node) Timelines(wanted string) ([]timeline.Pod, error) {
 	containers := make(map[string][]timeline.Container)
 	for _, c := range n.Containers.List() {
-		containers[c.SandboxID] = append(containers[c.SandboxID], containerOf(c.ID, c.Config(), c.Facts(), c.Timeline()))
+		containers[c.SandboxID] = append(containers[c.SandboxID], containerOf(c.ID, c.Config(), c.Facts(), c.Rows.Live()))
 	}
 	var pods []timeline.Pod
 	listed := n.Sandboxes.List()
 	for i, sb := range append(listed, n.Sandboxes.Building()...) {
-		p := podOf(sb.ID, sb.Config(), sb.Facts(), n.Sandboxes.LiveAddresses(sb), sb.Timeline())
+		p := podOf(sb.ID, sb.Config(), sb.Facts(), n.Sandboxes.LiveAddresses(sb), sb.Rows.Live())
 		if i >= len(listed) {
 			p.State = timeline.Building
 		}

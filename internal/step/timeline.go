@@ -32,8 +32,8 @@ type Row struct {
 	Parent string  `json:"parent,omitempty"`
 	Note   string  `json:"note,omitempty"`   // what came of it: "exit code 137, OOMKilled"
 	Plugin *Plugin `json:"plugin,omitempty"` // of a plugin's run alone
-
-	underWay bool
+	// Running is true for a step that has not ended: Took is the time until now. Records on disk do not have it.
+	Running bool `json:"running,omitempty"`
 }
 
 // Plugin is the result of a run of a CNI plugin. If it was killed before it answered, no later field is known.
@@ -72,7 +72,7 @@ func NewTimeline(past []Row) *Timeline {
 }
 
 func (t *Timeline) begin(name Name) *Row {
-	row := &Row{Kind: name.Kind(), Step: name.Own(), Start: time.Now(), underWay: true}
+	row := &Row{Kind: name.Kind(), Step: name.Own(), Start: time.Now(), Running: true}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.add(row)
@@ -82,7 +82,7 @@ func (t *Timeline) begin(name Name) *Row {
 func (t *Timeline) end(row *Row, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	row.Took, row.underWay = time.Since(row.Start), false
+	row.Took, row.Running = time.Since(row.Start), false
 	if err != nil {
 		row.Error = err.Error()
 		row.Error = row.Error[:min(len(row.Error), maxError)]
@@ -101,15 +101,24 @@ func (t *Timeline) add(row *Row) {
 	}
 }
 
-// Rows are the rows until now, by beginning. A step that is under way has taken the time until now.
+// Rows returns the rows for a record, in the order of their beginnings, as if all steps had ended now.
 func (t *Timeline) Rows() []Row {
+	rows := t.Live()
+	for i := range rows {
+		rows[i].Running = false
+	}
+	return rows
+}
+
+// Live returns the rows, in the order of their beginnings. A running step has taken the time until now.
+func (t *Timeline) Live() []Row {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rows := make([]Row, 0, len(t.rows))
 	for _, row := range t.rows {
 		shown := *row
-		if shown.underWay {
-			shown.Took, shown.underWay = time.Since(row.Start), false
+		if shown.Running {
+			shown.Took = time.Since(row.Start)
 		}
 		rows = append(rows, shown)
 	}
@@ -121,7 +130,7 @@ func (t *Timeline) Stage() *Row {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, row := range slices.Backward(t.rows) {
-		if row.underWay {
+		if row.Running {
 			shown := *row
 			shown.Took = time.Since(row.Start)
 			return &shown

@@ -126,6 +126,9 @@ func (p *Pod) LastChange() (last time.Time) {
 
 // Matches reports whether wanted is "", or an id or its beginning, a name or NAMESPACE/NAME of pod or container.
 func (p *Pod) Matches(wanted string) bool {
+	if kind, name, listed := strings.Cut(wanted, " "); listed && kind == p.Kind { // as the list prints it
+		wanted = name
+	}
 	_, name, _ := strings.Cut(p.Name, "/")
 	if wanted == "" || strings.HasPrefix(p.ID, wanted) || p.Name == wanted || name == wanted {
 		return true

@@ -225,7 +225,7 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 		if p.Kind != "pod" {
 			name = p.Kind + " " + name
 		}
-		rows = append(rows, append(cells("", shorten(p.ID, 13), age(p.Begin, now), short(p.Took)), cell{p.State, colors[p.State]}, cell{text: name}))
+		rows = append(rows, append(cells("", p.ID[:min(12, len(p.ID))], age(p.Begin, now), short(p.Took)), cell{p.State, colors[p.State]}, cell{text: name}))
 	}
 	lines := style.table(rows, 4)
 	var b strings.Builder
@@ -237,7 +237,11 @@ func List(w io.Writer, pods []Pod, now time.Time, style Style) error {
 			if problem.Step != "" {
 				at += ", " + problem.Step
 			}
-			fmt.Fprintln(&b, "  "+style.paint(red, shorten(at+": "+oneLine(problem.Text), style.columns()-2)))
+			if style.Width == 0 { // a pipe or a file gets all of it, in one line
+				fmt.Fprintf(&b, "  %s: %s\n", at, oneLine(problem.Text))
+				continue
+			}
+			style.wrapIn(&b, red, "  ", at+": "+problem.Text)
 		}
 	}
 	_, err := io.WriteString(w, b.String())

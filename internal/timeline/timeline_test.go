@@ -337,3 +337,46 @@ func fillTexts(value reflect.Value, text string) {
 		value.SetMapIndex(reflect.ValueOf(text).Convert(value.Type().Key()), entry)
 	}
 }
+
+// A step under way is neither done nor failed.
+func TestRunningStep(t *testing.T) {
+	p := Pod{Kind: "pod", Name: "test/web", State: Building, Rows: []step.Row{row("pod", "record", "", 0, 5, ""), row("pod", "cni add", "", 5, 2500, "")}}
+	p.Rows[1].Running = true
+	p.Finish()
+	got := text(t, p, Style{})
+	for _, want := range []string{"pod test/web: being made for 2.5", "✓ record", "… cni add"} {
+		harness.Want(t, strings.Contains(got, want), "%q is not in\n%s", want, got)
+	}
+	events := Events([]Pod{p})
+	harness.Same(t, "ended steps", len(events), 1)
+	harness.Want(t, strings.HasSuffix(events[0].Text(Style{}), " test/web ✓ record 5ms"), "%q", events[0].Text(Style{}))
+}
+
+// A cause is whole in a pipe, in one line; on a terminal it is wrapped.
+func TestCausesAreWhole(t *testing.T) {
+	p := failedPod()
+	p.Error = "cni add: " + strings.Repeat("far ", 60) + "END"
+	for _, columns := range []int{0, 60} {
+		var b strings.Builder
+		harness.Check(t, List(&b, []Pod{p}, noon.Add(time.Hour), Style{Width: columns}))
+		harness.Want(t, strings.Contains(b.String(), "END\n"), "%d columns cut the cause:\n%s", columns, b.String())
+		harness.Same(t, "the cause is in one line", strings.Contains(b.String(), "far far far END\n") && strings.Count(b.String(), "far ") == 60 &&
+			!strings.Contains(b.String(), "far\n"), columns == 0)
+	}
+}
+
+// The page has all that the text has, and no text of a pod becomes markup or ends its script.
+func TestPage(t *testing.T) {
+	p := failedPod()
+	p.Name = "test/</script><img src=x onerror=alert(1)>"
+	var b strings.Builder
+	harness.Check(t, HTML(&b, []Pod{p}, "0.1.0"))
+	page := b.String()
+	harness.Same(t, "scripts that end", strings.Count(page, "</script>"), 2)
+	for _, want := range []string{"no address", `"name":"bridge ADD"`, `\u003cimg`, `"notUndone":["cni del: it stays"]`} {
+		harness.Want(t, strings.Contains(page, want), "%q is not in the page", want)
+	}
+	for _, bad := range []string{"http://", "https://", "S3CRET", "<img", "src="} {
+		harness.Want(t, !strings.Contains(strings.ReplaceAll(page, "src=x", ""), bad), "%q is in the page", bad)
+	}
+}

@@ -180,7 +180,7 @@ func (p *Pod) Text(w io.Writer, style Style) error {
 	shown.head(&b, style)
 	var last time.Time
 	for _, e := range shown.episodes() {
-		when := e.begin.UTC().Format("2006-01-02 15:04:05.000 UTC")
+		when := e.begin.UTC().Format(timeFormat)
 		if !last.IsZero() {
 			when += ", " + short(e.begin.Sub(last)) + " later"
 		}
@@ -188,7 +188,11 @@ func (p *Pod) Text(w io.Writer, style Style) error {
 		e.text(&b, style)
 		last = e.end
 	}
-	for _, problem := range shown.Problems() {
+	problems := shown.Problems()
+	if len(problems) == 0 {
+		shown.slowest(&b, style)
+	}
+	for _, problem := range problems {
 		head := problem.Of + " failed"
 		if problem.Step != "" {
 			head += " at " + problem.Step
@@ -208,9 +212,12 @@ func (p *Pod) Text(w io.Writer, style Style) error {
 
 func (p *Pod) head(b *strings.Builder, style Style) {
 	fmt.Fprintf(b, "%s %s%s: %s", p.Kind, style.paint(bold, p.Name), attempt(p.Attempt), style.paint(colors[p.State], p.State))
-	if p.State == Failed {
+	switch {
+	case p.State == Failed:
 		fmt.Fprintf(b, " after %s", short(p.Took))
-	} else if p.Took > 0 {
+	case p.State == Building:
+		fmt.Fprintf(b, " for %s", short(p.Took))
+	case p.Took > 0:
 		fmt.Fprintf(b, ", made in %s", short(p.Took))
 	}
 	b.WriteString("\n")
@@ -236,10 +243,8 @@ func (e *episode) text(b *strings.Builder, style Style) {
 	bars := room - names
 	fmt.Fprintln(b, style.paint(faint, fmt.Sprintf("%9s %9s   %-*s 0%*s", "start", "took", names, "step", bars-1, short(e.took()))))
 	for _, l := range e.lines {
-		mark, color, depth := "✓", green, min(l.depth, deepest)
-		if l.failed() {
-			mark, color = "✗", red
-		}
+		depth := min(l.depth, deepest)
+		mark, color := l.mark()
 		name := shorten(l.name(names-2*depth-2), names-2*depth-2)
 		fmt.Fprintf(b, "%9s %9s   %s%s %-*s %s\n", short(l.at().Sub(e.begin)), short(l.Took), strings.Repeat("  ", depth), style.paint(color, mark),
 			names-2*depth-2, name, style.paint(color, e.bar(l, bars)))
@@ -247,9 +252,27 @@ func (e *episode) text(b *strings.Builder, style Style) {
 			style.wrap(b, strings.Repeat(" ", indent+2*depth), text)
 		}
 	}
-	if slowest := e.slowest(); slowest != "" {
-		style.wrap(b, "  slowest: ", slowest)
+}
+
+// slowest tells the slowest step of the pod's making.
+func (p *Pod) slowest(b *strings.Builder, style Style) {
+	if all := p.episodes(); len(all) > 0 {
+		if text := all[0].slowest(); text != "" {
+			b.WriteString("\n")
+			style.wrap(b, "slowest: ", text)
+		}
 	}
+}
+
+// mark returns the sign of the line and its color.
+func (l *line) mark() (sign, color string) {
+	switch {
+	case l.failed():
+		return "✗", red
+	case l.Running:
+		return "…", yellow
+	}
+	return "✓", green
 }
 
 func (l *line) details() (texts []string) {
@@ -298,7 +321,9 @@ func (e *episode) bar(l *line, most int) string {
 }
 
 // wrap writes a text after a prefix, in lines no longer than the terminal.
-func (s Style) wrap(b *strings.Builder, prefix, text string) {
+func (s Style) wrap(b *strings.Builder, prefix, text string) { s.wrapIn(b, "", prefix, text) }
+
+func (s Style) wrapIn(b *strings.Builder, color, prefix, text string) {
 	room := s.columns() - utf8.RuneCountInString(prefix)
 	for letters := []rune(oneLine(text)); len(letters) > 0; prefix = strings.Repeat(" ", utf8.RuneCountInString(prefix)) {
 		cut := min(len(letters), room)
@@ -308,7 +333,7 @@ func (s Style) wrap(b *strings.Builder, prefix, text string) {
 		if cut == 0 { // one long word
 			cut = room
 		}
-		fmt.Fprintln(b, prefix+string(letters[:cut]))
+		fmt.Fprintln(b, prefix+s.paint(color, string(letters[:cut])))
 		letters = []rune(strings.TrimLeft(string(letters[cut:]), " "))
 	}
 }
