@@ -20,7 +20,7 @@ type named struct {
 	containers []*runtimeapi.Container
 }
 
-// find asks the daemon for the objects of a name: NAME, NAMESPACE/NAME, NAMESPACE/POD/CONTAINER, or the beginning of
+// find lists the objects of a name with the daemon: NAME, NAMESPACE/NAME, NAMESPACE/POD/CONTAINER, or the beginning of
 // an id.
 func find(ctx context.Context, daemon runtimeapi.RuntimeServiceClient, name string) (named, error) {
 	pods, err := daemon.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
@@ -32,7 +32,7 @@ func find(ctx context.Context, daemon runtimeapi.RuntimeServiceClient, name stri
 		return named{}, withoutCode(err)
 	}
 	var found named
-	nameOf := make(map[string]string) // of a pod by id
+	nameOf := make(map[string]string) // pod id to NAMESPACE/NAME
 	for _, pod := range pods.GetItems() {
 		m := pod.GetMetadata()
 		full := m.GetNamespace() + "/" + m.GetName()

@@ -26,8 +26,8 @@ type nodeStatus struct {
 	StartedAt       time.Time            `json:"startedAt"`
 	Socket          string               `json:"socket"`
 	Conditions      []statusCondition    `json:"conditions"`
-	Pods            map[string]int       `json:"pods"`       // by state
-	Containers      map[string]int       `json:"containers"` // by state
+	Pods            map[string]int       `json:"pods"`       // state to number
+	Containers      map[string]int       `json:"containers"` // state to number
 	Network         string               `json:"network,omitempty"`
 	NetworkFile     string               `json:"networkFile,omitempty"`
 	NetworkPlugins  []string             `json:"networkPlugins"`
@@ -42,7 +42,7 @@ type nodeStatus struct {
 	OlderBuilds     []timeline.Older     `json:"olderBuilds"`
 	Images          int                  `json:"images"`
 	ImageBytes      uint64               `json:"imageBytes"`
-	ContainerBytes  uint64               `json:"containerBytes"` // of writable layers
+	ContainerBytes  uint64               `json:"containerBytes"` // the size of writable layers
 	Pulls           []image.PullUnderWay `json:"pulls"`
 	LastErrors      []statusError        `json:"lastErrors"`
 }
@@ -60,7 +60,7 @@ type statusHandler struct {
 
 type statusError struct {
 	At   time.Time `json:"at"`
-	Name string    `json:"name"` // of the pod or image
+	Name string    `json:"name"` // a pod or an image
 	Text string    `json:"text"`
 }
 
@@ -89,7 +89,7 @@ func (s *nodeStatus) healthy() bool {
 	return !slices.ContainsFunc(s.Conditions, func(c statusCondition) bool { return !c.Holds })
 }
 
-// readStatus asks the daemon by the CRI and by its debug socket.
+// readStatus reads the status of the daemon by the CRI and by its debug socket.
 func readStatus(ctx context.Context, c call) (*nodeStatus, error) {
 	answer, err := verboseStatus(ctx, c.Socket)
 	if err != nil {
@@ -144,7 +144,7 @@ func decodeInfo(text string, into any) error {
 	return json.Unmarshal([]byte(text), into)
 }
 
-// readRuntime asks other calls of the CRI.
+// readRuntime uses other calls of the CRI.
 func (s *nodeStatus) readRuntime(ctx context.Context, c call) error {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -186,7 +186,7 @@ func (s *nodeStatus) readRuntime(ctx context.Context, c call) error {
 	return nil
 }
 
-// readDaemon asks the debug socket.
+// readDaemon uses the debug socket.
 func (s *nodeStatus) readDaemon(ctx context.Context, c call) error {
 	daemon := inspect.NewClient(inspect.DebugSocket(c.State))
 	glance, err := daemon.Glance(ctx)

@@ -37,7 +37,7 @@ const (
 // entry describes one command. Its words are those before its arguments: "image pull".
 type entry struct {
 	words, arguments string
-	aliases          []string // of the last word
+	aliases          []string // other last words
 	least, most      int      // number of arguments, most < 0 for any number
 	short            string
 	long             string // more than the short help, "" for nothing more
@@ -213,7 +213,7 @@ func Program(actions map[string]Action, names func(cmd *cobra.Command, kind stri
 	}
 	root.SetHelpCommand(helpCommand(root))
 	root.InitDefaultHelpCmd()
-	root.CompletionOptions.DisableDefaultCmd = true // it keeps the output of before SetOut
+	root.CompletionOptions.DisableDefaultCmd = true // cobra would keep the output from before SetOut
 	root.AddCommand(completionCommand())
 	addOfCrictl(root, actions["crictl"])
 	return root
@@ -337,7 +337,7 @@ func completionCommand() *cobra.Command {
 	}
 }
 
-// addOfCrictl adds hidden commands for the verbs of crictl, which a user may look for.
+// addOfCrictl adds hidden commands for verbs of crictl that a user may try.
 func addOfCrictl(root *cobra.Command, run Action) {
 	for _, verb := range []string{"attach", "exec", "logs", "port-forward", "rmp", "rm", "rmi", "runp", "start", "stats", "stop", "stopp"} {
 		cmd := &cobra.Command{Use: verb, Hidden: true, DisableFlagParsing: true, RunE: run}
@@ -347,10 +347,10 @@ func addOfCrictl(root *cobra.Command, run Action) {
 
 func help(cmd *cobra.Command) {
 	fmt.Fprintf(cmd.OutOrStdout(), "%s\n\n", cmd.Long)
-	_ = usage(cmd) // it returns none
+	_ = usage(cmd) // always nil
 }
 
-// usage prints the flags of a command before the daemon's, which only minicri --help describes.
+// usage prints the flags of a command, and the names of the daemon's flags. Only minicri --help describes those.
 func usage(cmd *cobra.Command) error {
 	out := cmd.OutOrStdout()
 	switch {

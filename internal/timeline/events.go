@@ -9,7 +9,7 @@ import (
 
 // Event is one row of a pod or a container that has ended.
 type Event struct {
-	At   time.Time // of its end
+	At   time.Time // the end
 	Pod  string
 	line *line
 }
