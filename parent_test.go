@@ -3,6 +3,7 @@ package minicri_test
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
 	"flag"
 	"fmt"
 	"go/ast"
@@ -145,7 +146,7 @@ func TestSecurityPageIsCurrent(t *testing.T) {
 	const page = "docs/security.md"
 	attacks := findAttacks(t)
 	harness.Need(t, len(attacks) >= 20, "only %d attacks found", len(attacks))
-	want := securityPage(attacks)
+	want := securityPage(t, attacks)
 	if *update {
 		must(t, os.WriteFile(page, []byte(want), 0o644))
 	}
@@ -191,7 +192,7 @@ func attacksIn(t *testing.T, directory, file string) (attacks []attack) {
 	return attacks
 }
 
-func securityPage(attacks []attack) string {
+func securityPage(t *testing.T, attacks []attack) string {
 	var page strings.Builder
 	page.WriteString(`# Attacks that were tried
 
@@ -210,7 +211,50 @@ has the threat model and the promises.
 		}
 		fmt.Fprintf(&page, "| %s | %s | %s |\n", a.tried, a.held, a.field)
 	}
+	version, files := mirrored(t)
+	fmt.Fprintf(&page, `
+## Direct starts
+
+Pauses and most execs start without libcontainer. The code below supervisor/launch repeats these files of
+runc %s (module sum %s). A release is made only with this version. A field of the runtime-spec that this
+code does not implement is refused, and libcontainer starts the process.
+
+| runc | supervisor/launch |
+| --- | --- |
+`, version[0], version[1])
+	for _, f := range files {
+		fmt.Fprintf(&page, "| %s | %s |\n", f[1], f[2])
+	}
 	return page.String()
+}
+
+// mirrored reads supervisor/launch/runc.txt.
+func mirrored(t *testing.T) (version []string, files [][]string) {
+	for line := range strings.Lines(string(harness.Read(t, "supervisor/launch/runc.txt"))) {
+		switch words := strings.Fields(line); {
+		case words[0] == "version":
+			version = words[1:]
+		case words[0] != "#":
+			files = append(files, words)
+		}
+	}
+	return version, files
+}
+
+// The files of runc that direct starts repeat are those that somebody has read.
+func TestMirroredFilesOfRunc(t *testing.T) {
+	modules, err := exec.Command("go", "list", "-m", "-f", "{{.Version}} {{.Dir}}", "github.com/opencontainers/runc").Output()
+	must(t, err)
+	now, dir, _ := strings.Cut(strings.TrimSpace(string(modules)), " ")
+	version, files := mirrored(t)
+	harness.Same(t, "the version of runc in supervisor/launch/runc.txt", version[0], now)
+	sum := fmt.Sprintf("github.com/opencontainers/runc %s %s\n", version[0], version[1])
+	harness.Want(t, strings.Contains(string(harness.Read(t, "go.sum")), sum), "go.sum has another sum of runc than %s", sum)
+	for _, f := range files {
+		same := fmt.Sprintf("%x", sha256.Sum256(harness.Read(t, filepath.Join(dir, f[1])))) == f[0]
+		harness.Want(t, same, "runc's %s has changed: see supervisor/launch/runc.txt", f[1])
+		harness.Read(t, filepath.Join("supervisor/launch", f[2]))
+	}
 }
 
 // Who adds a key or a metric has its line in the page, too.

@@ -18,14 +18,14 @@ import (
 // CanExec reports whether a launch can start a process of a container. If not, libcontainer does in a starter: what
 // needs code in the container, such as a terminal, or HOME from its /etc/passwd.
 func CanExec(spec *specs.Spec, p *specs.Process) bool {
-	return len(p.Args) > 0 && !p.Terminal && p.Capabilities != nil && p.Scheduler == nil && p.IOPriority == nil && p.ExecCPUAffinity == nil &&
-		spec.Linux.Personality == nil && spec.Linux.MemoryPolicy == nil && spec.Linux.IntelRdt == nil &&
+	return len(p.Args) > 0 && p.Capabilities != nil && processFields.cover(p) && containerFields.cover(spec.Linux) &&
 		hasOwnMounts(spec.Linux.Namespaces) && valueOf(p.Env, "HOME") != "" && !asksAnother(spec.Linux.Seccomp)
 }
 
-// asksAnother reports whether another process decides on calls, and so needs a descriptor of the filter.
+// asksAnother reports whether another process decides on calls, and so needs a descriptor of the filter, or the profile
+// has a field that compile does not implement.
 func asksAnother(profile *specs.LinuxSeccomp) bool {
-	return profile != nil && (profile.DefaultAction == specs.ActNotify || profile.ListenerPath != "" ||
+	return profile != nil && (profile.DefaultAction == specs.ActNotify || !filterFields.cover(profile) ||
 		slices.ContainsFunc(profile.Syscalls, func(call specs.LinuxSyscall) bool { return call.Action == specs.ActNotify }))
 }
 

@@ -31,8 +31,8 @@ func CanPause(spec *specs.Spec) bool {
 		}
 	}
 	p := spec.Process
-	return !userns.RunningInUserNS() && hasOwnMounts(spec.Linux.Namespaces) && spec.Root.Readonly && p.NoNewPrivileges && p.Capabilities != nil &&
-		p.ApparmorProfile == "" && p.SelinuxLabel == "" && spec.Linux.MountLabel == "" && !asksAnother(spec.Linux.Seccomp)
+	return !userns.RunningInUserNS() && hasOwnMounts(spec.Linux.Namespaces) && spec.Root.Readonly && p.NoNewPrivileges &&
+		p.Capabilities != nil && len(p.Args) > 0 && pauseFields.cover(spec) && !asksAnother(spec.Linux.Seccomp)
 }
 
 // pauseMounts are the options of a pause's mounts, by type; mountFlags are those that both have.
