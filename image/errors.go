@@ -74,10 +74,22 @@ func registryError(ctx context.Context, err error, secrets *redact.Secrets) erro
 		if isRequest {
 			text = strings.ReplaceAll(text, request.URL, withoutQuery(request.URL))
 		}
+		if refused, is := errors.AsType[*tls.CertificateVerificationError](err); is {
+			return fmt.Errorf("%w: %w", ErrRegistryUnavailable, certificateError{text, refused})
+		}
 		return fmt.Errorf("%w: %s", ErrRegistryUnavailable, text)
 	}
 	return err
 }
+
+// certificateError is an error without the queries of addresses, of the kind of a refused certificate.
+type certificateError struct {
+	text string
+	*tls.CertificateVerificationError
+}
+
+func (e certificateError) Error() string { return e.text }
+func (e certificateError) Unwrap() error { return e.CertificateVerificationError }
 
 // codeOf is what the registry answered: the library may have been given another code.
 func codeOf(e remoteerrors.ErrUnexpectedStatus) int {

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -27,6 +28,11 @@ import (
 	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/test/harness"
 )
+
+func isCertificate(err error) bool {
+	_, is := errors.AsType[*tls.CertificateVerificationError](err)
+	return is && isUnavailable(err)
+}
 
 // tlsServer serves with a certificate of an authority of its own, for names and until a time.
 func tlsServer(t *testing.T, handler http.Handler, until time.Time, names ...string) *httptest.Server {
@@ -169,20 +175,20 @@ func TestErrorsNameTheCure(t *testing.T) {
 		{"503", h + "/app:1", Auth{}, status(503, nil, "Retry-After", "60"), isUnavailable, []string{
 			"503 Service Unavailable (Retry-After: 1m0s)", "try again later", file(h),
 		}, "firewall"},
-		{"unknown authority", hostOfURL(unknown.URL) + "/app:1", Auth{}, nil, isUnavailable, []string{
+		{"unknown authority", hostOfURL(unknown.URL) + "/app:1", Auth{}, nil, isCertificate, []string{
 			"x509", `ca = "/path/to/ca.pem"`, `"CN=Own CA"`, "into " + file(hostOfURL(unknown.URL)),
 		}, "firewall"},
 		{
 			"expired", hostOfURL(expired.URL) + "/app:1",
 			Auth{},
-			nil, isUnavailable,
+			nil, isCertificate,
 			[]string{"x509", "expired", "renew", "clock"},
 			"ca =",
 		},
 		{
 			"another name", hostOfURL(other.URL) + "/app:1",
 			Auth{},
-			nil, isUnavailable,
+			nil, isCertificate,
 			[]string{"x509", "certificate", "for other names"},
 			"ca =",
 		},

@@ -349,7 +349,11 @@ func (d *Directory) refreshStatus() {
 		close(d.asked)
 	}
 	if last == nil || (last.err == nil) != (err == nil) {
-		n.options.Logger.Info("network readiness changed", "dir", d.path, "ready", err == nil, "err", err)
+		pairs := []any{"dir", d.path, "ready", err == nil}
+		if err != nil {
+			pairs = append(pairs, "err", err)
+		}
+		n.options.Logger.Info("network readiness changed", pairs...)
 	}
 	if err == nil && last != nil && last.err != nil {
 		n.hurryAll()

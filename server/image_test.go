@@ -86,7 +86,7 @@ func TestPullIsLogged(t *testing.T) {
 	log := harness.Read(t, file.Name())
 	for _, words := range [][]string{
 		{"level=INFO", `msg="image pulled"`, "image=" + reference, "size=", "took="},
-		{"level=ERROR", "method=PullImage", "image=" + absent},
+		{"level=WARN", "method=PullImage", "image=" + absent},
 	} {
 		harness.Want(t, slices.ContainsFunc(strings.Split(string(log), "\n"), func(line string) bool {
 			return strings.Contains(line, "namespace=test pod=web") && !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) })

@@ -246,21 +246,34 @@ func (c calls) made(response any) []any {
 	return nil
 }
 
-// log writes the line of a call. Failed changes are errors whatever their code, except probes. NotFound is
-// no warning: the kubelet often asks for it.
+// log writes the line of a call. Failed changes are errors, except probes and faults of the request. NotFound of other
+// calls is no warning: the kubelet often gets it.
 func (c calls) log(ctx context.Context, method string, pairs []any, began time.Time, err error) {
 	name := path.Base(method)
 	level, text := slog.LevelDebug, "call"
 	switch {
 	case err != nil && name != "ExecSync" && (slices.Contains(changing, name) || milestones[name] != ""):
 		level, text = slog.LevelError, "call failed"
+		if slices.Contains(usersFaults, status.Code(err)) {
+			level = slog.LevelWarn
+		}
 	case err != nil && status.Code(err) != codes.NotFound:
 		level, text = slog.LevelWarn, "call failed"
 	case err == nil && name == "RemovePodSandbox" && len(pairs) == 2: // the id alone: it was removed before
 	case err == nil && milestones[name] != "":
 		level, text = slog.LevelInfo, milestones[name]
 	}
-	c.logger.Log(ctx, level, text, append(append([]any{"method", name}, pairs...), "took", time.Since(began), "err", err)...)
+	pairs = append(append([]any{"method", name}, pairs...), "took", time.Since(began))
+	if err != nil {
+		pairs = append(pairs, "code", status.Code(err).String(), "err", status.Convert(err).Message())
+	}
+	c.logger.Log(ctx, level, text, pairs...)
+}
+
+// usersFaults are the codes of requests that a user or a registry has to change, not the administrator of the node.
+var usersFaults = []codes.Code{
+	codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition, codes.Unauthenticated,
+	codes.PermissionDenied, codes.ResourceExhausted, codes.Canceled,
 }
 
 // grpcError is the only place that gives errors their gRPC code. It keeps a code that is there.

@@ -211,7 +211,8 @@ func (d *serving) reloadFiles() (whole bool, err error) {
 		}
 	}
 	if len(restart) > 0 {
-		d.logger.Warn("configuration reloaded; some keys have changed that need a restart of the daemon", "applied", applied, "keys", restart)
+		d.logger.Warn("configuration reloaded; some keys have changed that need a restart of the daemon", "applied", applied,
+			"restart_needed", restart)
 	} else {
 		d.logger.Info("configuration reloaded", "applied", applied)
 	}

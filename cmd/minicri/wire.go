@@ -14,6 +14,7 @@ import (
 	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/handler"
+	"github.com/minicri/minicri/internal/inspect"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/metrics"
 	"github.com/minicri/minicri/internal/node"
@@ -87,6 +88,7 @@ func wire(ctx context.Context, c *config.Config, logger *slog.Logger) (_ *parts,
 		Version:   version,
 		Sandboxes: n.runtime.Sandboxes, Containers: n.runtime.Containers, Networks: n.runtime.Networks, Streams: n.streams.Open, Dropped: n.runtime.Events.Dropped,
 		Images: n.images, Root: c.Root, Cadvisor: n.runtime.MeasureForMetrics, Descriptors: stats.Descriptors(),
+		Supervisors: func() uint64 { return inspect.SupervisorMemory(c.State) },
 	})
 	return n, n.runtime.Plugins.Open(n.runtime.Sandboxes, n.runtime.Containers)
 }

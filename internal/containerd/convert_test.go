@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -107,6 +108,31 @@ reject_sysctl_adjustment = true
 		}, nil},
 		"the collector has no port":  {"version = 2\n[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h'\nprotocol = 'grpc'\n", func(c *config.Config) bool { return c.Tracing.Endpoint == "" && c.Tracing.Protocol == "grpc" }, []string{"tracing.endpoint = h"}},
 		"the collector speaks other": {"version = 2\n[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h:1'\nprotocol = 'smoke'\n", anything, []string{"tracing.protocol = smoke"}},
+		"gVisor": {criV2 + runtimeV2("runsc", "io.containerd.runsc.v1", "TypeUrl = 'io.containerd.runsc.v1.options'"), func(c *config.Config) bool {
+			r := c.Runtimes["runsc"]
+			return r.SandboxPerContainer && slices.Equal(r.Args, []string{"--network=host"})
+		}, []string{"options.TypeUrl"}},
+		"gVisor by runc's shim": {criV2 + runtimeV2("gvisor", "io.containerd.runc.v2", "BinaryName = '/opt/bin/runsc'"), func(c *config.Config) bool {
+			return c.Runtimes["gvisor"].Path == "/opt/bin/runsc" && slices.Equal(c.Runtimes["gvisor"].Args, []string{"--network=host"})
+		}, nil},
+		"a collector with TLS": {"version = 2\n[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'https://h:4317'\nprotocol = 'grpc'\n", func(c *config.Config) bool {
+			return !c.Tracing.Insecure && c.Tracing.Endpoint == "h:4317" && c.Tracing.PerMillion == 1_000_000
+		}, nil},
+		"a collector by its default": {"version = 2\n[plugins.'io.containerd.tracing.processor.v1.otlp']\nendpoint = 'h:4317'\nprotocol = 'grpc'\n[plugins.'io.containerd.internal.v1.tracing']\nsampling_ratio = 0.25\n", func(c *config.Config) bool {
+			return !c.Tracing.Insecure && c.Tracing.PerMillion == 250_000
+		}, nil},
+		"cgroups of one handler": {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.sys]\nruntime_type = 'io.containerd.runc.v2'\ncgroup_writable = true\n", func(c *config.Config) bool {
+			return !c.CgroupWritable && c.Runtimes["sys"].Type == config.Builtin
+		}, []string{"runtime handler sys, cgroup_writable = true"}},
+		"directories": {"version = 3\nroot = '/mnt/containerd'\nstate = '/mnt/run'\nimports = ['/etc/containerd/conf.d/*.toml']\noom_score = -500\n", anything, []string{
+			"refused:\n#  root = /mnt/containerd", "state = /mnt/run", "imports = [/etc/containerd/conf.d/*.toml]", "oom_score = -500",
+		}},
+		"transfer service":       {"version = 3\n[plugins.'io.containerd.transfer.v1.local']\nmax_concurrent_downloads = 20\n", func(c *config.Config) bool { return c.Images.MaxDownloads == 20 }, nil},
+		"runc without its type":  {criV2 + "[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc.options]\nSystemdCgroup = true\n", func(c *config.Config) bool { return c.CgroupDriver == "systemd" }, nil},
+		"the form of the log":    {"version = 3\n[debug]\nformat = 'json'\n", func(c *config.Config) bool { return c.LogFormat == "json" }, nil},
+		"switched off":           {criV2 + "enable_cdi = false\nenable_unprivileged_ports = false\n", anything, []string{"enable_cdi = false: minicri always", "enable_unprivileged_ports = false: minicri always"}},
+		"another snapshotter":    {"version = 3\n[proxy_plugins.stargz]\ntype = 'snapshot'\naddress = '/run/s'\n[plugins.'io.containerd.gc.v1.scheduler']\npause_threshold = 0.02\n", anything, []string{"# Not used by minicri: plugins.io.containerd.gc.v1.scheduler, proxy_plugins.stargz\n"}},
+		"a handler without path": {criV2 + runtimeV2("kata", "io.containerd.kata.v2", ""), anything, []string{"runtime handler kata (io.containerd.kata.v2): "}},
 	} {
 		text, err := Convert([]byte(test.from))
 		if err != nil {
@@ -143,11 +169,19 @@ func TestDefaultsSayNothing(t *testing.T) {
 	harness.Check(t, err)
 	text, err := Convert(data)
 	harness.Check(t, err)
-	harness.Want(t, !strings.Contains(string(text), "# These"), "it became\n%s", text)
+	var notes []string
+	for line := range strings.Lines(string(text)) {
+		if note, is := strings.CutPrefix(line, "#  "); is {
+			notes = append(notes, strings.TrimSpace(note))
+		}
+	}
+	harness.Same(t, "notes", notes, []string{ // this old version has them off
+		"cri.enable_unprivileged_icmp = false: minicri always does", "cri.enable_unprivileged_ports = false: minicri always does",
+	})
 }
 
 func TestRefusesOtherVersions(t *testing.T) {
-	for _, text := range []string{"", "version = 1\n", "version = 5\n", "x"} {
+	for _, text := range []string{"", "version = 1\n", "version = 5\n", "x", "[crio.runtime]\nlog_level = 'info'\n"} {
 		got, err := Convert([]byte(text))
 		harness.Want(t, err != nil, "%q became %q", text, got)
 	}

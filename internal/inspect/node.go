@@ -234,7 +234,7 @@ func stateOf(life step.Life) string {
 
 // Glance looks at all pods of the node.
 func (n *Node) Glance(ctx context.Context) *timeline.Glance {
-	g := &timeline.Glance{At: time.Now(), Pods: []timeline.Line{}, Daemon: memoryOf(os.Getpid()), Supervisors: supervisorMemory(n.State)}
+	g := &timeline.Glance{At: time.Now(), Pods: []timeline.Line{}, Daemon: memoryOf(os.Getpid()), Supervisors: SupervisorMemory(n.State)}
 	measured := make(map[string]*runtimeapi.LinuxPodSandboxStats)
 	for _, stats := range n.Measure(ctx) {
 		measured[stats.GetAttributes().GetId()] = stats.GetLinux()
@@ -280,7 +280,8 @@ func (n *Node) Glance(ctx context.Context) *timeline.Glance {
 	return g
 }
 
-func supervisorMemory(stateDir string) (bytes uint64) {
+// SupervisorMemory returns the memory of all supervisors of a daemon in bytes (Pss).
+func SupervisorMemory(stateDir string) (bytes uint64) {
 	processes, _ := procfs.AllProcs() // without them their memory is not known
 	for _, p := range processes {
 		arguments, err := p.CmdLine()

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -38,6 +40,7 @@ type Metrics struct {
 
 	calls, steps, plugins, pull, nriSeconds    *prometheus.HistogramVec
 	exits, pulled, oomKills, lost, nriRequests *prometheus.CounterVec
+	pullFailures                               *prometheus.CounterVec
 	reloaded, reloadedAt, nriPlugins           *prometheus.GaugeVec
 	cniNames, nriNames                         names
 }
@@ -50,6 +53,10 @@ func New() *Metrics {
 	m.nriSeconds, m.nriRequests = m.histogram("minicri_nri_request_seconds", 0.0005, 4, 9), m.counter("minicri_nri_requests_total")
 	m.exits, m.pulled = m.counter("minicri_container_exits_total"), m.counter("minicri_image_pulled_bytes_total")
 	m.oomKills, m.lost = m.counter("minicri_container_oom_kills_total"), m.counter("minicri_supervisor_restarts_total")
+	m.pullFailures = m.counter("minicri_image_pull_failures_total")
+	for _, one := range append(slices.Collect(reasons()), other) {
+		m.pullFailures.WithLabelValues(one)
+	}
 	for _, one := range []*prometheus.CounterVec{m.pulled, m.oomKills, m.lost} {
 		one.WithLabelValues() // shown as 0 from the start
 	}
@@ -153,6 +160,51 @@ func (m *Metrics) ObserveLost() { m.lost.WithLabelValues().Inc() }
 func (m *Metrics) ObservePull(took time.Duration, bytes int64, err error) {
 	m.pull.WithLabelValues(outcomes[err == nil]).Observe(took.Seconds())
 	m.pulled.WithLabelValues().Add(float64(bytes))
+	if err != nil {
+		m.pullFailures.WithLabelValues(reasonOf(err)).Inc()
+	}
+}
+
+// pullReasons are the reasons of failed pulls. The first that fits an error counts.
+var pullReasons = []struct {
+	reason string
+	is     func(error) bool
+}{
+	{"canceled", func(err error) bool { return errors.Is(err, context.Canceled) }},
+	{"no_space", func(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }},
+	{"certificate", isCertificate},
+	{"verification", func(err error) bool { return errors.Is(err, image.ErrVerification) }},
+	{"unavailable", func(err error) bool { return errors.Is(err, image.ErrRegistryUnavailable) }},
+	{"content", errdefs.IsDataLoss},
+	{"unauthorized", errdefs.IsUnauthorized},
+	{"forbidden", errdefs.IsPermissionDenied},
+	{"rate_limited", errdefs.IsResourceExhausted},
+	{"not_found", errdefs.IsNotFound},
+	{"invalid", errdefs.IsInvalidArgument},
+}
+
+func isCertificate(err error) bool {
+	_, is := errors.AsType[*tls.CertificateVerificationError](err)
+	return is
+}
+
+func reasons() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, one := range pullReasons {
+			if !yield(one.reason) {
+				return
+			}
+		}
+	}
+}
+
+func reasonOf(err error) string {
+	for _, one := range pullReasons {
+		if one.is(err) {
+			return one.reason
+		}
+	}
+	return other
 }
 
 // NRIRequest notes a request to an NRI plugin that has ended.
@@ -183,26 +235,39 @@ func (m *Metrics) Handler() http.Handler {
 
 const headerLimit = 10 * time.Second // limits the headers of a scrape
 
-// Serve answers /metrics and /metrics/cadvisor on a TCP address, by TLS unless that is nil.
+const landing = `<!doctype html><title>minicri</title><h1>minicri %s</h1>
+<ul><li><a href="/metrics">metrics of the runtime</a>
+<li><a href="/metrics/cadvisor">metrics of pods and containers</a>
+<li><a href="/healthz">health of the daemon</a></ul>
+`
+
+// Serve answers /metrics, /metrics/cadvisor, /healthz and a page with these links on a TCP address, by TLS unless that
+// is nil.
 func (m *Metrics) Serve(ctx context.Context, address string, secure *tls.Config, logger *slog.Logger) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen for metrics: %w", err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", m.Handler())
-	mux.Handle("/metrics/cadvisor", cadvisor{m.sources.Descriptors, m.sources.Cadvisor}.handler())
 	if secure != nil {
 		listener = tls.NewListener(listener, secure)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: headerLimit}
+	server := &http.Server{Handler: m.routes(), ReadHeaderTimeout: headerLimit}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	logger.Info("serving metrics", "address", listener.Addr())
+	logger.Info("serving metrics", "address", listener.Addr().String())
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
 	return nil
+}
+
+func (m *Metrics) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", m.Handler())
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, landing, m.sources.Version) })
+	mux.Handle("/metrics/cadvisor", cadvisor{m.sources.Descriptors, m.sources.Cadvisor}.handler())
+	return mux
 }
 
 // Family is a family of metrics, as docs/metrics.md describes it.
@@ -225,6 +290,12 @@ func Families() []Family {
 		{"minicri_sandbox_step_seconds", "histogram", "Duration of the steps of pods and containers in seconds.", []Label{{"step", "the steps of pods and containers: pod/cni add"}, outcome}},
 		{"minicri_cni_plugin_seconds", "histogram", "Duration of CNI plugin runs in seconds, including the IPAM plugin.", []Label{{"plugin", "the first 64 plugins, and other"}, {"verb", "ADD, DEL, CHECK, STATUS, GC, VERSION, other"}, outcome}},
 		{"minicri_image_pull_seconds", "histogram", "Duration of image pulls in seconds. Merged pulls count once.", []Label{outcome}},
+		{
+			"minicri_image_pull_failures_total", "counter", "Failed image pulls.",
+			[]Label{{"reason", strings.Join(append(slices.Collect(reasons()), other), ", ")}},
+		},
+		{"minicri_image_pulls", "gauge", "Image pulls under way.", nil},
+		{"minicri_supervisors_memory_bytes", "gauge", "Memory (Pss) of all supervisors.", nil},
 		{"minicri_image_pulled_bytes_total", "counter", "Bytes received from registries, including failed pulls.", nil},
 		{"minicri_container_exits_total", "counter", "Containers that have ended.", []Label{{"reason", "Completed, Error, OOMKilled, StartError, Unknown, other"}}},
 		{"minicri_container_oom_kills_total", "counter", "Containers killed because the container or its pod reached its memory limit.", nil},
@@ -274,6 +345,7 @@ type Sources struct {
 	Root        string        // the durable directory
 	Streams     func() int    // open sessions
 	Dropped     func() uint64 // lost events
+	Supervisors func() uint64 // memory in bytes
 }
 
 type counts struct{ Sources }
@@ -318,6 +390,8 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	count("minicri_streams_open", c.Streams())
 	emit("minicri_events_dropped_total", float64(c.Dropped()))
 	count("minicri_images", len(c.Images.List()))
+	count("minicri_image_pulls", len(c.Images.PullsUnderWay()))
+	emit("minicri_supervisors_memory_bytes", float64(c.Supervisors()))
 	disk(c.Root, emit)
 	count("minicri_build_info", 1, c.Version, runtime.Version())
 }

@@ -1,14 +1,20 @@
 package metrics
 
 import (
+	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/image"
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -61,4 +67,45 @@ func TestNamesOfPluginsAreBounded(t *testing.T) {
 	}
 	harness.Want(t, len(rows) == maxPlugins+1 && rows[other], "%d rows, want %d and %q", len(rows), maxPlugins, other)
 	harness.Same(t, "the first plugin now", all.label("10-plugin-0"), "10-plugin-0")
+}
+
+// The address has a page with its links and a health endpoint, and nothing else.
+func TestRoutes(t *testing.T) {
+	routes := New().routes()
+	for _, c := range []struct {
+		path, has string
+		code      int
+	}{
+		{"/", `<a href="/metrics">`, http.StatusOK},
+		{"/healthz", "ok\n", http.StatusOK},
+		{"/metrics", "minicri_image_pull_failures_total{reason=\"not_found\"} 0", http.StatusOK},
+		{"/nothing", "not found", http.StatusNotFound},
+	} {
+		answer := httptest.NewRecorder()
+		routes.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, c.path, http.NoBody))
+		harness.Same(t, c.path, answer.Code, c.code)
+		harness.Want(t, strings.Contains(answer.Body.String(), c.has), "%s: %q lacks %q", c.path, answer.Body, c.has)
+	}
+}
+
+func TestReasonsOfPulls(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{errdefs.ErrNotFound, "not_found"},
+		{errdefs.ErrUnauthenticated, "unauthorized"},
+		{errdefs.ErrPermissionDenied, "forbidden"},
+		{errdefs.ErrResourceExhausted, "rate_limited"},
+		{errdefs.ErrDataLoss, "content"},
+		{errdefs.ErrInvalidArgument, "invalid"},
+		{image.ErrRegistryUnavailable, "unavailable"},
+		{image.ErrVerification, "verification"},
+		{fmt.Errorf("%w: %w", image.ErrRegistryUnavailable, &tls.CertificateVerificationError{Err: errors.New("x")}), "certificate"},
+		{unix.ENOSPC, "no_space"},
+		{context.Canceled, "canceled"},
+		{errors.New("x"), "other"},
+	} {
+		harness.Same(t, fmt.Sprint(c.err), reasonOf(fmt.Errorf("pull a: %w", c.err)), c.want)
+	}
 }
