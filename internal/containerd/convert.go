@@ -395,7 +395,7 @@ func rules() map[string]rule {
 			"another directory of it"},
 		"state":   {usual: "/run/containerd", why: "the key 'state' sets the directory of minicri, /run/minicri"},
 		"imports": {usual: []any{}, why: "the imported files are not read: convert the output of 'containerd config dump'"},
-		"temp": {}, "plugin_dir": {}, "required_plugins": {},
+		"temp":    {}, "plugin_dir": {}, "required_plugins": {},
 		"disabled_plugins": {usual: []any{}, why: "minicri has no plugins to disable, and always has the CRI"},
 		"oom_score":        {usual: int64(0), why: "OOMScoreAdjust of the systemd unit has this value for minicri"},
 		"grpc.address":     {usual: "/run/containerd/containerd.sock", why: "minicri's socket is /run/minicri/minicri.sock; the key 'socket' moves it"},
