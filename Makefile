@@ -261,15 +261,29 @@ test-release: root setup build release ## Install, upgrade and remove the packag
 	GOCACHE=$(CURDIR)/bin/release/cache TMPDIR=$(CURDIR)/bin/release TZ=Asia/Tokyo LANG=de_DE.UTF-8 hack/release/make bin/release/again
 	cmp bin/release/files/SHA256SUMS bin/release/again/SHA256SUMS
 
+# What kind and its node image need beside Kubernetes.
+bin/kind/.built: hack/kind/go.sum hack/kind/local-path/go.sum hack/kind/flannel/go.sum hack/kind/flannel/build hack/critest/go.sum
+	CGO_ENABLED=0 go build -C hack/kind -ldflags '-s -w' -o $(CURDIR)/bin/kind/ tool
+	CGO_ENABLED=0 go build -C hack/kind/local-path -ldflags '-s -w' -o $(CURDIR)/bin/kind/ tool
+	CGO_ENABLED=0 go build -C hack/critest -ldflags '-s -w' -o $(CURDIR)/bin/kind/ sigs.k8s.io/cri-tools/cmd/crictl
+	hack/kind/flannel/build $(CURDIR)/bin/kind/flanneld
+	@touch $@
+
 # Kubernetes' programs and images are built the first time, some minutes.
 .PHONY: kind-image
-kind-image: root build release bin/cluster ## A node as an image, an OCI archive: bin/release/minicri-node.tar; docs/kind.md (root)
-	bin/cluster offer $(CURDIR)/bin/release/node
-	hack/release/kind-image
+kind-image: root setup build bin/cluster bin/kind/.built ## A node image for kind: bin/kind/node.tar; docs/kind.md (root)
+	bin/cluster offer $(CURDIR)/bin/kind/offered
+	hack/kind/image
 
-# docs/quickstart.md and docs/kind.md, word for word, on a Debian 12 with systemd.
+# Docker runs in a network namespace of its own.
+.PHONY: test-kind
+test-kind: root ## The real kind with the real Docker, by docs/kind.md (root)
+	hack/test kind
+
+# docs/quickstart.md, word for word, on a Debian 12 with systemd.
 .PHONY: test-node
-test-node: kind-image ## From the release's files to a Ready node of kubeadm, by docs/quickstart.md (root)
+test-node: root release bin/cluster ## From the release's files to a Ready node of kubeadm, by docs/quickstart.md (root)
+	bin/cluster offer $(CURDIR)/bin/release/node
 	hack/release/node
 
 # Some minutes, more on a busy machine: each instruction of the guest is translated.

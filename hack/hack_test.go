@@ -15,7 +15,7 @@ import (
 )
 
 func TestEveryPackageSaysWhy(t *testing.T) {
-	for _, list := range []string{"packages.txt", "um/guest/packages.txt", "um/guest/apparmor.txt", "um/guest/selinux.txt", "release/packages.txt", "release/node-packages.txt", "release/test.txt"} {
+	for _, list := range []string{"packages.txt", "um/guest/packages.txt", "um/guest/apparmor.txt", "um/guest/selinux.txt", "release/packages.txt", "kind/packages.txt", "release/test.txt"} {
 		for line := range strings.Lines(read(t, list)) {
 			if strings.HasPrefix(line, "#") {
 				continue

@@ -46,7 +46,7 @@ func (b *built) offer(directory string) error {
 		return err
 	}
 	files := slices.Concat(b.everywhere, b.controlPlane)
-	for _, program := range []string{"kubelet", "kubeadm", "kubectl"} {
+	for _, program := range []string{"kubelet", "kubeadm", "kubectl", "kube-proxy"} {
 		files = append(files, filepath.Join(b.programs, program))
 	}
 	for _, file := range files {

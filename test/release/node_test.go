@@ -15,7 +15,7 @@ import (
 const offered = "../../bin/release/node" // by cluster offer
 
 // TestReadyNode goes by docs/quickstart.md alone from the files of the release to a node that is
-// Ready, runs a pod and a node image (docs/kind.md) there, and goes away from it. The machine is given what the page takes for granted: an
+// Ready, runs a pod there, and goes away from it. The machine is given what the page takes for granted: an
 // address, Kubernetes' programs and, for want of a registry, its images.
 func TestReadyNode(t *testing.T) {
 	dir := t.TempDir()
@@ -32,7 +32,6 @@ func TestReadyNode(t *testing.T) {
 			giveImages(t)
 		case strings.Contains(text, "kubeadm reset"):
 			runsAPod(t)
-			runsANode(t)
 		case strings.Contains(text, "tar -C"):
 			_, err := os.Stat("/usr/bin/minicri")
 			harness.Want(t, err != nil, "dpkg --remove has left /usr/bin/minicri")
@@ -84,20 +83,13 @@ func runsAPod(t *testing.T) {
 	harness.Same(t, "hostname in the pod", run(t, "kubectl", "exec", "web", "--", "hostname"), "web\n")
 }
 
-// runsANode boots the node image by its page, and runs a pod in that.
-func runsANode(t *testing.T) {
-	for _, text := range blocks(t, "kind.md") {
-		script(t, "../../bin/release", text)
-	}
-}
-
 func showFailure(t *testing.T) {
 	if !t.Failed() {
 		return
 	}
 	for _, command := range []string{
 		"minicri pods --wide", "minicri timeline --failed", "kubectl get pods -A -o wide --request-timeout=10s",
-		"kubectl logs node --request-timeout=10s", "kubectl exec node -- journalctl --no-pager -n 60", "journalctl --no-pager -n 60 -u kubelet", "journalctl --no-pager -n 60 -u minicri",
+		"journalctl --no-pager -n 60 -u kubelet", "journalctl --no-pager -n 60 -u minicri",
 	} {
 		out, err := exec.Command("sh", "-c", command).CombinedOutput()
 		t.Logf("%s: %v\n%s", command, err, out)
