@@ -122,9 +122,12 @@ func command(ctx context.Context, name string, arguments []string, output io.Wri
 // that is, or puts what a node without a registry needs into a directory.
 func buildCommand(ctx context.Context, directory []string, output io.Writer) error {
 	b, err := (&cluster{progress: newProgress(os.Stderr)}).build(ctx)
-	if err != nil || len(directory) == 0 {
-		fmt.Fprintln(output, b.programs)
+	if err != nil {
 		return err
+	}
+	if len(directory) == 0 {
+		fmt.Fprintln(output, b.programs)
+		return nil
 	}
 	return b.offer(directory[0])
 }

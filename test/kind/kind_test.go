@@ -60,13 +60,14 @@ type page []string
 
 func readPage(t *testing.T) *page {
 	var p page
-	for _, found := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllSubmatch(harness.Read(t, "../../docs/kind.md"), -1) {
+	block := regexp.MustCompile("(?s)```sh\n(.*?)```")
+	for _, found := range block.FindAllSubmatch(harness.Read(t, "../../docs/kind.md"), -1) {
 		p = append(p, string(found[1]))
 	}
 	return &p
 }
 
-// next runs the next block, which has this in it.
+// next runs the next block. The block contains the text.
 func (p *page) next(t *testing.T, has string) string {
 	need(t, len(*p) > 0 && strings.Contains((*p)[0], has), "the next block of docs/kind.md has no %q: %q", has, *p)
 	block := (*p)[0]
@@ -74,7 +75,7 @@ func (p *page) next(t *testing.T, has string) string {
 	return run(t, block)
 }
 
-// The commands of docs/kind.md, in their order, and after each of them what its readers expect.
+// TestPage runs the commands of docs/kind.md in their order, and checks the cluster after each of them.
 func TestPage(t *testing.T) {
 	run(t, "kind delete clusters --all; "+makeImage("app:v1"))
 	t.Cleanup(func() { showFailure(t) })
@@ -86,7 +87,8 @@ func TestPage(t *testing.T) {
 	nodes := p.next(t, "get nodes")
 	want(t, strings.Contains(nodes, " Ready ") && strings.Contains(nodes, "minicri://"), "the nodes are %s", nodes)
 	t.Logf("memory: %s", run(t, "docker stats --no-stream --format '{{.Name}} {{.MemUsage}}'"))
-	t.Logf("memory of the runtime: %s", run(t, `docker exec kind-control-plane sh -c 'cat $(grep -lE "^Name:.(containerd|minicri)" /proc/[0-9]*/status) | grep -E "Name|VmRSS"'`))
+	t.Logf("memory of the runtime: %s", run(t, `docker exec kind-control-plane sh -c '
+		cat $(grep -lE "^Name:.(containerd|minicri)" /proc/[0-9]*/status) | grep -E "Name|VmRSS"'`))
 
 	p.next(t, "kind load docker-image")
 	run(t, "docker exec kind-control-plane ctr --namespace=k8s.io images ls -q | grep -x docker.io/library/app:v1")
@@ -103,7 +105,6 @@ func TestPage(t *testing.T) {
 	want(t, strings.Contains(log, "minicri"), "containerd.log has nothing of minicri: %.2000s", log)
 
 	p.next(t, "docker restart")
-	run(t, "kubectl wait --for=condition=Ready node --all --timeout=10m")
 	t.Run("engine restart", survivesTheEngine)
 	p.next(t, "kind delete cluster")
 	nothingIsLeft(t)
@@ -162,7 +163,7 @@ kubectl wait --for=condition=Ready pod/writer --timeout=10m`)
 	run(t, "kubectl delete --now pod/writer pvc/disk")
 }
 
-// refusesBadInput gives a node what it cannot use: the error names the cause, and the images stay as they were.
+// refusesBadInput gives a node unusable input: the error names the cause, and the images stay as they were.
 func refusesBadInput(t *testing.T) {
 	const images = "docker exec kind-control-plane ctr -n k8s.io images ls -q"
 	before := run(t, images)
@@ -224,15 +225,12 @@ func otherArchitecture(file string) error {
 	return os.WriteFile(file, changed.Bytes(), 0o600)
 }
 
-// survivesTheEngine restarts Docker, which restarts the nodes.
+// survivesTheEngine restarts Docker. Docker restarts the nodes.
 func survivesTheEngine(t *testing.T) {
 	engine, err := filepath.Abs("../../hack/kind/engine")
 	check(t, err)
 	run(t, engine+" stop && "+engine+" start")
-	harness.Eventually(t, "the pod is Ready", func() bool {
-		_, err := try(t, "kubectl wait --for=condition=Ready pod/web --timeout=1m")
-		return err == nil
-	})
+	run(t, "until kubectl exec web -- true; do sleep 1; done; kubectl wait --for=condition=Ready node --all --timeout=10m")
 }
 
 func translatesThePatch(t *testing.T) {
@@ -241,7 +239,7 @@ func translatesThePatch(t *testing.T) {
 	done`)
 }
 
-// servesAcrossNodes runs a pod on each worker, and asks both by the name of their Service, from the control plane.
+// servesAcrossNodes runs a pod on each worker, and reaches both by the name of their Service from the control plane.
 func servesAcrossNodes(t *testing.T) {
 	run(t, "kind load docker-image app:v1 --name three")
 	run(t, `kubectl apply -f - <<'END'
@@ -295,7 +293,7 @@ kubectl wait --for=condition=Ready pod/client --timeout=10m`)
 	})
 }
 
-// nothingIsLeft looks for what the cluster has made: kind keeps its network.
+// nothingIsLeft finds containers, volumes and cgroups of a deleted cluster. kind keeps its network.
 func nothingIsLeft(t *testing.T) {
 	same(t, "containers", run(t, "docker ps --all --quiet"), "")
 	same(t, "volumes", run(t, "docker volume ls --quiet"), "")
@@ -306,7 +304,8 @@ func showFailure(t *testing.T) {
 	if !t.Failed() {
 		return
 	}
-	out, err := try(t, `docker ps --all; kubectl get pods -A -o wide --request-timeout=10s; for node in $(docker ps --quiet); do
+	out, err := try(t, `docker ps --all; kubectl get pods -A -o wide --request-timeout=10s
+	for node in $(docker ps --quiet); do
 		docker exec $node sh -c 'minicri pods --wide; minicri timeline --failed; journalctl --no-pager -n 100'; done`)
 	t.Logf("%v: %s", err, out)
 }
