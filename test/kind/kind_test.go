@@ -230,7 +230,8 @@ func survivesTheEngine(t *testing.T) {
 	engine, err := filepath.Abs("../../hack/kind/engine")
 	check(t, err)
 	run(t, engine+" stop && "+engine+" start")
-	run(t, "until kubectl exec web -- true; do sleep 1; done; kubectl wait --for=condition=Ready node --all --timeout=10m")
+	run(t, `until kubectl exec web -- true; do sleep 1; done
+		kubectl wait --for=condition=Ready node --all --timeout=10m`)
 }
 
 func translatesThePatch(t *testing.T) {
@@ -239,7 +240,7 @@ func translatesThePatch(t *testing.T) {
 	done`)
 }
 
-// servesAcrossNodes runs a pod on each worker, and reaches both by the name of their Service from the control plane.
+// servesAcrossNodes runs a pod on each worker. A client on the control plane reaches both by the name of their Service.
 func servesAcrossNodes(t *testing.T) {
 	run(t, "kind load docker-image app:v1 --name three")
 	run(t, `kubectl apply -f - <<'END'
