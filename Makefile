@@ -223,11 +223,6 @@ e2e-node: root setup build bin/cluster ## Kubernetes' e2e_node on a node; FOCUS=
 	CGO_ENABLED=0 go build -o bin/kubernetes ./test/kubernetes
 	test/kubernetes/run-node
 
-.PHONY: bench-cluster
-bench-cluster: root bench-deps setup build bin/cluster ## Pod start, CPU and memory beside containerd, under the same kubelet (root)
-	go build -o bin/bench/cluster ./test/bench/cluster
-	bin/bench/cluster
-
 bin/tools/.built: hack/tools/go.mod hack/tools/go.sum $(wildcard hack/tools/*/*.go)
 	go build -C hack/tools -o $(CURDIR)/bin/tools/ tool
 	@touch $@

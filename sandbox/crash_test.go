@@ -3,7 +3,6 @@ package sandbox_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -38,7 +37,7 @@ func TestCrashes(t *testing.T) {
 			}
 		})
 	}
-	harness.Same(t, "the number of cases", count, 1319)
+	harness.Same(t, "the number of cases", count, 1310)
 }
 
 type trial struct {
@@ -263,13 +262,9 @@ func (c *trial) strike(t *testing.T) {
 		c.d = c.Start()
 		list := c.d.Sandboxes.List()
 		harness.Want(t, len(list) == 1 && list[0].ID == c.witness, "%d pods are listed", len(list))
-	default: // the shim is killed while it makes pause
-		var after int
-		_, err := fmt.Sscanf(c.fault, "shim killed after %d ms", &after)
-		harness.Check(t, err)
+	case cases.ShimKilledAtWork:
 		done := c.begin(ctx, t, c.hang())
 		c.disarm()
-		time.Sleep(time.Duration(after) * time.Millisecond)
 		c.KillSupervisor()
 		<-done
 	}

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -252,4 +254,31 @@ func TestConfigShow(t *testing.T) {
 	must(t, showConfig(&output, &config.Loaded{Config: config.Default()}, map[string]any{"log_level": "warn"}))
 	now := "log_level = 'info'  # default; the daemon that runs has warn: "
 	harness.Want(t, strings.Contains(output.String(), now), "no line %q in\n%s", now, output.String())
+}
+
+// A process that a killed daemon was starting holds the socket and the locks of that daemon until execve(2). The next
+// daemon waits for both.
+func TestClaimWaitsForTheProcessesOfAKilledDaemon(t *testing.T) {
+	dir := t.TempDir()
+	c := &config.Config{Root: dir + "/root", State: dir + "/state", Socket: dir + "/socket"}
+	unlock, err := claim(t.Context(), c)
+	harness.Check(t, err)
+	listener, err := net.Listen("unix", c.Socket)
+	harness.Check(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		claimed := make(chan error, 1)
+		go func() {
+			unlock, err := claim(t.Context(), c)
+			if err == nil {
+				unlock()
+			}
+			claimed <- err
+		}()
+		for _, release := range []func(){func() { _ = listener.Close() }, unlock} {
+			time.Sleep(10 * claimPause)
+			harness.Same(t, "claims that have ended", len(claimed), 0)
+			release()
+		}
+		harness.Check(t, <-claimed)
+	})
 }

@@ -83,30 +83,6 @@ func (s *space) checkNodeMakesPods(name string) {
 	s.kubectl("delete", "pod", name)
 }
 
-func TestKubeletRestart(t *testing.T) {
-	s := serialSpace(t)
-	before := s.startMany(10)
-	onNode(t, node2, "kill $(cat /run/services/kubelet.pid)")
-	s.checkNodeMakesPods("new")
-	s.checkLives(before)
-}
-
-func TestKilledRuntimeUnder60Pods(t *testing.T) {
-	s := serialSpace(t)
-	before := s.startMany(60)
-	for i := range 3 {
-		onNode(t, node2, "kill -9 $(cat /run/services/minicri.pid)")
-		s.checkNodeMakesPods(fmt.Sprintf("after-%d", i))
-	}
-	s.checkLives(before)
-	// The end of a container while no daemon runs is not lost.
-	s.run("ends", "sleep 3; exit 9", "nodeName: node2, restartPolicy: Never,")
-	s.ready("ends")
-	onNode(t, node2, "touch /run/services/minicri.stop; kill -9 $(cat /run/services/minicri.pid); sleep 4; rm /run/services/minicri.stop")
-	s.ended("ends", 9)
-	s.checkLives(before)
-}
-
 func TestUpgradeUnderPods(t *testing.T) {
 	s := serialSpace(t)
 	before := s.startMany(60)
@@ -179,57 +155,4 @@ func TestNodeJoinsAndLeaves(t *testing.T) {
 	removed = true
 	_, err := read[corev1.Node]("/api/v1/nodes/node9")
 	harness.Want(t, errors.Is(err, errNotFound), "the node after its removal: %v", err)
-}
-
-// web is a Deployment of web servers on both nodes, with a Service.
-const web = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web}
-spec:
-  replicas: 4
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      topologySpreadConstraints:
-      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}
-      containers:
-      - name: main
-        image: IMAGE
-        command: [agnhost, netexec, --http-port=8080, --udp-port=8081]
-        readinessProbe: {httpGet: {path: /, port: 8080}, periodSeconds: 1}
----
-apiVersion: v1
-kind: Service
-metadata: {name: web}
-spec:
-  type: NodePort
-  selector: {app: web}
-  ports: [{name: http, port: 80, targetPort: 8080}]
-`
-
-func TestDeploymentOverBothNodes(t *testing.T) {
-	s := newSpace(t)
-	s.apply(web)
-	s.kubectl("rollout", "status", "deployment/web", "--timeout=3m")
-	nodes := make(map[string]int)
-	pods := s.pods("web")
-	for _, pod := range pods {
-		nodes[pod.Spec.NodeName]++
-	}
-	same(t, "nodes", fmt.Sprint(nodes), "map[node1:2 node2:2]")
-	// Each pod reaches each other one, and is seen with its own address.
-	for _, from := range pods {
-		for _, to := range pods {
-			seen := s.sh(from.Name, "wget -qO- http://"+to.Status.PodIP+":8080/clientip")
-			harness.Want(t, from.Name == to.Name || strings.HasPrefix(seen, from.Status.PodIP+":"),
-				"%s on %s is seen by %s on %s as %s", from.Status.PodIP, from.Spec.NodeName, to.Name, to.Spec.NodeName, seen)
-		}
-	}
-	s.kubectl("set", "env", "deployment/web", "VERSION=2")
-	s.kubectl("rollout", "status", "deployment/web", "--timeout=3m")
-	s.kubectl("scale", "deployment/web", "--replicas=1")
-	s.eventually("one pod is left", func() bool { return len(s.pods("web")) == 1 })
 }

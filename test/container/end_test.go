@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -120,59 +119,6 @@ func TestPodStopsItsContainers(t *testing.T) {
 	}
 	check(t, p.removePod())
 	same(t, "left", p.list(nil), nil)
-}
-
-// Anyone who stops a pod while containers are being made in it leaves none behind.
-//
-// cri: Container.state ContainerFilter.pod_sandbox_id
-func TestPodIsStoppedWhileContainersAreMade(t *testing.T) {
-	n := newNode(t)
-	for round := range 5 {
-		p := runPod(t, n, "web", nodetest.Attempt(uint32(round)))
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			for i := range 5 {
-				if id, err := p.tryCreate(shell("app", forever, attempt(uint32(i)))); err == nil {
-					_ = p.start(id) // the pod may be stopped by now
-				}
-			}
-		}()
-		harness.Eventually(t, "containers are being made", func() bool { return len(p.list(&runtimeapi.ContainerFilter{PodSandboxId: p.id})) >= round })
-		check(t, p.stopPod())
-		for _, c := range p.list(&runtimeapi.ContainerFilter{PodSandboxId: p.id}) {
-			expect(t, c.State == exited, "in a pod that was stopped: %v", c)
-		}
-		<-done
-		p.RemovePod(p.id)
-	}
-}
-
-// cri: Container.id ContainerFilter.state ContainerStateValue.state CreateContainerRequest.config CreateContainerRequest.pod_sandbox_id
-// cri: CreateContainerRequest.sandbox_config CreateContainerResponse.container_id
-func TestP61_ClientThatGoesAway(t *testing.T) {
-	p := newPod(t)
-	other := p.run("other", quiet)
-	harness.Eventually(t, "the other one runs", func() bool { return harness.ProcStatus(t, p.info(other).PID, "Name") == "sleep" })
-	before := p.Look()
-	config := shell("app", forever, noLog)
-	for i := range 25 {
-		caller, leave := context.WithTimeout(t.Context(), time.Duration(i)*4*time.Millisecond)
-		answer, err := p.Runtime.CreateContainer(caller, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: config, SandboxConfig: p.config})
-		leave()
-		if err == nil {
-			check(t, p.remove(answer.ContainerId))
-		}
-	}
-	// One that was finished as its caller left is listed.
-	harness.Eventually(t, "what was made is listed, or gone", func() bool {
-		for _, c := range p.list(&runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: created}}) {
-			check(t, p.remove(c.Id))
-		}
-		id, err := p.tryCreate(config)
-		return err == nil && p.remove(id) == nil
-	})
-	same(t, "differences", p.Differences(before), nil)
 }
 
 // A daemon that is stopped does not wait for what its clients can ask of the next one: the grace of a container

@@ -437,30 +437,3 @@ func TestStartThatTheNodeFails(t *testing.T) {
 	wantCode(t, p.start(late), codes.FailedPrecondition)
 	check(t, p.removePod())
 }
-
-// How a container has ended does not change afterwards, whatever its start says that comes beside its stop.
-func TestEndStaysAsItWasTold(t *testing.T) {
-	p := newPod(t)
-	events := p.listen()
-	for i := range 60 {
-		id := p.create(shell(fmt.Sprintf("told%d", i), forever))
-		started := beside(func() error { return p.start(id) })
-		check(t, p.stop(id, 0))
-		<-started
-		now, told := p.status(id), (*runtimeapi.ContainerStatus)(nil)
-		for told == nil {
-			event, err := events.Recv()
-			check(t, err)
-			if event.ContainerEventType != runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT {
-				continue
-			}
-			for _, status := range event.ContainersStatuses {
-				if status.Id == id {
-					told = status
-				}
-			}
-		}
-		expect(t, now.Reason == told.Reason && now.ExitCode == told.ExitCode && now.Message == told.Message && now.StartedAt == told.StartedAt, "told %v, now %v", told, now)
-		check(t, p.remove(id))
-	}
-}

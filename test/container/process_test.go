@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -121,36 +120,6 @@ func TestMounts(t *testing.T) {
 	same(t, "mounts in the status", len(p.status(id).Mounts), 6)
 }
 
-// cri: ContainerConfig.linux LinuxContainerConfig.security_context Mount.propagation
-func TestMountPropagation(t *testing.T) {
-	p := newPod(t)
-	dir := filepath.Join(p.Dir, "shared")
-	check(t, os.MkdirAll(filepath.Join(dir, "in"), 0o755))
-	check(t, unix.Mount("shared", dir, "tmpfs", 0, ""))
-	check(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
-	for _, sub := range []string{"in", "out"} {
-		check(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
-	}
-	private := p.run("private", forever, mounted(dir, "/v"))
-	propagated := func(how runtimeapi.MountPropagation) option {
-		return mounted(dir, "/v", func(m *runtimeapi.Mount) { m.Propagation = how })
-	}
-	slave := p.run("slave", forever, propagated(runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER))
-	check(t, unix.Mount("in", filepath.Join(dir, "in"), "tmpfs", 0, ""))
-	has := func(id string) string { return p.exec(id, "grep -c ' /v/in ' /proc/self/mountinfo || true") }
-	same(t, "private sees the mount", has(private), "0")
-	same(t, "slave sees the mount", has(slave), "1")
-	p2 := runPod(t, p.Node, "privileged", privilegedPod)
-	both := p2.run("both", forever, privileged, propagated(runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL))
-	p2.exec(both, "mount -t tmpfs out /v/out")
-	for _, id := range []string{private, slave, both} {
-		check(t, p.remove(id))
-	}
-	for _, mounted := range []string{filepath.Join(dir, "in"), filepath.Join(dir, "out"), dir} {
-		check(t, unix.Unmount(mounted, 0)) // on the node
-	}
-}
-
 func secure(change func(*runtimeapi.LinuxContainerSecurityContext)) option {
 	return func(c *runtimeapi.ContainerConfig) { change(c.Linux.SecurityContext) }
 }
@@ -209,19 +178,6 @@ func TestSeccompAndNoNewPrivs(t *testing.T) {
 		same(t, name+": no_new_privs", harness.ProcStatus(t, p.info(id).PID, "NoNewPrivs"), c.noNew)
 		p.exec(id, c.holds)
 	}
-}
-
-// cri: LinuxContainerSecurityContext.masked_paths LinuxContainerSecurityContext.readonly_paths
-// cri: LinuxContainerSecurityContext.readonly_rootfs
-func TestReadonlyAndMasked(t *testing.T) {
-	p := newPod(t)
-	id := p.run("readonly", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
-		s.ReadonlyRootfs = true
-		s.MaskedPaths, s.ReadonlyPaths = []string{"/proc/version", "/srv"}, []string{"/proc/sys"}
-	}))
-	p.exec(id, "! touch /new 2>/dev/null && test -z \"$(cat /proc/version)\" && test -z \"$(ls /srv)\" && ! echo x > /proc/sys/kernel/hostname")
-	id = p.run("writable", forever)
-	p.exec(id, "touch /new && test -n \"$(cat /proc/version)\"")
 }
 
 // cri: ContainerConfig.devices Device.container_path Device.host_path Device.permissions

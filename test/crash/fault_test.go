@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -25,32 +24,17 @@ type fault struct {
 	config nodetest.Option // of the node, if all faults of its row have it
 }
 
-// faultOf returns the fault of a name of package cases.
-func faultOf(name string) fault {
-	for at, of := range cases.ShimKilledInTime() {
-		if of == name {
-			return shimKilledAfter(cases.ShimKilledAfter[at])
-		}
-	}
-	return fault{name: name, strike: strikes[name], config: configs[name]}
-}
-
 var strikes = map[string]func(*testing.T, *trial){
 	cases.Error: strikeError, cases.DaemonKilled: strikeKill, cases.StarterKilled: strikeStarter,
 	cases.ShimKilled:          func(t *testing.T, c *trial) { strikeShim(t, c, false) },
 	cases.ShimAndDaemonKilled: func(t *testing.T, c *trial) { strikeShim(t, c, true) },
+	cases.ShimKilledAtWork:    strikeShimAtWork,
 	cases.StartedTwice:        strikeKillTwice, cases.Terminated: strikeTerminate, cases.CutOff: strikeCutOff,
-	cases.Cancelled: strikeCancel, cases.DeadlinePassed: strikeDeadline, cases.LimitPassed: strikeLimit,
-	cases.Reboot: strikeReboot, cases.RebootTwice: strikeRebootTwice,
+	cases.Cancelled: strikeCancel,
+	cases.Reboot:    strikeReboot, cases.RebootTwice: strikeRebootTwice,
 }
 
-var configs = map[string]nodetest.Option{cases.LimitPassed: shortLimits, cases.CutOff: nodetest.Config(`shutdown = "200ms"`)}
-
-// shortLimit is the daemon's own limit in rows where it passes: longer than
-// any undisturbed operation takes, also on a busy machine.
-const shortLimit = 5 * time.Second
-
-var shortLimits = nodetest.Config(fmt.Sprintf("run = %q\ndestroy = %[1]q\ncni_add = %[1]q\ncni_del = %[1]q\nkill = %[1]q", shortLimit))
+var configs = map[string]nodetest.Option{cases.CutOff: nodetest.Config(`shutdown = "200ms"`)}
 
 // begin arms the point, calls the operation beside the test, and waits until
 // the point is reached. The result of the call comes from the channel.
@@ -160,17 +144,19 @@ func strikeKillTwice(t *testing.T, c *trial) {
 	c.Crash()
 }
 
-// strikeTerminate: the daemon is stopped while the step is under way. A step
-// of its own ends first; a DEL runs on, the daemon ends at once, and the next one takes its
-// result: CNI allows another DEL, but a plugin that is cut half-way can leave what none finds.
+// strikeTerminate stops the daemon while a step is under way. The daemon waits for a step of its own. It ends at once
+// beside a DEL, whose result the next daemon takes: a plugin that is ended half-way can leave something behind.
 func strikeTerminate(t *testing.T, c *trial) {
 	done := c.begin(harness.Limited(t), t, "hang")
 	if strings.HasSuffix(c.point, " DEL") {
 		c.stopSoon(t, done)
 	} else {
-		disarm := time.AfterFunc(100*time.Millisecond, func() { _ = os.Remove(string(c.Failpoints)) })
-		defer disarm.Stop()
-		c.Stop()
+		const said = "shutting down; pods keep running"
+		before := strings.Count(c.Log(), said)
+		harness.Check(t, unix.Kill(c.PID(), unix.SIGTERM))
+		harness.Eventually(t, "the daemon shuts down", func() bool { return strings.Count(c.Log(), said) > before })
+		c.Disarm(t)
+		c.waitEnd(t)
 		<-done
 	}
 	c.Start()
@@ -206,17 +192,13 @@ func strikeShim(t *testing.T, c *trial, andDaemon bool) {
 	<-done // it may succeed: the successor adopts the prepared pause
 }
 
-// shimKilledAfter counts from when the shim has begun to make pause.
-func shimKilledAfter(milliseconds int) fault {
-	return fault{name: fmt.Sprintf("shim killed after %d ms", milliseconds), strike: func(t *testing.T, c *trial) {
-		done := c.begin(harness.Limited(t), t, "hang")
-		shim, before := c.awaitShim(t), c.inMaking()
-		c.Disarm(t)
-		harness.Eventually(t, "the shim begins to make pause", func() bool { return c.inMaking() != before || len(done) > 0 })
-		time.Sleep(time.Duration(milliseconds) * time.Millisecond)
-		kill(t, shim)
-		<-done // it may have succeeded: the shim may have done its work
-	}}
+func strikeShimAtWork(t *testing.T, c *trial) {
+	done := c.begin(harness.Limited(t), t, "hang")
+	shim, before := c.awaitShim(t), c.inMaking()
+	c.Disarm(t)
+	harness.Eventually(t, "the shim begins to make pause", func() bool { return c.inMaking() != before || len(done) > 0 })
+	kill(t, shim)
+	<-done // it may have succeeded: the shim may have done its work
 }
 
 func kill(t *testing.T, pid int) {
@@ -251,14 +233,6 @@ func strikeCancel(t *testing.T, c *trial) {
 	c.goOn(t)
 }
 
-func strikeDeadline(t *testing.T, c *trial) {
-	const longer = 2 * time.Second // than it takes to come to the point, on a busy machine too
-	ctx, cancel := context.WithTimeout(t.Context(), longer)
-	defer cancel()
-	wantCode(t, <-c.begin(ctx, t, "hang"), codes.DeadlineExceeded)
-	c.goOn(t)
-}
-
 // goOn lets the work continue that the caller has given up. Where it has failed
 // and is being undone, anyone who asks again first hears of that failure.
 func (c *trial) goOn(t *testing.T) {
@@ -268,14 +242,6 @@ func (c *trial) goOn(t *testing.T) {
 	}
 	err := c.operation.call(harness.Limited(t), c)
 	harness.Want(t, err == nil || strings.Contains(err.Error(), "failpoint pod/start before"), "the retry of a request that fails: %v", err)
-}
-
-// strikeLimit: the daemon's own limit for the operation passes.
-func strikeLimit(t *testing.T, c *trial) {
-	done := c.begin(harness.Limited(t), t, "hang")
-	time.Sleep(shortLimit)
-	c.Disarm(t)
-	<-done // a step that was the last one succeeds late
 }
 
 func wantCode(t *testing.T, err error, code codes.Code) {

@@ -38,9 +38,13 @@ func rows() (rows []row) {
 	for _, c := range list {
 		r := row{Row: c, operation: operations[c.Operation], options: kinds[c.Pod.Name]}
 		for _, name := range c.Faults {
-			r.faults = append(r.faults, faultOf(name))
+			if !slices.Contains(cases.Timed, name) {
+				r.faults = append(r.faults, fault{name: name, strike: strikes[name], config: configs[name]})
+			}
 		}
-		rows = append(rows, r)
+		if len(r.faults) > 0 {
+			rows = append(rows, r)
+		}
 	}
 	return rows
 }

@@ -1,17 +1,13 @@
 package crash
 
 import (
-	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -101,43 +97,6 @@ func (n *node) wantRebooted(t *testing.T, were []*runtimeapi.PodSandboxStatus) {
 	n.fillNetwork()
 }
 
-// After a reboot the daemon starts before the network's agent does: DEL says that its socket is not there ("no such
-// file or directory", which go-cni takes for success where there is no namespace). The address is held until the
-// agent is there and is given back then, by itself, over restarts and when the pod has been removed meanwhile.
-func TestProperty18_AgentThatComesLate(t *testing.T) {
-	n := newNode(t)
-	socket := filepath.Join(n.Dir, "agent.sock")
-	agent := fmt.Sprintf(`#!/bin/sh
-if [ "$CNI_COMMAND" = DEL ] && [ ! -S %s ]; then
-	echo '{"cniVersion": "1.0.0", "code": 11, "msg": "dial unix %[1]s: connect: no such file or directory"}'
-	exit 1
-fi
-PATH=$CNI_PATH:$PATH exec bridge
-`, socket)
-	harness.Check(t, os.WriteFile(filepath.Join(n.Plugins, "agent"), []byte(agent), 0o755))
-	bridge := n.BridgePlugin()
-	bridge["type"] = "agent"
-	n.WriteConflist("10-chain.conflist", bridge)
-	harness.Eventually(t, "the configuration is loaded", func() bool { return strings.Contains(n.Log(), "network configuration loaded") })
-	before := n.Look()
-	stays, goes := n.RunPod(n.PodConfig("stays")), n.RunPod(n.PodConfig("goes"))
-	same(t, "addresses that are out", len(n.addressesOut(t)), 2)
-	n.Reboot()
-	n.Start()
-	harness.Eventually(t, "DEL has failed for both", func() bool { return len(nodetest.Info[[]any](t, n.Node, "pendingAttachments")) == 2 })
-	harness.Want(t, n.stop(harness.Limited(t), goes) != nil, "Stop succeeded, and DEL has failed")
-	n.Crash()
-	harness.Eventually(t, "Stop gives up waiting for DEL", func() bool { return n.stop(harness.Limited(t), goes) == nil })
-	harness.Check(t, n.remove(harness.Limited(t), goes))
-	same(t, "addresses that are out", len(n.addressesOut(t)), 2)
-	listener, err := net.Listen("unix", socket)
-	harness.Check(t, err)
-	defer listener.Close()
-	n.wantAddressesBack(t)
-	n.RemovePod(stays)
-	n.wantSame(t, before)
-}
-
 // The start removes what carries our mark and has no record (P1), and touches nothing else, be it in our directories.
 func TestProperty1_OrphansAreSweptAndForeignThingsStay(t *testing.T) {
 	n := newNode(t)
@@ -225,29 +184,4 @@ func (m *things) remove(t *testing.T) {
 	for _, dir := range m.cgroups {
 		harness.Eventually(t, dir+" can be removed", func() bool { return os.Remove(dir) == nil })
 	}
-}
-
-// A daemon that is killed while it starts a process leaves its socket and its
-// locks open in that process, up to the execve. The next daemon waits for that.
-func TestStartWhileAnotherProcessHoldsSocketAndLocks(t *testing.T) {
-	n := newNode(t)
-	n.runWitness(t)
-	n.Kill()
-	const held = 300 * time.Millisecond
-	harness.Check(t, os.Remove(n.Socket))
-	listener, err := net.Listen("unix", n.Socket)
-	harness.Check(t, err)
-	time.AfterFunc(held, func() { listener.Close() })
-	lock, err := os.OpenFile(filepath.Join(n.Root, "lock"), os.O_RDWR, 0)
-	harness.Check(t, err)
-	harness.Check(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB))
-	var free atomic.Bool
-	time.AfterFunc(2*held, func() {
-		free.Store(true)
-		lock.Close()
-	})
-
-	n.Start()
-	harness.Want(t, free.Load(), "the daemon serves while its directory is locked")
-	n.checkWitness(t)
 }

@@ -37,6 +37,7 @@ const (
 	Error               = "error"
 	DaemonKilled        = "daemon killed"
 	ShimKilled          = "shim killed"
+	ShimKilledAtWork    = "shim killed while it makes pause"
 	ShimAndDaemonKilled = "shim and daemon killed"
 	StarterKilled       = "starter killed"
 	StartedTwice        = "daemon killed, second start"
@@ -49,16 +50,9 @@ const (
 	RebootTwice         = "reboot, second start"
 )
 
-// ShimKilledAfter are the milliseconds after which the shim is killed while it makes the container.
-var ShimKilledAfter = []int{0, 1, 2, 3, 4, 6, 8, 10, 12, 15}
-
-// ShimKilledInTime are the faults of ShimKilledAfter.
-func ShimKilledInTime() (faults []string) {
-	for _, ms := range ShimKilledAfter {
-		faults = append(faults, fmt.Sprintf("shim killed after %d ms", ms))
-	}
-	return faults
-}
+// Timed are the faults in which a deadline or a limit passes. They are in memory alone, where time passes at once: on
+// the kernel a context that ends is a call that is cancelled.
+var Timed = []string{DeadlinePassed, LimitPassed}
 
 // All is the matrix.
 func All() []Row {
@@ -77,7 +71,7 @@ func All() []Row {
 
 		{Run, OwnNetwork, OwnNetwork.run, all},
 		{Run, OwnNetwork, OwnNetwork.shim, shims},
-		{Run, OwnNetwork, []string{"pod/prepare before"}, ShimKilledInTime()},
+		{Run, OwnNetwork, []string{"pod/prepare before"}, []string{ShimKilledAtWork}},
 		{Run, OwnNetwork, from(OwnNetwork.run, "pod/record before"), []string{LimitPassed}},
 		{Run, Userns, Userns.run, all},
 		{Run, Userns, Userns.shim, shims},
