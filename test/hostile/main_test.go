@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -39,7 +40,7 @@ func newNode(t testing.TB, options ...nodetest.Option) *nodetest.Node {
 func newRegistryNode(t testing.TB) (n *nodetest.Node, content *registry.Registry, host string) {
 	n, content = newNode(t), registry.New()
 	listener := n.Listen("127.0.0.1:0")
-	server := &http.Server{Handler: content, ReadHeaderTimeout: patience}
+	server := &http.Server{Handler: content, ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(listener) }() // until Close
 	t.Cleanup(func() { _ = server.Close() })
 	return n, content, listener.Addr().String()

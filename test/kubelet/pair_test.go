@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -207,9 +207,6 @@ func (k *kubelet) awaitReady(name string) (pod *corev1.Pod) {
 	return pod
 }
 
-// downTime is how long the daemon is away: long enough for the kubelet to ask several times.
-const downTime = 3 * time.Second
-
 // checkKilledDaemon kills the daemon while one pod is made and another one ends: the other pods live on, the kubelet
 // restarts nothing when there is a daemon again, and finishes what was half done.
 func (k *kubelet) checkKilledDaemon() {
@@ -220,9 +217,14 @@ func (k *kubelet) checkKilledDaemon() {
 	k.markLog()
 	k.apply("born", script+`"true FOREVER"]}]`)
 	k.delete("ending")
-	time.Sleep(rand.N(500 * time.Millisecond))
+	k.eventually("the kubelet has asked for the new pod", func() bool {
+		pods := nodetest.Call(k.t, k.Runtime.ListPodSandbox, &runtimeapi.ListPodSandboxRequest{}).Items
+		return slices.ContainsFunc(pods, func(p *runtimeapi.PodSandbox) bool { return p.Metadata.Name == "born-"+nodeName })
+	})
 	k.Kill()
-	time.Sleep(downTime)
+	k.eventually("the kubelet has asked several times without a daemon", func() bool {
+		return len(down.FindAllString(k.log()[k.marks[0]:], 3)) == 3
+	})
 	k.Start()
 	k.settle()
 	k.eventually("the pod that was ending has ended", func() bool { return len(k.cgroups(ending)) == 0 })
@@ -238,10 +240,22 @@ func (k *kubelet) settle() {
 		_, image := k.ask(http.MethodGet, "/stats/summary")
 		return runtime == nil && image == nil
 	})
-	time.Sleep(2 * syncPeriod)
+	before := k.syncs()
+	k.eventually("the kubelet has looked after every pod", func() bool { return k.syncs() >= before+2*len(k.pods()) })
 	for name := range k.pods() {
 		k.awaitReady(name)
 	}
+}
+
+// syncs counts how often the kubelet has looked after a pod.
+func (k *kubelet) syncs() (count int) {
+	text, err := k.ask(http.MethodGet, "/metrics")
+	harness.Check(k.t, err)
+	found := regexp.MustCompile(`(?m)^kubelet_pod_worker_duration_seconds_count\{operation_type="sync"\} (\d+)`).FindStringSubmatch(text)
+	harness.Need(k.t, found != nil, "the kubelet's metrics do not count the syncs of pods")
+	count, err = strconv.Atoi(found[1])
+	harness.Check(k.t, err)
+	return count
 }
 
 // untouched ignores the pod that was ending.

@@ -59,7 +59,7 @@ func TestSoak(t *testing.T) {
 }
 
 func newSoak(t *testing.T) *soak {
-	s := &soak{t: t, node: nodetest.New(t, nodetest.PortMap(), nodetest.Config(limits))}
+	s := &soak{t: t, ctx: harness.Limited(t), node: nodetest.New(t, nodetest.PortMap(), nodetest.Config(limits))}
 	s.addFaulty()
 	s.before = s.node.Look()
 	s.runWitnesses()
@@ -122,7 +122,7 @@ func (s *soak) checkWitnesses() {
 
 // wantNothingListed: each worker has removed its own, and there are no others.
 func (s *soak) wantNothingListed() {
-	answer, err := s.client().ListPodSandbox(s.limited(), &runtimeapi.ListPodSandboxRequest{})
+	answer, err := s.client().ListPodSandbox(s.ctx, &runtimeapi.ListPodSandboxRequest{})
 	harness.Check(s.t, err)
 	extra := len(answer.Items) - len(s.witnesses)
 	harness.Want(s.t, extra == 0, "%d sandboxes are listed that were not asked for: %v", extra, answer.Items)
@@ -131,6 +131,7 @@ func (s *soak) wantNothingListed() {
 // soak is what killer and workers share.
 type soak struct {
 	t         *testing.T
+	ctx       context.Context // of calls, until the test's time-out
 	node      *nodetest.Node
 	before    leak.Snapshot // without a pod
 	witnesses []*runtimeapi.PodSandboxStatus
@@ -149,16 +150,8 @@ func (s *soak) client() runtimeapi.RuntimeServiceClient {
 	return s.node.Runtime
 }
 
-const patience = 3 * time.Minute
-
-func (s *soak) limited() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	s.t.Cleanup(cancel)
-	return ctx
-}
-
 func (s *soak) status(id string) *runtimeapi.PodSandboxStatus {
-	answer, err := s.client().PodSandboxStatus(s.limited(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+	answer, err := s.client().PodSandboxStatus(s.ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 	harness.Want(s.t, err == nil, "PodSandboxStatus %s: %v", id, err)
 	return answer.GetStatus()
 }
@@ -271,25 +264,18 @@ func ask[Request, Answer any](
 // until repeats a request until it succeeds; each failure has its reason in the daemon's end, in a plugin that was
 // told to fail or in the worker's own impatience.
 func (w *worker) until(what string, request func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	var last error
-	for ctx.Err() == nil && !w.t.Failed() {
-		if last = request(ctx); last == nil {
-			return
-		}
-		switch status.Code(last) {
+	err := request(w.ctx)
+	for ; err != nil && w.ctx.Err() == nil && !w.t.Failed(); err = request(w.ctx) {
+		switch status.Code(err) {
 		case codes.Unavailable, codes.DeadlineExceeded, codes.AlreadyExists, codes.Canceled: // the last by the harness, which hangs up
 		default:
-			if strings.Contains(last.Error(), "CNI ") {
-				break // a plugin failed or hung, as it was told
-			}
-			w.t.Errorf("%s: %v", what, last)
+			told := strings.Contains(err.Error(), "CNI ") // a plugin failed or hung, as it was told
+			harness.Want(w.t, told, "%s: %v", what, err)
 		}
 		w.repeats.Add(1)
 		time.Sleep(5 * time.Millisecond)
 	}
-	w.t.Errorf("%s: no success within %v: %v", what, patience, last)
+	harness.Check(w.t, err)
 }
 
 // limits are short where a worker would wait for them: a plugin that hangs is ended after them, a DEL that failed is

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/net/websocket"
 	"google.golang.org/protobuf/proto"
@@ -33,9 +32,6 @@ func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	os.Exit(nodetest.Main(m))
 }
-
-// patience is the longest that a test waits for what has no limit of its own.
-const patience = 3 * time.Minute
 
 var check = harness.Check
 
@@ -120,11 +116,11 @@ func (p *pod) webSocket(u *url.URL, protocols ...string) (*websocket.Conn, error
 	check(p.t, err)
 	config.Protocol = protocols
 	conn, err := config.DialContext(harness.Limited(p.t))
-	if err == nil {
-		p.t.Cleanup(func() { _ = conn.Close() })
-		err = conn.SetDeadline(time.Now().Add(patience))
+	if err != nil {
+		return nil, err
 	}
-	return conn, err
+	p.t.Cleanup(func() { _ = conn.Close() })
+	return conn, nil
 }
 
 // shell is an exec of a script.
