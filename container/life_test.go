@@ -8,10 +8,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/test/fake"
 	"github.com/minicri/minicri/test/harness"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 func TestLife(t *testing.T) {
@@ -113,4 +115,29 @@ func TestPodStopsBesideACreation(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A container is made with the config of its own pod. The kubelet makes that config anew for each container, so that
+// only the identity of the pod counts.
+func TestConfigOfAnotherPod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newTrial(t)
+		create := func(change func(*runtimeapi.PodSandboxConfig)) error {
+			of := proto.CloneOf(podConfig)
+			change(of)
+			_, err := n.d.Containers.Create(n.d.Ctx, n.pod, config("case"), of)
+			return err
+		}
+		for field, change := range harness.Sorted(map[string]func(*runtimeapi.PodSandboxConfig){
+			"uid":       func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Uid = "another" },
+			"name":      func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Name = "another" },
+			"namespace": func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "another" },
+		}) {
+			harness.WantError(t, create(change), "sandbox_config.metadata."+field+":")
+		}
+		harness.Same(t, "left", n.Leaks(), n.before)
+		harness.Check(t, create(func(c *runtimeapi.PodSandboxConfig) {
+			c.Metadata.Attempt, c.Annotations = 7, map[string]string{"of": "today"}
+		}))
+	})
 }

@@ -4,14 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/test/harness"
+	"github.com/minicri/minicri/test/nodetest"
 )
 
 // The command is the image's, or the request's. The environment is passed on byte by byte;
@@ -238,5 +241,91 @@ func TestP35_ExecJoinsTheContainer(t *testing.T) {
 	wantNamespaces(t, one, os.Getpid(), false, "net", "ipc", "uts", "pid", "mnt")
 	for _, kind := range []string{"net", "ipc", "uts", "pid", "mnt", "user", "cgroup"} {
 		same(t, kind, p.exec(id, "readlink /proc/self/ns/"+kind), namespace(t, one, kind))
+	}
+}
+
+// tool is a mount of testdata/process.c, compiled.
+func tool(t *testing.T) option {
+	program := filepath.Join(t.TempDir(), "process")
+	out, err := exec.Command("gcc", "-O1", "-static", "-pthread", "-o", program, "testdata/process.c").CombinedOutput()
+	harness.Need(t, err == nil, "gcc: %v: %s", err, out)
+	// A pod with a user namespace walks through it.
+	for dir := filepath.Dir(program); dir != filepath.Clean(os.TempDir()); dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		check(t, err)
+		check(t, os.Chmod(dir, info.Mode()|0o011))
+	}
+	return mounted(program, "/process")
+}
+
+func tty(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }
+
+// eachWay runs a test with a mount of the program, in a pod whose processes are launched, and in a pod of a user
+// namespace, whose processes a starter makes.
+func eachWay(t *testing.T, test func(t *testing.T, p *pod, program option)) {
+	n, program := newNode(t), tool(t)
+	for name, options := range harness.Sorted(map[string][]nodetest.PodOption{"launched": nil, "starter": {nodetest.UserNamespace}}) {
+		t.Run(name, func(t *testing.T) { test(t, runPod(t, n, name, options...), program) })
+	}
+}
+
+// A program may ask for a signal when its parent ends, as a first process and in an exec, by both ways of exec.
+func TestProgramsThatDieWithTheirParent(t *testing.T) {
+	eachWay(t, func(t *testing.T, p *pod, program option) {
+		first := p.run("first", "", program, command("/process", "die-with-parent"))
+		id := p.run("app", forever, program)
+		var execs sync.WaitGroup
+		for range 10 {
+			execs.Go(func() {
+				answer, err := p.tryExec(id, 0, "/process", "die-with-parent")
+				check(t, err)
+				same(t, "exit code", answer.GetExitCode(), 0)
+				same(t, "output", string(answer.GetStdout()), "lived\n")
+			})
+		}
+		execs.Wait()
+		p.wantExit(first, 0, "Completed")
+		one := func() bool { return len(startersOf(p.Supervisors()[0])) <= 1 }
+		harness.Eventually(t, "no starter but the one that waits is left", one)
+	})
+}
+
+// A first process whose first thread has ended, or that executed its program in another thread, runs like any other.
+func TestFirstThreadThatEnded(t *testing.T) {
+	eachWay(t, func(t *testing.T, p *pod, program option) {
+		for name, words := range harness.Sorted(map[string][]string{
+			"another-thread":              {"/process", "thread", "/bin/sh", "-c", forever},
+			"first-thread-ended":          {"/process", "first-thread-ends"},
+			"first-thread-ended-and-exec": {"/process", "first-thread-ends", "/bin/sh", "-c", forever},
+		}) {
+			id := p.run(name, "", program, command(words...), memory(64<<20))
+			p.awaitLine(id, "ready")
+			same(t, name+": an exec", p.exec(id, "echo hi; hostname"), "hi\n"+p.config.Hostname)
+			check(t, p.update(id, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20}))
+			same(t, name+": an exec after the update", p.exec(id, "echo hi"), "hi")
+			same(t, name+": state", p.status(id).State, running)
+			check(t, p.stop(id, 0))
+			p.wantExit(id, 137, "Error")
+		}
+	})
+}
+
+// A program may close its terminal and open it again, by each of its names, alone and in a pod with one pid namespace.
+func TestTerminalThatIsOpenedAgain(t *testing.T) {
+	n := newNode(t)
+	for name, mode := range harness.Sorted(map[string]runtimeapi.NamespaceMode{
+		"own": runtimeapi.NamespaceMode_CONTAINER, "shared": runtimeapi.NamespaceMode_POD,
+	}) {
+		p := runPod(t, n, name, podPID(mode))
+		for _, terminal := range []string{"/dev/console", "/dev/tty"} {
+			const script = "exec <&- >&- 2>&-; for i in 1 2 3; do usleep 20000; echo line $i >TERMINAL; done\n" +
+				"exec >TERMINAL <TERMINAL; echo end; read x; echo got $x"
+			id := p.run(filepath.Base(terminal), strings.ReplaceAll(script, "TERMINAL", terminal), tty, pidMode(mode, ""))
+			harness.Eventually(t, "all lines are in the log", func() bool {
+				return p.stdout(id) == "line 1\r\nline 2\r\nline 3\r\nend\r\n"
+			})
+			check(t, p.stop(id, 0))
+			p.wantExit(id, 137, "Error")
+		}
 	}
 }

@@ -7,11 +7,9 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -22,35 +20,6 @@ import (
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/nodetest"
 )
-
-// A container is made with the config of its own pod. The kubelet makes that
-// config anew for each container, so that only what identifies the pod counts.
-//
-// cri: PodSandboxMetadata.namespace PodSandboxMetadata.uid
-func TestConfigOfAnotherPod(t *testing.T) {
-	p := newPod(t)
-	config := shell("app", forever)
-	create := func(change nodetest.PodOption) (string, error) {
-		asked := *p
-		asked.config = proto.CloneOf(p.config)
-		change(asked.config)
-		return asked.tryCreate(config)
-	}
-	for field, change := range harness.Sorted(map[string]nodetest.PodOption{
-		"uid":       func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Uid = "another" },
-		"name":      func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Name = "another" },
-		"namespace": func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "another" },
-	}) {
-		_, err := create(change)
-		wantRefused(t, err, "sandbox_config.metadata."+field+":")
-	}
-	same(t, "left", p.list(nil), nil)
-	id, err := create(func(c *runtimeapi.PodSandboxConfig) {
-		c.Metadata.Attempt, c.Annotations = 7, map[string]string{"of": "today"}
-	})
-	check(t, err)
-	check(t, p.remove(id))
-}
 
 // The time-outs of the CRI are any int64: more seconds than a Duration holds are a long time, and no short one.
 //
@@ -70,29 +39,6 @@ func TestTimeoutsBeyondADuration(t *testing.T) {
 	id := p.run("app", forever)
 	check(t, p.stop(id, math.MinInt64))
 	p.wantExit(id, 137, "Error")
-}
-
-// created_at grows whatever the clock does, also over a restart: the kubelet
-// takes the newest container of a name for the one that counts.
-//
-// cri: ContainerStatus.created_at
-func TestCreatedAtAfterTheClockWasSetBack(t *testing.T) {
-	p := newPod(t)
-	old := p.run("app", "exit 1")
-	p.wantExit(old, 1, "Error")
-	p.Kill()
-	ahead := time.Now().Add(24 * time.Hour).UnixNano()
-	record := filepath.Join(p.Root, "containers", old+".json")
-	later := regexp.MustCompile(`"created_at": ?\d+`).ReplaceAll(harness.Read(t, record), fmt.Appendf(nil, `"created_at": %d`, ahead))
-	check(t, os.WriteFile(record, later, 0o600))
-	p.Start()
-	last := p.status(old).CreatedAt
-	same(t, "when it was created", last, ahead)
-	for i := range 3 {
-		now := p.status(p.create(shell("app", "true", attempt(uint32(i+1))))).CreatedAt
-		expect(t, now > last, "attempt %d is created at %d, the one before at %d", i+1, now, last)
-		last = now
-	}
 }
 
 // What is meant for Windows would have no effect, and is refused by its name.
