@@ -119,6 +119,8 @@ func TestPodStopsBesideACreation(t *testing.T) {
 
 // A container is made with the config of its own pod. The kubelet makes that config anew for each container, so that
 // only the identity of the pod counts.
+//
+// cri: PodSandboxMetadata.namespace PodSandboxMetadata.uid
 func TestConfigOfAnotherPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newTrial(t)

@@ -36,7 +36,10 @@ func TestForContainer(t *testing.T) {
 // cri: CDIDevice.name Capability.add_ambient_capabilities ContainerConfig.CDI_devices
 // cri: LinuxContainerResources.cpuset_mems LinuxContainerResources.unified
 // cri: LinuxContainerSecurityContext.apparmor LinuxContainerSecurityContext.apparmor_profile
-// cri: Mount.mount_options Mount.recursive_read_only
+// cri: Mount.mount_options Mount.recursive_read_only LinuxContainerConfig.security_context ContainerConfig.linux
+// cri: LinuxContainerSecurityContext.masked_paths LinuxContainerSecurityContext.readonly_paths
+// cri: LinuxContainerSecurityContext.readonly_rootfs Capability.add_capabilities Capability.drop_capabilities
+// cri: LinuxContainerSecurityContext.capabilities
 func TestContainerRules(t *testing.T) {
 	for _, test := range []struct {
 		golden string
@@ -210,6 +213,8 @@ const (
 )
 
 // With real mounts, in a mount namespace of the test's own, whose thread ends with it.
+//
+// cri: Mount.propagation
 func TestPropagate(t *testing.T) {
 	runtime.LockOSThread()
 	must(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))) // needs root

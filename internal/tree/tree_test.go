@@ -106,6 +106,9 @@ func TestMeasureWhileDirectoriesMove(t *testing.T) {
 	t.Logf("moved %d times", <-moved)
 }
 
+// attack: containers: a writable layer has thousands of nested directories, and a large file in the last one
+// held: they count in the container's disk usage, and are removed with the container
+// field: containerd and CRI-O measure by paths up to PATH_MAX, and remove with one descriptor for each level
 func TestRemoveLeavesWhatLinksPointAt(t *testing.T) {
 	outside, top := t.TempDir(), t.TempDir()
 	harness.Check(t, os.WriteFile(filepath.Join(outside, "kept"), nil, 0o600))
@@ -113,10 +116,14 @@ func TestRemoveLeavesWhatLinksPointAt(t *testing.T) {
 	harness.Check(t, os.Mkdir(filepath.Join(top, "moved-1"), 0o755))
 	harness.Check(t, os.WriteFile(filepath.Join(top, "moved-1", "file"), nil, 0o600))
 	harness.Check(t, os.WriteFile(filepath.Join(top, "moved-2"), nil, 0o600))
-	deepTree(t, top, 2*maxDepth+5, 1)
+	deepTree(t, top, 100*maxDepth+5, 0)
+	usage, err := Measure(t.Context(), top)
+	harness.Check(t, err)
+	harness.Want(t, usage.Inodes >= 100*maxDepth, "%d inodes are counted", usage.Inodes)
+	harness.Want(t, usage.Bytes >= 1<<20, "%d bytes are counted", usage.Bytes)
 	harness.Check(t, Remove(filepath.Join(top, "link")))
 	harness.Check(t, os.Symlink(outside, filepath.Join(top, "link")))
 	harness.Check(t, Remove(top))
-	_, err := os.Lstat(filepath.Join(outside, "kept"))
+	_, err = os.Lstat(filepath.Join(outside, "kept"))
 	harness.Check(t, err)
 }

@@ -23,6 +23,8 @@ import (
 // cri: ContainerConfig.annotations ContainerStatus ContainerStatus.annotations ContainerStatus.image ContainerConfig.envs
 // cri: ContainerStatus.finished_at KeyValue.key KeyValue.value ContainerStatus.image_id ContainerStatus.image_ref ContainerStatus.labels
 // cri: ContainerStatus.started_at ContainerStatusRequest.container_id CreateContainer RemoveContainer StartContainer
+// cri: CreateContainerRequest.pod_sandbox_id CreateContainerRequest.sandbox_config CreateContainerResponse.container_id
+// cri: ContainerStatus.created_at
 func TestLife(t *testing.T) {
 	p := newPod(t)
 	config := shell("app", "echo hello; until test -e /enough; do sleep 0.02; done; exit 3", env("SECRET", "x"))
@@ -195,7 +197,8 @@ func all(options ...option) option {
 // cri: Container.created_at Container.image_id Container.labels Container.pod_sandbox_id ContainerConfig.labels
 // cri: ContainerFilter.label_selector ListContainers StreamContainers StreamContainersResponse.containers Container.metadata
 // cri: StreamContainersRequest.filter Container.annotations Container.image Container.image_ref ContainerMetadata.attempt
-// cri: ImageSpec.user_specified_image ListContainersRequest.filter
+// cri: ImageSpec.user_specified_image ListContainersRequest.filter Container.id Container.state ContainerFilter.state
+// cri: ContainerFilter.pod_sandbox_id ContainerStateValue.state
 func TestListFilters(t *testing.T) {
 	n := newNode(t)
 	a, b := runPod(t, n, "a"), runPod(t, n, "b")

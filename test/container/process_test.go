@@ -127,27 +127,6 @@ func secure(change func(*runtimeapi.LinuxContainerSecurityContext)) option {
 	return func(c *runtimeapi.ContainerConfig) { change(c.Linux.SecurityContext) }
 }
 
-// Ambient capabilities are in force for a user that is not root.
-//
-// cri: Capability.add_capabilities Capability.drop_capabilities LinuxContainerSecurityContext.capabilities
-// cri: Capability.add_ambient_capabilities
-func TestCapabilities(t *testing.T) {
-	p := newPod(t)
-	same(t, "default", harness.ProcStatus(t, p.info(p.run("plain", forever)).PID, "CapEff"), "00000000a80425fb")
-	changed := p.run("changed", forever, secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
-		s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"ALL"}}
-	}))
-	same(t, "NET_ADMIN alone", harness.ProcStatus(t, p.info(changed).PID, "CapEff"), "0000000000001000")
-	same(t, "of an exec", strings.Fields(p.exec(changed, "grep CapEff /proc/self/status"))[1], "0000000000001000")
-	ambient := p.run("ambient", forever, asUser(1000), secure(func(s *runtimeapi.LinuxContainerSecurityContext) {
-		s.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}, AddAmbientCapabilities: []string{"NET_BIND_SERVICE"}}
-	}))
-	for _, set := range []string{"CapAmb", "CapEff", "CapPrm"} {
-		same(t, set, harness.ProcStatus(t, p.info(ambient).PID, set), "0000000000000400")
-	}
-	same(t, "CapAmb of an exec", p.exec(ambient, "grep CapAmb /proc/self/status"), "CapAmb:\t0000000000000400")
-}
-
 // cri: LinuxContainerSecurityContext.privileged LinuxSandboxSecurityContext.privileged
 func TestPrivileged(t *testing.T) {
 	p := newPod(t, privilegedPod)

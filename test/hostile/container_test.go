@@ -153,50 +153,6 @@ func kept(t testing.TB, directory string) (bytes int64) {
 	return bytes
 }
 
-// attack: containers: a writable layer has 30,000 nested directories, and 50 MB in the last one
-// held: they count in the container's disk usage, and are removed with the container
-// field: containerd and CRI-O measure by paths up to PATH_MAX, and remove with one descriptor for each level
-func TestDeepTreeOfAContainer(t *testing.T) {
-	const depth, size = 30000, 50 << 20
-	n := newNode(t)
-	p := newTenant(t, n, "deep")
-	id := p.run("c")
-	makeDeep(t, filepath.Join(n.State, "containers", id, "rootfs"), depth, size)
-	harness.Eventually(t, "the container's usage has it", func() bool {
-		answer := nodetest.Call(t, n.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: id})
-		return answer.GetStats().GetWritableLayer().GetUsedBytes().GetValue() >= size
-	})
-	before := layers(t, n)
-	nodetest.Call(t, n.Runtime.RemovePodSandbox, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.id})
-	harness.Eventually(t, "the layer is removed", func() bool { return layers(t, n) < before })
-}
-
-// makeDeep does what a program in a container would: directories within each other, and a file in the last.
-func makeDeep(t testing.TB, top string, depth, size int) {
-	const directory = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
-	at, err := unix.Open(top, directory, 0)
-	check(t, err)
-	for range depth {
-		check(t, unix.Mkdirat(at, "d", 0o755))
-		next, err := unix.Openat(at, "d", directory, 0)
-		check(t, err)
-		check(t, unix.Close(at))
-		at = next
-	}
-	last, err := unix.Openat(at, "last", unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o644)
-	check(t, err)
-	_, err = unix.Write(last, make([]byte, size))
-	check(t, err)
-	check(t, errors.Join(unix.Close(last), unix.Close(at)))
-}
-
-// layers counts the layers that are on the disk.
-func layers(t testing.TB, n *nodetest.Node) int {
-	all, err := os.ReadDir(filepath.Join(n.Root, "image", "overlayfs", "snapshots"))
-	check(t, err)
-	return len(all)
-}
-
 // attack: images: image calls name a runtime handler that the node lacks, or have annotations of a pod
 // held: the handler is refused by its name, the annotations change nothing
 //

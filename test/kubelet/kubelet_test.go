@@ -88,7 +88,7 @@ func (k *kubelet) start(gates nodetest.Object) {
 	harness.Check(k.t, err)
 	defer log.Close()
 	k.process = exec.Command(k.binary, "--config", k.path("config.json"), "--root-dir", k.path("root"),
-		"--cert-dir", k.path("certificates"), "--hostname-override", nodeName, "--node-ip", nodeAddress, "--v", "2")
+		"--cert-dir", k.path("certificates"), "--hostname-override", nodeName, "--node-ip", nodeAddress, "--v", "4")
 	k.process.Dir, k.process.Env = k.dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + k.path("home"), "TMPDIR=" + k.path("home")}
 	k.process.Stdout, k.process.Stderr = log, log
 	k.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

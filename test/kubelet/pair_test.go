@@ -12,7 +12,6 @@ import (
 	"os"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -240,22 +239,20 @@ func (k *kubelet) settle() {
 		_, image := k.ask(http.MethodGet, "/stats/summary")
 		return runtime == nil && image == nil
 	})
-	before := k.syncs()
-	k.eventually("the kubelet has looked after every pod", func() bool { return k.syncs() >= before+2*len(k.pods()) })
+	from := len(k.log())
+	k.eventually("the kubelet has looked twice after every pod", func() bool {
+		log := k.log()[from:]
+		for name := range k.pods() {
+			sync := regexp.MustCompile(`SyncLoop \(SYNC\).*default/` + name + "-" + nodeName + `\b`)
+			if len(sync.FindAllString(log, 2)) < 2 {
+				return false
+			}
+		}
+		return true
+	})
 	for name := range k.pods() {
 		k.awaitReady(name)
 	}
-}
-
-// syncs counts how often the kubelet has looked after a pod.
-func (k *kubelet) syncs() (count int) {
-	text, err := k.ask(http.MethodGet, "/metrics")
-	harness.Check(k.t, err)
-	found := regexp.MustCompile(`(?m)^kubelet_pod_worker_duration_seconds_count\{operation_type="sync"\} (\d+)`).FindStringSubmatch(text)
-	harness.Need(k.t, found != nil, "the kubelet's metrics do not count the syncs of pods")
-	count, err = strconv.Atoi(found[1])
-	harness.Check(k.t, err)
-	return count
 }
 
 // untouched ignores the pod that was ending.
