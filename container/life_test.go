@@ -58,7 +58,7 @@ func TestEndBesideAnOperation(t *testing.T) {
 		end         func(d *fake.Daemon, c *container.Container)
 		want        []string
 	}{
-		{"the process ends before it is listed", "container/recheck after", func(d *fake.Daemon, c *container.Container) {
+		{"an end before the list", "container/recheck after", func(d *fake.Daemon, c *container.Container) {
 			d.EndProcess(c.Facts().Process.PID)
 		}, []string{"CREATED EXITED 137 Error", "STOPPED EXITED 137 Error"}},
 		{"a stop beside a start", "container/start before", func(d *fake.Daemon, c *container.Container) {
@@ -88,7 +88,7 @@ func TestEndBesideAnOperation(t *testing.T) {
 	}
 }
 
-// A pod that is stopped while a container is created in it, whichever step that has come to, has no container that runs.
+// A pod that is stopped at any step of the creation of a container has no container that runs.
 func TestPodStopsBesideACreation(t *testing.T) {
 	for _, point := range points("create")[4:] {
 		if strings.HasPrefix(point, "rename ") { // a mutex is held there
@@ -99,7 +99,7 @@ func TestPodStopsBesideACreation(t *testing.T) {
 				n, stopped := newTrial(t), make(chan error, 1)
 				n.Arm(point, func() error {
 					go func() { stopped <- n.d.Sandboxes.Stop(n.d.Ctx, n.pod) }()
-					time.Sleep(time.Second) // it waits for the creation, or ends it
+					time.Sleep(time.Second) // the stop waits for the creation, or ends the creation
 					return nil
 				})
 				id, err := n.create("case")

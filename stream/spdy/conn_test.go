@@ -146,7 +146,7 @@ func controlFrame(kind spdy.ControlFrameType, payload []byte) []byte {
 // that is refused is not kept.
 //
 // attack: clients: an exec that reads nothing gets data frames of 16 MiB on all streams, settings of 16 MiB, and endless streams
-// held: a session has one buffer of 32 KiB for what it reads; longer control frames end it, and refused streams cost nothing
+// held: a session reads pieces of 32 KiB; longer control frames end it, and refused streams cost nothing
 // field: spdystream, of containerd and CRI-O too, keeps up to 4 GiB
 func TestHostileFrames(t *testing.T) {
 	const huge = 1<<24 - 1
