@@ -36,8 +36,9 @@ const (
 // Status reports whether pods can run. It waits for the state of the network only if there is none yet.
 func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest) (response *runtimeapi.StatusResponse, err error) {
 	status := &runtimeapi.RuntimeStatus{}
+	mapsUsers := r.Info.Machine.MapsUsers() == nil
 	response = &runtimeapi.StatusResponse{Status: status, Features: &runtimeapi.RuntimeFeatures{
-		SupplementalGroupsPolicy: true, MountOptions: true, UserNamespacesHostNetwork: r.Info.Machine.UserNamespaces,
+		SupplementalGroupsPolicy: true, MountOptions: true, UserNamespacesHostNetwork: mapsUsers,
 	}}
 	condition := func(kind, reason, problem string) {
 		one := &runtimeapi.RuntimeCondition{Type: kind, Status: problem == ""}
@@ -58,7 +59,7 @@ func (r *Runtime) Status(ctx context.Context, request *runtimeapi.StatusRequest)
 		}
 		response.RuntimeHandlers = append(response.RuntimeHandlers, &runtimeapi.RuntimeHandler{Name: h.Name, Features: &runtimeapi.RuntimeHandlerFeatures{
 			RecursiveReadOnlyMounts: h.Features.RecursiveReadOnlyMounts,
-			UserNamespaces:          h.Features.UserNamespaces,
+			UserNamespaces:          h.Features.UserNamespaces && mapsUsers,
 		}})
 	}
 	if problem := r.Info.Machine.SELinuxProblem; problem != "" {

@@ -44,7 +44,9 @@ type Machine struct {
 	MemoryNodes       uint64            `json:",omitempty"`
 	HugepageSizes     []string          `json:",omitempty"` // sorted, as the controller hugetlb writes them ("2MB")
 	RecursiveReadOnly bool              `json:",omitempty"`
-	UserNamespaces    bool              `json:",omitempty"`
+	UserNamespaces    bool              `json:",omitempty"` // the kernel can map the owners of files; see MapsUsers
+
+	root string
 }
 
 // Read asks the kernel. root is a directory in the filesystem of images.
@@ -77,7 +79,8 @@ func Read(root string) (Machine, error) {
 		MemoryNodes:       memoryNodes("/sys/devices/system/node/possible"),
 		HugepageSizes:     slices.Sorted(slices.Values(cgroups.HugePageSizes())),
 		RecursiveReadOnly: probeRecursiveReadOnly() == nil,
-		UserNamespaces:    canMapUsers(root) == nil,
+		UserNamespaces:    probeUserNamespaces(root) == nil,
+		root:              root,
 	}
 	if m.SELinux {
 		if err := checkSELinuxPolicy(); err != nil {
@@ -187,6 +190,15 @@ func probeRecursiveReadOnly() error {
 		return nil
 	}
 	return err
+}
+
+// MapsUsers returns why pods cannot have a user namespace now, or nil. An administrator can open or close a directory
+// above root at any time.
+func (m Machine) MapsUsers() error {
+	if !m.UserNamespaces {
+		return errors.New("this machine cannot map the owners of an image's files: see 'minicri check'")
+	}
+	return passable(m.root)
 }
 
 // canMapUsers reports why pods cannot have a user namespace.

@@ -119,7 +119,13 @@ func TestProbeUserNamespaces(t *testing.T) {
 	}
 	closed := filepath.Join(root, "closed")
 	harness.Check(t, os.Mkdir(closed, 0o700))
-	harness.WantError(t, canMapUsers(filepath.Join(closed, "a", "root")), closed+" of mode 0700", "chmod o+x")
+	m := Machine{UserNamespaces: true, root: filepath.Join(closed, "a", "root")}
+	harness.WantError(t, canMapUsers(m.root), closed+" of mode 0700", "chmod o+x")
+	harness.WantError(t, m.MapsUsers(), "chmod o+x")
+	for _, dir := range []string{closed, root, filepath.Dir(root)} {
+		harness.Check(t, os.Chmod(dir, 0o711)) // while the daemon runs
+	}
+	harness.Check(t, m.MapsUsers())
 	harness.Check(t, os.Remove(closed))
 	// A file system whose owners cannot be mapped is found out.
 	harness.Want(t, probeUserNamespaces("/proc") != nil, "/proc has mapped owners")

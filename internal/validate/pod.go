@@ -289,8 +289,8 @@ func (c *pod) userNamespace() {
 	}
 	c.mappings(field+".uids", userns.GetUids())
 	c.mappings(field+".gids", userns.GetGids())
-	if !c.node.Machine.UserNamespaces {
-		c.bad(field, "this machine cannot map the owners of an image's files: see 'minicri check'")
+	if err := c.node.Machine.MapsUsers(); err != nil {
+		c.bad(field, "%v", err)
 	}
 	for name, mode := range map[string]runtimeapi.NamespaceMode{"pid": options.GetPid(), "ipc": options.GetIpc()} {
 		if mode == runtimeapi.NamespaceMode_NODE {
