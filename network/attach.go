@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -21,7 +22,6 @@ import (
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/minicri/minicri/internal/state"
 	"github.com/minicri/minicri/internal/step/failpoint"
@@ -180,7 +180,7 @@ type Drift struct {
 // checkPeriodically checks all attachments once in a period and when RequestCheck asks for it.
 func (n *CNI) checkPeriodically() {
 	for n.base.Err() == nil {
-		n.awaitPeriod(n.checkNow, func(l Limits) time.Duration { return l.CheckPeriod })
+		n.awaitPeriod(n.base, n.checkNow, func(l Limits) time.Duration { return l.CheckPeriod })
 		for _, id := range n.ids() {
 			n.check(id)
 		}
@@ -287,14 +287,13 @@ func (a *Attachment) logger(to *slog.Logger) *slog.Logger {
 // attachment is an Attachment in memory. The holder of its lock may run plugins for it and, under CNI.mu,
 // change the record: either lock is enough to read.
 type attachment struct {
-	lock   *semaphore.Weighted
+	lock   lock
 	record Attachment
 	// begun is set before ADD: until then there is nothing to undo. attached is set when ADD has succeeded,
 	// removed when the record has left the journal, unwritten for good if its entry could not be written.
 	begun, attached, removed, unwritten bool
-	// stuck is set while a run whose processes do not end holds the lock, repeated while the background
-	// repeats DEL, which hurried wakes up, and released by Release.
-	stuck, repeated, released atomic.Bool
+	// repeated is set while the background repeats DEL, which hurried wakes up, and released by Release.
+	repeated, released atomic.Bool
 	// early is set while a DEL is brought forward.
 	early   atomic.Bool
 	hurried chan struct{}
@@ -303,8 +302,61 @@ type attachment struct {
 }
 
 func newAttachment(record Attachment) *attachment {
-	return &attachment{lock: semaphore.NewWeighted(1), record: record, hurried: make(chan struct{}, 1)}
+	// The journal indents the configuration that it stores.
+	var config bytes.Buffer
+	if json.Compact(&config, record.Config) == nil {
+		record.Config = config.Bytes()
+	}
+	a := &attachment{lock: lock{taken: make(chan struct{}, 1)}, record: record, hurried: make(chan struct{}, 1)}
+	a.lock.unstick()
+	return a
 }
+
+// lock is that of an attachment. Its holder can be a run whose processes do not end: nobody waits for that.
+type lock struct {
+	taken chan struct{}                 // has a value while somebody holds the lock
+	stuck atomic.Pointer[chan struct{}] // closed while the holder is stuck
+}
+
+func (l *lock) unstick() { l.stuck.Store(new(make(chan struct{}))) }
+
+func (l *lock) stick() { close(*l.stuck.Load()) }
+
+func (l *lock) isStuck() bool {
+	select {
+	case <-*l.stuck.Load():
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *lock) tryAcquire() bool {
+	select {
+	case l.taken <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// acquire returns errStuck at once if the holder is stuck.
+func (l *lock) acquire(ctx context.Context) error {
+	if l.tryAcquire() {
+		return nil
+	}
+	select {
+	case l.taken <- struct{}{}:
+		return nil
+	case <-*l.stuck.Load():
+		return fmt.Errorf("%w: 'crictl info' lists them as stuckPlugins; free them of what holds them, "+
+			"such as a frozen cgroup or a dead disk", errStuck)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (l *lock) release() { <-l.taken }
 
 // locked is an attachment whose lock is taken; GC of its network waits until leave.
 type locked struct {
@@ -316,15 +368,8 @@ type locked struct {
 
 // lock takes the attachment's lock. It returns errStuck at once if a run holds it whose processes do not end.
 func (n *CNI) lock(ctx context.Context, a *attachment) (*locked, error) {
-	for !a.lock.TryAcquire(1) {
-		if a.stuck.Load() {
-			return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w: they are listed as stuckPlugins by 'crictl info'; free them of what holds them, such as a frozen cgroup or a dead disk", a.record.ID, errStuck)
-		}
-		select {
-		case <-time.After(lockPoll):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, context.Cause(ctx))
-		}
+	if err := a.lock.acquire(ctx); err != nil {
+		return nil, fmt.Errorf("wait for another plugin run of sandbox %s: %w", a.record.ID, err)
 	}
 	return n.enter(ctx, a)
 }
@@ -338,10 +383,10 @@ func (n *CNI) enter(ctx context.Context, a *attachment) (*locked, error) {
 		}
 	}).Stop()
 	if err := gate.Acquire(ctx, 1); err != nil {
-		a.lock.Release(1)
+		a.lock.release()
 		return nil, fmt.Errorf("wait for CNI GC to end: %w", context.Cause(ctx))
 	}
-	return &locked{attachment: a, leave: sync.OnceFunc(func() { gate.Release(1) })}, nil
+	return &locked{attachment: a, leave: sync.OnceFunc(func() { gate.leave(1) })}, nil
 }
 
 func (h *locked) release() {
@@ -349,7 +394,7 @@ func (h *locked) release() {
 	if h.keep != nil {
 		h.keep()
 	} else {
-		h.lock.Release(1)
+		h.lock.release()
 	}
 }
 

@@ -82,16 +82,20 @@ const (
 	notReadyPeriod = time.Second            // of STATUS while the network is not ready or is slow
 	rulesPause     = 300 * time.Millisecond // between two reports of changed rules
 	outagePause    = time.Minute            // between two lines of the log about failed DELs of a network
-	limitsPoll     = time.Second            // whether limits have changed
 	givenUpPoll    = 2 * time.Second        // whether they have, or a person gives the attachment up
-	lockPoll       = 5 * time.Millisecond   // whether a lock can be had by now, or the run that has it is stuck
 )
+
+// limits are Limits in force. changed is closed when others replace them.
+type limits struct {
+	Limits
+	changed chan struct{}
+}
 
 // CNI manages the networks of this node.
 type CNI struct {
 	*Directory
 	options    Options
-	limits     atomic.Pointer[Limits]
+	limits     atomic.Pointer[limits]
 	network    atomic.Pointer[DefaultNetwork]
 	masquerade masquerade
 	forward    forward
@@ -217,22 +221,28 @@ func (n *CNI) Close() {
 func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attachments") }
 
 // SetLimits replaces the limits for new runs and for all periods.
-func (n *CNI) SetLimits(limits Limits) { n.limits.Store(&limits) }
+func (n *CNI) SetLimits(next Limits) {
+	if last := n.limits.Swap(&limits{next, make(chan struct{})}); last != nil {
+		close(last.changed)
+	}
+}
 
-// awaitPeriod waits for a period, endless if 0, for wake, or for the daemon's end. The period may change meanwhile.
-func (n *CNI) awaitPeriod(wake <-chan struct{}, period func(Limits) time.Duration) {
-	for began := time.Now(); n.base.Err() == nil; {
-		look := limitsPoll
-		if p := period(*n.limits.Load()); p > 0 {
-			if look = min(look, p-time.Since(began)); look <= 0 {
-				return
-			}
+// awaitPeriod waits for a period, endless if 0, for wake, or for the end of ctx. The period may change meanwhile.
+func (n *CNI) awaitPeriod(ctx context.Context, wake <-chan struct{}, period func(Limits) time.Duration) {
+	for began := time.Now(); ctx.Err() == nil; {
+		limits := n.limits.Load()
+		var due <-chan time.Time
+		if p := period(limits.Limits); p > 0 {
+			due = time.After(p - time.Since(began))
 		}
 		select {
-		case <-n.base.Done():
+		case <-ctx.Done():
+			return
 		case <-wake:
 			return
-		case <-time.After(look):
+		case <-due:
+			return
+		case <-limits.changed:
 		}
 	}
 }

@@ -300,7 +300,7 @@ func (n *CNI) deleteLater(a *attachment, counts bool) {
 		return
 	}
 	defer n.slots.Release(1)
-	if !a.lock.TryAcquire(1) {
+	if !a.lock.tryAcquire() {
 		return
 	}
 	h, err := n.enter(n.base, a)

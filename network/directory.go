@@ -31,6 +31,9 @@ var ErrNoConfiguration = errors.New("no CNI configuration")
 type Directory struct {
 	owner *CNI
 	path  string
+	// ctx ends with the daemon, or when no handler has the directory any more.
+	ctx context.Context
+	end context.CancelFunc
 	// reading is held by reload, so that its caller gets the present state, not that of a read under way.
 	reading sync.Mutex
 	// readAgain makes the next reload read an unchanged directory.
@@ -66,11 +69,24 @@ func (n *CNI) In(path string) *Directory {
 	d := n.byPath[path]
 	if d == nil {
 		d = &Directory{owner: n, path: path, asked: make(chan struct{}), changed: make(chan struct{}, 1)}
+		d.ctx, d.end = context.WithCancel(n.base)
 		d.current.Store(&snapshot{})
 		n.byPath[path] = d
 		n.inBackground(d.followStatus)
 	}
 	return d
+}
+
+// Keep stops following the directories that are neither the node's nor among these.
+func (n *CNI) Keep(paths []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for path, d := range n.byPath {
+		if d != n.Directory && !slices.Contains(paths, path) {
+			d.end()
+			delete(n.byPath, path)
+		}
+	}
 }
 
 // directories returns all directories, the node's last.
@@ -90,7 +106,7 @@ func (n *CNI) directories() (all []*Directory) {
 func (n *CNI) watch() {
 	for n.base.Err() == nil {
 		n.Reload()
-		n.awaitPeriod(nil, func(l Limits) time.Duration { return l.Reload })
+		n.awaitPeriod(n.base, nil, func(l Limits) time.Duration { return l.Reload })
 	}
 }
 
@@ -305,11 +321,11 @@ func (d *Directory) Ready(ctx context.Context) error {
 
 // followStatus polls STATUS, more often while not ready or slow: a node is ready soon after its network.
 func (d *Directory) followStatus() {
-	for d.owner.base.Err() == nil {
+	for d.ctx.Err() == nil {
 		d.refreshStatus()
 		s := d.status.Load()
 		unsure := s != nil && (s.err != nil || s.slow)
-		d.owner.awaitPeriod(d.changed, func(l Limits) time.Duration {
+		d.owner.awaitPeriod(d.ctx, d.changed, func(l Limits) time.Duration {
 			if unsure {
 				return min(l.StatusPeriod, notReadyPeriod)
 			}
@@ -337,8 +353,8 @@ func (d *Directory) refreshStatus() {
 			return cni.Status()
 		})
 	}
-	if n.base.Err() != nil {
-		return // the daemon ends, which says nothing of the network
+	if d.ctx.Err() != nil {
+		return // the daemon ends, which says nothing of the network, or no handler has it
 	}
 	last := d.status.Load()
 	if last != nil && last.err == nil && d.excused(err, unfit, last) {

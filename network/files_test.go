@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -99,6 +100,20 @@ func TestNextPodSeesEveryChange(t *testing.T) {
 func pluginOf(list string) string {
 	_, plugins, _ := strings.Cut(list, `"plugins":[`)
 	return strings.TrimSuffix(plugins, "]}")
+}
+
+// A directory is followed until no handler has it.
+func TestDirectoriesAreFollowedWhileInUse(t *testing.T) {
+	n := newScripted(t, nil)
+	kept, gone := n.In(t.TempDir()), n.In(t.TempDir())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		gone.followStatus()
+	}()
+	n.Keep([]string{kept.path})
+	<-ended
+	harness.Want(t, slices.Equal(n.directories(), []*Directory{kept, n.Directory}), "followed: %v", n.directories())
 }
 
 // A file that is broken while its network is in use: errors about the network name the file, the line, and that its

@@ -33,6 +33,18 @@ func TestDELsBroughtForwardDoNotCount(t *testing.T) {
 	harness.Want(t, len(pending) == 1 && pending[0].Tries == 1, "pending: %+v", pending)
 }
 
+// One try is one DEL, also after a restart, for which the journal has stored the configuration.
+func TestOneDELForEachTry(t *testing.T) {
+	n := newScripted(t, nil)
+	n.tell(t, "ADD.fail")
+	n.tell(t, "DEL.fail")
+	n.retry(t, "web")
+	n.reopen(t)
+	before := len(n.calls(t, "DEL"))
+	harness.WantError(t, n.Detach(t.Context(), "web", n.NamespacePath("web")), "try 2")
+	harness.Same(t, "DELs of a try", len(n.calls(t, "DEL"))-before, 1)
+}
+
 func TestGivingUpTakesTriesAndTime(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -94,11 +94,12 @@ func (n *CNI) followRun(l *linger) {
 		if l.locked == nil {
 			return
 		}
-		if l.locked.stuck.Swap(false) {
+		if l.locked.lock.isStuck() {
+			l.locked.lock.unstick()
 			l.logger(n.options.Logger).Info("plugins that did not end have ended")
 		}
 		l.locked.leave()
-		l.locked.lock.Release(1)
+		l.locked.lock.release()
 		if l.locked.released.Load() {
 			n.repeat(l.locked.attachment, true)
 			notify(l.locked.hurried)
@@ -137,7 +138,7 @@ func (n *CNI) stick(l *linger) {
 	l.stuck = time.Now()
 	n.mu.Unlock()
 	if l.locked != nil {
-		l.locked.stuck.Store(true)
+		l.locked.lock.stick()
 		l.locked.leave()
 	}
 }
@@ -162,7 +163,7 @@ func (n *CNI) findLeftRuns() {
 				l.deadline = last // the rest of its chain does not begin
 			}
 			a.released.Store(run.Verb == "DEL" || a.released.Load())
-			if a.lock.TryAcquire(1) { // else another run of it has the lock
+			if a.lock.tryAcquire() { // else another run of it has the lock
 				l.locked, _ = n.enter(n.base, a) // no collection runs yet
 			}
 		}
@@ -173,29 +174,36 @@ func (n *CNI) findLeftRuns() {
 // gate keeps GC of a network, which takes all of it, apart from other runs, which take 1 each (CNI SPEC, "GC").
 type gate struct {
 	*semaphore.Weighted
-	end atomic.Pointer[func()] // ends the GC that runs, for a run that has waited for gcWait; it comes again
+	left chan struct{}          // has a value when a run has ended since GC looked last
+	end  atomic.Pointer[func()] // ends the GC that runs, for a run that has waited for gcWait; it comes again
 }
 
 func (n *CNI) gate(network string) *gate {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.gates[network] == nil {
-		n.gates[network] = &gate{Weighted: semaphore.NewWeighted(math.MaxInt64)}
+		n.gates[network] = &gate{Weighted: semaphore.NewWeighted(math.MaxInt64), left: make(chan struct{}, 1)}
 	}
 	return n.gates[network]
 }
 
-// whileClosed calls f when nothing runs behind the gate, unless the context ends first; new runs wait. It polls,
-// because a waiter for all of a semaphore blocks waiters for 1.
+// leave ends so many runs behind the gate.
+func (g *gate) leave(runs int64) {
+	g.Release(runs)
+	notify(g.left)
+}
+
+// whileClosed calls f when nothing runs behind the gate, unless the context ends first; new runs wait. It tries after
+// the end of each run, because a waiter for all of a semaphore blocks waiters for 1.
 func whileClosed(ctx context.Context, gate *gate, f func(context.Context)) {
 	for !gate.TryAcquire(math.MaxInt64) {
 		select {
-		case <-time.After(lockPoll):
+		case <-gate.left:
 		case <-ctx.Done():
 			return
 		}
 	}
-	open := sync.OnceFunc(func() { gate.Release(math.MaxInt64) })
+	open := sync.OnceFunc(func() { gate.leave(math.MaxInt64) })
 	defer open()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -219,7 +227,7 @@ func (n *CNI) collectPeriodically() {
 			}
 		}
 		networks.Wait()
-		n.awaitPeriod(nil, func(l Limits) time.Duration { return l.GCPeriod })
+		n.awaitPeriod(n.base, nil, func(l Limits) time.Duration { return l.GCPeriod })
 	}
 }
 

@@ -142,7 +142,7 @@ func (n *CNI) followMasquerade() {
 		if err := keepRouterRoutes(n.options.Logger, n.forward.subnets()); err != nil {
 			n.readAgain.Store(true) // the directory reports it
 		}
-		n.awaitPeriod(changed, func(l Limits) time.Duration { return l.StatusPeriod })
+		n.awaitPeriod(n.base, changed, func(l Limits) time.Duration { return l.StatusPeriod })
 	}
 	n.masquerade.use(nil)
 	n.masquerade.refresh()

@@ -250,7 +250,7 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 		n.SetLimits(Limits{})
 		wake := make(chan struct{}, 1)
 		go func() {
-			n.awaitPeriod(wake, func(l Limits) time.Duration { return l.GCPeriod })
+			n.awaitPeriod(n.base, wake, func(l Limits) time.Duration { return l.GCPeriod })
 			ended = true
 		}()
 		time.Sleep(time.Hour)
@@ -258,6 +258,10 @@ func TestGCCanBeTurnedOff(t *testing.T) {
 		notify(wake)
 		synctest.Wait()
 		harness.Want(t, ended, "a period of 0 does not end when it is woken")
+		began := time.Now()
+		time.AfterFunc(time.Minute, func() { n.SetLimits(Limits{GCPeriod: time.Hour}) })
+		n.awaitPeriod(n.base, nil, func(l Limits) time.Duration { return l.GCPeriod })
+		harness.Same(t, "a period that was set meanwhile", time.Since(began), time.Hour)
 	})
 }
 
@@ -344,7 +348,7 @@ func newGate() testGate { return testGate{&CNI{gates: make(map[string]*gate)}} }
 
 func (g testGate) enter(ctx context.Context) (leave func(), err error) {
 	a := newAttachment(Attachment{})
-	a.lock.TryAcquire(1)
+	a.lock.tryAcquire()
 	h, err := g.n.enter(ctx, a)
 	if err != nil {
 		return nil, err

@@ -159,6 +159,7 @@ func (n *parts) apply(c *config.Config) error {
 	n.runtime.Networks.SetLimits(networkLimits(c))
 	n.runtime.Networks.SetDefault(network.DefaultNetwork(c.DefaultNetwork))
 	n.runtime.Info.Handlers.Replace(handlerSpecs(c))
+	n.runtime.Networks.Keep(c.CNIConfDirs())
 	n.images.Reconfigure(imageConfig(c, nil))
 	err := n.runtime.Plugins.Reconfigure(nriOptions(c, nil, nil))
 	if err != nil {
