@@ -34,7 +34,7 @@ demo: root setup build bin/demo ## Run pods, kill and restart the daemon, remove
 
 # Minutes: no kernel, no Kubernetes, no race detector. hack/parts.txt lists the parts.
 .PHONY: test
-test: root setup test-deps build failpoints bin/test/report bin/tools/.lint ## Lint, the tests of all packages, and wiring tests on the real kernel (root)
+test: root setup test-deps build failpoints bin/networks/.built bin/test/report bin/tools/.lint ## Lint, the tests of all packages, and wiring tests on the real kernel (root)
 	hack/parts vet
 	hack/parts lint units wiring
 
@@ -43,7 +43,7 @@ test: root setup test-deps build failpoints bin/test/report bin/tools/.lint ## L
 PARTS ?= $(shell awk '$$2 == "ci" || $$2 == "all" { print $$1 }' hack/parts.txt)
 
 .PHONY: test-all
-test-all: root setup bench-deps build failpoints bin/demo bin/cluster bin/test/report bin/tools/.lint ## All the rest, hours: guest, attacks, whole crash matrix, critest, Kubernetes (root)
+test-all: root setup bench-deps build failpoints bin/networks/.built bin/demo bin/cluster bin/test/report bin/tools/.lint ## All the rest, hours: guest, attacks, whole crash matrix, critest, Kubernetes (root)
 	$(if $(FRESH),,RESUME=1) hack/parts vet
 	$(if $(FRESH),,RESUME=1) RECORD=1 hack/parts $(PARTS)
 
@@ -134,6 +134,11 @@ packages:
 # go.mod and go.sum say all there is to know about the plugins.
 bin/cni/.built: hack/plugins/go.mod hack/plugins/go.sum
 	CGO_ENABLED=0 go build -C hack/plugins -ldflags "-s -w" -o $(CURDIR)/bin/cni/ tool
+	@touch $@
+
+# Plugins that tests run and that are not installed.
+bin/networks/.built: hack/networks/go.mod hack/networks/go.sum
+	CGO_ENABLED=0 go build -C hack/networks -ldflags "-s -w" -o $(CURDIR)/bin/networks/ tool
 	@touch $@
 
 # A real kubelet for test/kubelet: minutes of compiling, once for each version.

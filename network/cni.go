@@ -1,9 +1,11 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"path/filepath"
 	"sync"
@@ -59,6 +61,8 @@ type Namespaces interface {
 // Limits bound runs, by verb, and what waits for them. The configuration's keys explain them.
 type Limits struct {
 	Add, Del, Check, Status, GC time.Duration
+	// AtOnce is how many chains of plugins run at once for ADD and DEL, 0 for no limit.
+	AtOnce int
 	// A failing DEL blocks its pod's deletion for DetachTries calls of Detach and for DetachTime at most.
 	DetachTries int
 	DetachTime  time.Duration
@@ -77,6 +81,7 @@ const (
 	gcWait         = 5 * time.Second        // of ADD, DEL and CHECK for GC, which is ended then
 	nftLimit       = 5 * time.Second        // for one run of nft
 	versionLimit   = 5 * time.Second        // for one VERSION of a plugin
+	turnLimit      = 2 * time.Second        // for the turn of a chain of plugins, which then waits and does not compute
 	latestLimit    = time.Second            // for a pod's look at the configuration directory
 	installLimit   = 10 * time.Second       // for an installer that replaces plugins in place
 	notReadyPeriod = time.Second            // of STATUS while the network is not ready or is slow
@@ -85,10 +90,11 @@ const (
 	givenUpPoll    = 2 * time.Second        // whether they have, or a person gives the attachment up
 )
 
-// limits are Limits in force. changed is closed when others replace them.
+// limits are Limits in force. changed is closed when others replace them. A chain of plugins takes one of turns.
 type limits struct {
 	Limits
 	changed chan struct{}
+	turns   *semaphore.Weighted
 }
 
 // CNI manages the networks of this node.
@@ -222,7 +228,8 @@ func (n *CNI) journalDir() string { return filepath.Join(n.options.Root, "attach
 
 // SetLimits replaces the limits for new runs and for all periods.
 func (n *CNI) SetLimits(next Limits) {
-	if last := n.limits.Swap(&limits{next, make(chan struct{})}); last != nil {
+	turns := semaphore.NewWeighted(int64(cmp.Or(next.AtOnce, math.MaxInt32)))
+	if last := n.limits.Swap(&limits{next, make(chan struct{}), turns}); last != nil {
 		close(last.changed)
 	}
 }

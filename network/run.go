@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -81,11 +82,35 @@ func throughExec(cni gocni.CNI, calls libcni.CNI) error {
 	return nil
 }
 
+// turn waits until fewer than Limits.AtOnce other chains of plugins run for ADD and DEL: many at once only hinder each
+// other, as most wait for the same locks of the kernel. A chain that waits for an agent gives its turn back.
+func (n *CNI) turn(ctx context.Context, verb string) (end func(), err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if verb == "DEL" { // the caller of an ADD ends with the daemon
+		defer context.AfterFunc(n.base, func() { cancel(errLeft) })()
+	}
+	turns := n.limits.Load().turns
+	if err := turns.Acquire(ctx, 1); err != nil {
+		return nil, fmt.Errorf("wait for other plugin runs: %w", context.Cause(ctx))
+	}
+	release := sync.OnceFunc(func() { turns.Release(1) })
+	late := time.AfterFunc(turnLimit, release)
+	return func() { late.Stop(); release() }, nil
+}
+
 // run begins a run, calls do and ends the run. At the limit, or when the context ends, it kills all that the
 // run started and returns soon after, even if that did not help. A run that may go on keeps the lock h.
 func (n *CNI) run(ctx context.Context, h *locked, request runner.Request, do func(context.Context, *runner.Run) error) error {
 	failed := func(err error) error {
 		return fmt.Errorf("CNI %s of network %q: %w", request.Verb, request.Network, err)
+	}
+	if request.Verb == "ADD" || request.Verb == "DEL" {
+		end, err := n.turn(ctx, request.Verb)
+		if err != nil {
+			return failed(err)
+		}
+		defer end()
 	}
 	run, err := n.runs.Begin(request)
 	if err != nil {
@@ -280,6 +305,9 @@ func advice(e *PluginError) string {
 		return fmt.Sprintf("network %q has no free address: remove pods, or give it a larger range", e.Network)
 	case e.Code == types.ErrInvalidNetworkConfig || says("invalid range", "invalid cidr", "subnet"):
 		return fmt.Sprintf("correct the configuration of network %q", e.Network)
+	case e.Verb == "ADD" && says("operation not supported", "unknown device type"):
+		module := map[string]string{"vlan": "8021q", "bandwidth": "sch_tbf ifb act_mirred"}[e.Name]
+		return "the kernel may lack what this plugin makes: modprobe " + cmp.Or(module, e.Name)
 	default:
 		return ""
 	}

@@ -242,7 +242,7 @@ func networkLimits(c *config.Config) network.Limits {
 	return network.Limits{
 		Add: time.Duration(l.CNIAdd), Del: time.Duration(l.CNIDel), Check: time.Duration(l.CNICheck),
 		Status: time.Duration(l.CNIStatus), GC: time.Duration(l.CNIGC),
-		DetachTries: l.DetachTries, DetachTime: time.Duration(l.DetachTime),
+		AtOnce: l.CNIAtOnce, DetachTries: l.DetachTries, DetachTime: time.Duration(l.DetachTime),
 		GiveUpTries: l.GiveUpTries, GiveUpTime: time.Duration(l.GiveUpTime),
 		RetryFirst: time.Duration(l.RetryFirst), RetryMost: time.Duration(l.RetryMost),
 		Reload: time.Duration(l.Reload), StatusPeriod: time.Duration(l.Status), GCPeriod: time.Duration(l.GC), CheckPeriod: time.Duration(l.Check),

@@ -155,6 +155,7 @@ type Limits struct {
 	CNICheck    Duration `toml:"cni_check" comment:"as cni_add, for CHECK"`
 	CNIStatus   Duration `toml:"cni_status" comment:"as cni_add, for STATUS"`
 	CNIGC       Duration `toml:"cni_gc" comment:"as cni_add, for GC"`
+	CNIAtOnce   int      `toml:"cni_at_once" least:"0" most:"1000000" comment:"number of networks whose plugins run at the same time for ADD or DEL, others wait; a run that takes longer than 2 s does not count any more. 0 means no limit"`
 	DetachTries int      `toml:"detach_tries" least:"1" most:"1000000" comment:"StopPodSandbox fails this number of times because of a failing DEL, then it succeeds; DELs in the background do not count. detach_time may end that earlier"`
 	DetachTime  Duration `toml:"detach_time" zero:"not at all" comment:"StopPodSandbox fails because of a failing DEL for this time after the first failure; detach_tries may end that earlier"`
 	GiveUpTries int      `toml:"give_up_tries" least:"1" most:"1000000" comment:"an attachment without a successful ADD is abandoned after this number of failed DELs, if give_up_time is over, too; DELs that a change of the network brings forward do not count"`

@@ -86,18 +86,29 @@ func Main(name string, do func(ctx context.Context, dir string)) {
 // the same bridge network, those of minicri in its embedded one if that is asked for.
 func Compare(name, engine string, embedded bool, benchmark func(ctx context.Context, nodes [2]*Node)) {
 	Main(name, func(ctx context.Context, dir string) {
-		archive := filepath.Join(dir, "images.tar")
-		writeImages(archive)
 		ours, theirs := engineConfig(engine)
-		var nodes [2]*Node
-		for i, r := range []Runtime{{Minicri, ours, 0, embedded}, {Containerd, theirs, 1, false}} {
-			nodes[i] = Start(ctx, filepath.Join(dir, strconv.Itoa(i)), r)
-			defer Finally(nodes[i].Close)
-			nodes[i].Handler = engine
-			nodes[i].importImages(ctx, archive)
-		}
-		benchmark(ctx, nodes)
+		runtimes := []Runtime{{Minicri, ours, 0, embedded}, {Containerd, theirs, 1, false}}
+		With(ctx, dir, runtimes, func(nodes []*Node) {
+			for _, n := range nodes {
+				n.Handler = engine
+			}
+			benchmark(ctx, [2]*Node(nodes))
+		})
 	})
+}
+
+// With starts runtimes with the images of benchmarks, calls do and closes them.
+func With(ctx context.Context, dir string, runtimes []Runtime, do func([]*Node)) {
+	archive := filepath.Join(dir, "images.tar")
+	writeImages(archive)
+	var nodes []*Node
+	for i, r := range runtimes {
+		n := Start(ctx, filepath.Join(dir, strconv.Itoa(i)), r)
+		defer Finally(n.Close)
+		n.importImages(ctx, archive)
+		nodes = append(nodes, n)
+	}
+	do(nodes)
 }
 
 // InFlight is how many calls Parallel makes at once.

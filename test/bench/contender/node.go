@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -49,10 +50,12 @@ type Runtime struct {
 // Node is a runtime that was started, which serves pods. Its owner closes it.
 type Node struct {
 	Runtime
-	CRI        runtimeapi.RuntimeServiceClient
-	Images     runtimeapi.ImageServiceClient
-	Dir        string
-	Handler    string
+	CRI     runtimeapi.RuntimeServiceClient
+	Images  runtimeapi.ImageServiceClient
+	Dir     string
+	Handler string
+	// HostPort is the first of the host ports of pods in networks of their own, one for each; 0 for none.
+	HostPort   int32
 	command    *exec.Cmd
 	output     bytes.Buffer // to be read when the process has ended
 	connection *grpc.ClientConn
@@ -143,7 +146,8 @@ func (n *Node) commandLine() []string {
 		Check(os.WriteFile(file, []byte(fmt.Sprintf(containerdConfig, n.Dir, Bin("cni"), pauseImage)+n.Config), 0o600))
 		return []string{Containerd, "--config", file, "--log-level", "error"}
 	}
-	config := fmt.Sprintf("cgroup_driver = \"cgroupfs\"\ncgroup_parent = %q\n", n.CgroupParent()) + n.Config
+	config := fmt.Sprintf("cgroup_driver = \"cgroupfs\"\ncgroup_parent = %q\ncontainerd_socket = %q\n", n.CgroupParent(),
+		n.Path("containerd.sock")) + n.Config
 	if n.embedded {
 		const network = "[default_network]\nenabled = true\nbridge = 'bench0'\nsubnet = '10.200.0.0/16'\ndata_dir = %q\n"
 		config += fmt.Sprintf(network, n.Path("addresses"))
@@ -336,6 +340,10 @@ func (n *Node) runPod(ctx context.Context, name, hostname string, network runtim
 		},
 	}}
 	p.Seccomp = runtimeapi.SecurityProfile_Unconfined
+	if n.HostPort > 0 && network == runtimeapi.NamespaceMode_POD {
+		port := atomic.AddInt32(&n.HostPort, 1)
+		p.config.PortMappings = []*runtimeapi.PortMapping{{HostPort: port, ContainerPort: 80}}
+	}
 	answer, err := n.CRI.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: p.config, RuntimeHandler: n.Handler})
 	n.check("run pod "+name, err)
 	p.ID = answer.GetPodSandboxId()

@@ -1,10 +1,12 @@
 // Command sandbox measures what a pod sandbox costs beyond its CNI plugins: in one run and alternately, bare libcni
-// ADD and DEL (the floor), and minicri's Run, Status, Stop and Remove over its socket.
+// ADD and DEL (the floor), and minicri's Run, Status, Stop and Remove over its socket. With -burst it measures pods that
+// are made at once instead, with several limits of plugins that run at once, and with the containerd in PATH.
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -29,7 +31,13 @@ const (
 )
 
 func main() {
+	pods := flag.Int("burst", 0, "pods that are made at once")
+	flag.Parse()
 	contender.Main("sandbox", func(ctx context.Context, dir string) {
+		if *pods > 0 {
+			burst(ctx, dir, *pods)
+			return
+		}
 		n := contender.Start(ctx, filepath.Join(dir, "n"), contender.Runtime{Name: contender.Minicri})
 		defer contender.Finally(n.Close)
 		time.Sleep(idleTime)
