@@ -63,32 +63,50 @@ func TestRealPlugins(t *testing.T) {
 				"type": "host-local", "subnet": "10.79.0.0/24", "dataDir": filepath.Dir(n.Addresses),
 			},
 		}}, subnet: "10.79.0.0/24"},
-		{name: "macvlan, static", plugins: on("macvlan", nodetest.Object{"master": "near0", "mode": "bridge"}),
-			needs: &netlink.Macvlan{LinkAttrs: near0}, subnet: "10.77.0.0/24"},
-		{name: "macvlan, dhcp", plugins: on("macvlan", nodetest.Object{"master": "near0", "ipam": leases}),
-			needs: &netlink.Macvlan{LinkAttrs: near0}, subnet: "10.77.0.0/24"},
-		{name: "ipvlan", plugins: on("ipvlan", nodetest.Object{"master": "near0"}),
-			needs: &netlink.IPVlan{LinkAttrs: near0}, subnet: "10.77.0.0/24"},
-		{name: "vlan", plugins: on("vlan", nodetest.Object{"master": "near0", "vlanId": 5}),
-			needs: &netlink.Vlan{LinkAttrs: near0, VlanId: 5}, subnet: "10.77.0.0/24", dial: "none"},
-		{name: "dummy", plugins: on("dummy", nil),
-			needs: &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}}, subnet: "10.77.0.0/24", dial: "none"},
-		{name: "host-device", plugins: []nodetest.Object{{"type": "host-device", "device": "near1", "ipam": static("10.78.0.9/24")}},
-			subnet: "10.78.0.0/24"},
-		{name: "portmap", plugins: chained(nodetest.Object{"type": "portmap", "capabilities": nodetest.Object{"portMappings": true}, "snat": true}),
-			subnet: "10.88.0.0/16", pod: nodetest.HostPort(8080, 80), dial: "10.88.0.1:8080"},
-		{name: "bandwidth", plugins: chained(nodetest.Object{"type": "bandwidth", "capabilities": nodetest.Object{"bandwidth": true}}),
+		{
+			name: "macvlan, static", plugins: on("macvlan", nodetest.Object{"master": "near0", "mode": "bridge"}),
+			needs: &netlink.Macvlan{LinkAttrs: near0}, subnet: "10.77.0.0/24",
+		},
+		{
+			name: "macvlan, dhcp", plugins: on("macvlan", nodetest.Object{"master": "near0", "ipam": leases}),
+			needs: &netlink.Macvlan{LinkAttrs: near0}, subnet: "10.77.0.0/24",
+		},
+		{
+			name: "ipvlan", plugins: on("ipvlan", nodetest.Object{"master": "near0"}),
+			needs: &netlink.IPVlan{LinkAttrs: near0}, subnet: "10.77.0.0/24",
+		},
+		{
+			name: "vlan", plugins: on("vlan", nodetest.Object{"master": "near0", "vlanId": 5}),
+			needs: &netlink.Vlan{LinkAttrs: near0, VlanId: 5}, subnet: "10.77.0.0/24", dial: "none",
+		},
+		{
+			name: "dummy", plugins: on("dummy", nil),
+			needs: &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}}, subnet: "10.77.0.0/24", dial: "none",
+		},
+		{
+			name: "host-device", plugins: []nodetest.Object{{"type": "host-device", "device": "near1", "ipam": static("10.78.0.9/24")}},
+			subnet: "10.78.0.0/24",
+		},
+		{
+			name: "portmap", plugins: chained(nodetest.Object{"type": "portmap", "capabilities": nodetest.Object{"portMappings": true}, "snat": true}),
+			subnet: "10.88.0.0/16", pod: nodetest.HostPort(8080, 80), dial: "10.88.0.1:8080",
+		},
+		{
+			name: "bandwidth", plugins: chained(nodetest.Object{"type": "bandwidth", "capabilities": nodetest.Object{"bandwidth": true}}),
 			subnet: "10.88.0.0/16", pod: func(config *runtimeapi.PodSandboxConfig) {
 				config.Annotations = map[string]string{"kubernetes.io/ingress-bandwidth": "10M"}
-			}},
-		{name: "tuning", plugins: chained(nodetest.Object{"type": "tuning", "sysctl": nodetest.Object{"net.core.somaxconn": "500"}, "mtu": 1400}),
+			},
+		},
+		{
+			name: "tuning", plugins: chained(nodetest.Object{"type": "tuning", "sysctl": nodetest.Object{"net.core.somaxconn": "500"}, "mtu": 1400}),
 			subnet: "10.88.0.0/16", inPod: func() error {
 				link, err := netlink.LinkByName("eth0")
 				if err == nil && link.Attrs().MTU != 1400 {
 					err = fmt.Errorf("the MTU is %d", link.Attrs().MTU)
 				}
 				return err
-			}},
+			},
+		},
 		{name: "firewall", plugins: chained(nodetest.Object{"type": "firewall", "backend": "iptables"}), subnet: "10.88.0.0/16"},
 		{name: "sbr", plugins: chained(nodetest.Object{"type": "sbr"}), subnet: "10.88.0.0/16", inPod: func() error {
 			rules, err := netlink.RuleList(netlink.FAMILY_V4)
@@ -97,8 +115,10 @@ func TestRealPlugins(t *testing.T) {
 			}
 			return err
 		}},
-		{name: "vrf", plugins: chained(nodetest.Object{"type": "vrf", "vrfname": "blue"}),
-			needs: &netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}, Table: 10}, subnet: "10.88.0.0/16", dial: "none"},
+		{
+			name: "vrf", plugins: chained(nodetest.Object{"type": "vrf", "vrfname": "blue"}),
+			needs: &netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}, Table: 10}, subnet: "10.88.0.0/16", dial: "none",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, n) })
 	}
