@@ -70,7 +70,7 @@ func TestHostsFileIsReadAtEachPull(t *testing.T) {
 	writeHosts(t, first, "docker.io", `server = "http://127.0.0.1:1"`)
 	checkRefused(t, s, "mirrored:1", Auth{}, isUnavailable, "127.0.0.1:1") // the first directory's file counts
 	writeHosts(t, first, "docker.io", fmt.Sprintf("server = %q", page.URL))
-	checkRefused(t, s, "mirrored:1", Auth{}, isUnavailable, hostOfURL(page.URL)+" answers with a page of HTML")
+	checkRefused(t, s, "mirrored:1", Auth{}, isUnavailable, hostOfURL(page.URL)+" returned a page of HTML")
 }
 
 // TestMirrorsGetTheirOwnCredentials: what config.json has for a mirror goes

@@ -27,19 +27,19 @@ import (
 	"github.com/minicri/minicri/internal/redact"
 )
 
-// ErrRegistryUnavailable says that the registry could not be reached, stopped answering
-// or failed. It is an errdefs.ErrUnavailable.
+// ErrRegistryUnavailable is the kind of an error of a registry that is unreachable, stopped
+// answering or failed. It is an errdefs.ErrUnavailable.
 var ErrRegistryUnavailable error = kindError{"registry unavailable", errdefs.ErrUnavailable}
 
-// ErrVerification says that a verifier did not accept the image. It is an errdefs.ErrPermissionDenied.
+// ErrVerification is the kind of an error of a verifier that refuses the image. It is an errdefs.ErrPermissionDenied.
 var ErrVerification error = kindError{"image verification failed", errdefs.ErrPermissionDenied}
 
-// errAbsent says that no registry has the image, errPlatform that it has it for other platforms, and errForeign that a
-// layer is where the image's author says: that may be a service of the node's network.
+// errAbsent: no registry has the image. errPlatform: a registry has it for other platforms. errForeign: a layer is at
+// an address that the image's author chose, which may be a service of the node's network.
 var (
 	errAbsent   error = kindError{"not found", errdefs.ErrNotFound}
 	errPlatform error = kindError{"not for this platform", errdefs.ErrNotFound}
-	errForeign  error = kindError{"the registry does not have it, and no other address is asked", errdefs.ErrNotFound}
+	errForeign  error = kindError{"absent from the registry; minicri uses no other address", errdefs.ErrNotFound}
 )
 
 type kindError struct {
@@ -59,7 +59,7 @@ func registryError(ctx context.Context, err error, secrets *redact.Secrets) erro
 	case isStatus:
 		return statusError(status, secrets)
 	case isBadToken(err):
-		return fmt.Errorf("the registry's token service answered with something that is no token: %w", errdefs.ErrUnauthenticated)
+		return fmt.Errorf("the registry's token service returned no valid token: %w", errdefs.ErrUnauthenticated)
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.Is(err, auth.ErrNoToken):
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnauthenticated)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
@@ -163,7 +163,7 @@ func (e pullError) Error() string {
 
 func (e pullError) Unwrap() error { return e.error }
 
-// cureOf says what to do about an error of a pull; known is the same error with its kind.
+// cureOf returns the remedy for an error of a pull; known is the same error with its kind.
 func (p *pulling) cureOf(err, known error) string {
 	host := reference.Domain(p.ref)
 	file := p.store.hostsFile(host)
@@ -171,25 +171,25 @@ func (p *pulling) cureOf(err, known error) string {
 	shown, _ := p.access.shown.Load().(string)
 	switch {
 	case isStatus && strings.Contains(string(status.Body), "HTTP request to an HTTPS server"):
-		return fmt.Sprintf("the registry speaks HTTPS: write %s into %s", p.access.entry("https", status.RequestURL), file)
+		return fmt.Sprintf("the registry requires HTTPS: set %s in %s", p.access.entry("https", status.RequestURL), file)
 	case isStatus && codeOf(status) == http.StatusTooManyRequests:
-		return "the registry limits pulls: wait that long or a while, pull with credentials, or name a mirror in " + file
+		return "the registry limits pulls: retry later, pull with credentials, or add a mirror to " + file
 	case errdefs.IsUnauthorized(known) && shown == "":
-		return fmt.Sprintf("the registry wants credentials, and none were given for %s: name a secret in the pod's imagePullSecrets, or add the registry to images.docker_config", host)
+		return fmt.Sprintf("the registry requires credentials, and the request has none for %s: name a secret in the pod's imagePullSecrets, or add the registry to images.docker_config", host)
 	case errdefs.IsUnauthorized(known):
-		return fmt.Sprintf("the registry refuses the credentials of %s: check user, password and their end", shown)
+		return fmt.Sprintf("the registry refuses the credentials of %s: check user, password and expiry", shown)
 	case errors.Is(known, ErrVerification):
 		return ""
 	case errdefs.IsPermissionDenied(known) && isStatus && shown == "":
-		return "the registry does not let everybody pull this: give credentials (imagePullSecrets, images.docker_config), or check its rules for this node's address"
+		return "the registry refuses anonymous pulls of this image: provide credentials (imagePullSecrets, images.docker_config), or check its rules for this node's address"
 	case errdefs.IsPermissionDenied(known) && isStatus:
-		return fmt.Sprintf("the account of %s may not pull this: check its rights in the registry", shown)
+		return fmt.Sprintf("the account of %s may not pull this image: check its rights in the registry", shown)
 	case errors.Is(known, errAbsent) && shown == "" && p.access.request == (Auth{}):
-		return "check name and tag; a private repository may need credentials (imagePullSecrets, images.docker_config)"
+		return "check name and tag; a private repository may require credentials (imagePullSecrets, images.docker_config)"
 	case errors.Is(known, errAbsent):
-		return "check name and tag, and that the account may see this repository"
+		return "check name and tag, and whether the account can read this repository"
 	case errdefs.IsDataLoss(known):
-		return "the registry, a mirror or a proxy has other bytes than the image names: push the image again, or empty the cache"
+		return "the registry, a mirror or a proxy returned other bytes than the image names: push the image again, or clear the cache"
 	case errdefs.IsResourceExhausted(known) && !isStatus:
 		return fmt.Sprintf("free space on the filesystem of %s (crictl rmi --prune)", p.store.dir)
 	case errors.Is(known, errForeign):
@@ -214,7 +214,7 @@ func (c *credentials) entry(scheme, address string) string {
 	return fmt.Sprintf("server = %q", scheme+"://"+u.Host)
 }
 
-// connectionCure says what to do about a registry that gave no answer of its own.
+// connectionCure returns the remedy for a registry that returned no answer.
 func (p *pulling) connectionCure(err error, host, file string) string {
 	address := "https://" + host
 	if request, isRequest := errors.AsType[*url.Error](err); isRequest {
@@ -229,29 +229,29 @@ func (p *pulling) connectionCure(err error, host, file string) string {
 	_, isStatus := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
 	switch {
 	case isAuthority:
-		issuer := "its authority"
+		issuer := "the CA"
 		if authority.Cert != nil && authority.Cert.Issuer.String() != "" {
 			issuer = fmt.Sprintf("%q", cut(redact.Line(authority.Cert.Issuer.String()), 100))
 		}
-		return fmt.Sprintf("this node does not know the authority that signed the registry's certificate: write ca = \"/path/to/ca.pem\", with the certificate of %s, into %s", issuer, file)
+		return fmt.Sprintf("this node does not trust the CA of the registry's certificate: set ca = \"/path/to/ca.pem\", with the certificate of %s, in %s", issuer, file)
 	case isHostname:
-		return "the registry's certificate is for other names: pull by one of them, or have the certificate made for " + host
+		return "the registry's certificate is for other names: pull by one of them, or issue a certificate for " + host
 	case isInvalid && invalid.Reason == x509.Expired:
-		return "renew the registry's certificate, or set this node's clock"
+		return "renew the registry's certificate, or correct this node's clock"
 	case isInvalid:
-		return "have the registry's certificate made anew"
+		return "replace the registry's certificate"
 	case isOperation && operation.Op == "remote error": // an alert of TLS
-		return fmt.Sprintf("the registry refuses this node's TLS: if it wants a client certificate, write client = [[\"CERT\", \"KEY\"]] into %s", file)
+		return fmt.Sprintf("the registry refuses this node's TLS: if it requires a client certificate, set client = [[\"CERT\", \"KEY\"]] in %s", file)
 	case isRecord || errors.Is(err, http.ErrSchemeMismatch):
-		return fmt.Sprintf("the registry speaks plain HTTP: write %s into %s", p.access.entry("http", address), file)
+		return fmt.Sprintf("the registry serves plain HTTP: set %s in %s", p.access.entry("http", address), file)
 	case isOperation && operation.Op == "proxyconnect":
 		return "the proxy does not answer: check HTTPS_PROXY and NO_PROXY in the daemon's environment"
 	case isName:
 		return fmt.Sprintf("check the name %s and this node's DNS (/etc/resolv.conf)", cut(redact.Line(name.Name), 100))
 	case isStatus:
-		return "the registry failed: try again later, or name a mirror in " + file
+		return "the registry failed: retry later, or add a mirror to " + file
 	}
-	return fmt.Sprintf("see whether the registry answers from this node (address, firewall, HTTPS_PROXY of the daemon), or name a mirror in %s", file)
+	return fmt.Sprintf("check whether the registry answers from this node (address, firewall, HTTPS_PROXY of the daemon), or add a mirror to %s", file)
 }
 
 // isBadToken reports that a token service answered something else. The decoder's error

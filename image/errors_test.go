@@ -124,8 +124,8 @@ func TestErrorsNameTheCure(t *testing.T) {
 		}, "resolve"},
 		{
 			"no tag, with credentials", h + "/app:2", login, code(404, "x"), errdefs.IsNotFound,
-			[]string{"the account may see this"},
-			"give",
+			[]string{"the account can read this"},
+			"provide",
 		},
 		{
 			"no credentials", h + "/app:1",
@@ -133,7 +133,7 @@ func TestErrorsNameTheCure(t *testing.T) {
 			status(401, nil, "WWW-Authenticate", basic),
 			errdefs.IsUnauthorized,
 			[]string{
-				"wants credentials", "imagePullSecrets", "images.docker_config",
+				"requires credentials", "imagePullSecrets", "images.docker_config",
 			},
 			"refuses",
 		},
@@ -143,13 +143,13 @@ func TestErrorsNameTheCure(t *testing.T) {
 			[]string{
 				"401 Unauthorized", "bad password", "refuses the credentials of the request (imagePullSecrets)",
 			},
-			"wants credentials",
+			"requires credentials",
 		},
 		{"wrong credentials, token", h + "/app:1", login, tokens(bearer, nil), errdefs.IsUnauthorized, []string{
 			"/token: 401 Unauthorized", "who are you", "refuses the credentials of the request",
-		}, "wants credentials"},
+		}, "requires credentials"},
 		{"403", h + "/app:1", Auth{}, code(403, "not for you"), errdefs.IsPermissionDenied, []string{
-			"403 Forbidden", "not for you", "give credentials", "imagePullSecrets",
+			"403 Forbidden", "not for you", "provide credentials", "imagePullSecrets",
 		}, "check its rights"},
 		{"403 with credentials", h + "/app:1", login, func() faultFunc {
 			forbidden := code(403, "not for you")
@@ -161,7 +161,7 @@ func TestErrorsNameTheCure(t *testing.T) {
 			}
 		}(), errdefs.IsPermissionDenied, []string{
 			"403 Forbidden", "the account of the request (imagePullSecrets)", "check its rights",
-		}, "give credentials"},
+		}, "provide credentials"},
 		{
 			"429", h + "/app:1",
 			Auth{},
@@ -173,10 +173,10 @@ func TestErrorsNameTheCure(t *testing.T) {
 			"free space",
 		},
 		{"503", h + "/app:1", Auth{}, status(503, nil, "Retry-After", "60"), isUnavailable, []string{
-			"503 Service Unavailable (Retry-After: 1m0s)", "try again later", file(h),
+			"503 Service Unavailable (Retry-After: 1m0s)", "retry later", file(h),
 		}, "firewall"},
 		{"unknown authority", hostOfURL(unknown.URL) + "/app:1", Auth{}, nil, isCertificate, []string{
-			"x509", `ca = "/path/to/ca.pem"`, `"CN=Own CA"`, "into " + file(hostOfURL(unknown.URL)),
+			"x509", `ca = "/path/to/ca.pem"`, `"CN=Own CA"`, "in " + file(hostOfURL(unknown.URL)),
 		}, "firewall"},
 		{
 			"expired", hostOfURL(expired.URL) + "/app:1",
@@ -200,13 +200,13 @@ func TestErrorsNameTheCure(t *testing.T) {
 			"ca =",
 		},
 		{"plain HTTP", "plain.example/app:1", Auth{}, nil, isUnavailable, []string{
-			`speaks plain HTTP: write server = "http://` + h + `" into ` + file("plain.example"),
+			`serves plain HTTP: set server = "http://` + h + `" in ` + file("plain.example"),
 		}, "firewall"},
 		{
 			"TLS", "tls.example/app:1",
 			Auth{},
 			nil, nil,
-			[]string{`HTTPS: write server = "https://` + hostOfURL(unknown.URL) + `" into ` + file("tls.example")},
+			[]string{`requires HTTPS: set server = "https://` + hostOfURL(unknown.URL) + `" in ` + file("tls.example")},
 			"firewall",
 		},
 		{
@@ -217,7 +217,7 @@ func TestErrorsNameTheCure(t *testing.T) {
 			"firewall",
 		},
 		{"refused", "dead.example/app:1", Auth{}, nil, isUnavailable, []string{
-			"connection refused", "see whether the registry answers from this node", "HTTPS_PROXY",
+			"connection refused", "check whether the registry answers from this node", "HTTPS_PROXY",
 			file("dead.example"),
 		}, "DNS"},
 		{"another platform", h + "/foreign:1", Auth{}, nil, errdefs.IsNotFound, []string{

@@ -91,7 +91,7 @@ func (l link) send(req *http.Request) (*http.Response, error) {
 		err = fmt.Errorf("registry %s sends %s in the encoding zstd: %w", req.URL.Host, req.URL.Path, errdefs.ErrInvalidArgument)
 	// A proxy that wants a login answers so. After an error the library asks the next host.
 	case resp.StatusCode == http.StatusOK && strings.HasPrefix(content, "text/html") && (l.pull.isOwn(req.URL.Host) || !isBlob(req)) && req.Header.Get("Accept") != "" && req.Method != http.MethodHead:
-		err = fmt.Errorf("%s answers with a page of HTML, as no registry does", req.URL.Host)
+		err = fmt.Errorf("%s returned a page of HTML, which no registry sends", req.URL.Host)
 	}
 	if err != nil {
 		cancel(nil)

@@ -89,7 +89,7 @@ func TestErrorsOfThePage(t *testing.T) {
 		{"forbidden", "403 Forbidden", plain, status(http.StatusForbidden), Auth{}},
 		{"rate limit", "429 Too Many Requests", plain, status(http.StatusTooManyRequests), Auth{}},
 		{"failure", "503", plain, status(http.StatusServiceUnavailable), Auth{}},
-		{"web page", "answers with a page of HTML", plain, web, Auth{}},
+		{"web page", "returned a page of HTML", plain, web, Auth{}},
 		{"wrong file", "registry configuration", `servers = "http://%s"`, web, Auth{}},
 		{"refused", "connection refused", `server = "http://%.0s127.0.0.1:1"`, web, Auth{}},
 	} {

@@ -216,6 +216,9 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 	if err := v.vetPlatform(spec.Platform); err != nil {
 		return err
 	}
+	if kind := spec.RootFS.Type; kind != "" && kind != "layers" { // image-spec, config.md
+		return fmt.Errorf("the configuration's rootfs is of type %q, not layers: %w", cut(kind, 100), errdefs.ErrInvalidArgument)
+	}
 	var layers []ocispec.Descriptor
 	if manifest := v.manifest.Load(); manifest != nil {
 		layers = manifest.Layers
@@ -229,15 +232,15 @@ func (v *vetter) vetConfig(ctx context.Context, desc ocispec.Descriptor) error {
 	return v.store.checkRoom(ctx, layers, spec.RootFS.DiffIDs)
 }
 
-// vetPlatform compares the platform of a configuration. The entry of an index counts for more: the configurations of
-// cross-built images often have the builder's. Without an index the node runs what it can, as its other runtimes do:
-// the architecture may be wrong, the programs scripts, or an emulator there.
+// vetPlatform compares the platform of a configuration. The entry of an index counts for more: configurations of
+// cross-built images often have the builder's platform. Without an index the node accepts all but Windows, as other
+// runtimes do: the builder's platform may be wrong, the programs may be scripts, or the node may have an emulator.
 func (v *vetter) vetPlatform(platform ocispec.Platform) error {
 	if v.listed.Load() || v.route.platform.Match(platform) {
 		return nil
 	}
-	if v.route.wanted == "" && v.indexes.Load() == 0 && platform.OS == ownPlatform().OS {
-		v.store.log.Warn("the image is for another platform: its programs need an emulator", "image", platforms.FormatAll(platform), "node", platforms.FormatAll(ownPlatform()))
+	if v.route.wanted == "" && v.indexes.Load() == 0 && platform.OS != "windows" {
+		v.store.log.Warn("the image is for another platform: its programs may need an emulator", "image", platforms.FormatAll(platform), "node", platforms.FormatAll(ownPlatform()))
 		return nil
 	}
 	return v.foreign(platforms.FormatAll(platform))

@@ -176,11 +176,13 @@ func CheckStrings(args, env []string, limits []specs.POSIXRlimit, all string) er
 	return nil
 }
 
-// containerEnv sets, of equal names, the last value at the first place.
+// containerEnv sets, of equal names, the last value at the first place. An entry of the image without "=" removes the
+// variable that the runtime would set by itself, as Docker and containerd have it.
 func containerEnv(c *Container, spec *specs.Spec) error {
 	var env []string
 	at := make(map[string]int)
-	set := func(name, value string) {
+	set := func(pair string) {
+		name, value, _ := strings.Cut(pair, "=")
 		i, present := at[name]
 		switch {
 		case name == "": // an image may have it, no process can use it
@@ -191,19 +193,26 @@ func containerEnv(c *Container, spec *specs.Spec) error {
 			env = append(env, name+"="+value)
 		}
 	}
-	set("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-	set("HOSTNAME", c.Hostname)
+	set("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+	set("HOSTNAME=" + c.Hostname)
 	if c.Config.GetTty() {
-		set("TERM", "xterm")
+		set("TERM=xterm")
 	}
-	for _, pair := range slices.Concat(spec.Process.Env, c.Defaults.Env, c.Image.Env) {
-		name, value, _ := strings.Cut(pair, "=")
-		set(name, value)
+	for _, pair := range slices.Concat(spec.Process.Env, c.Defaults.Env) {
+		set(pair)
+	}
+	defaults := len(env)
+	for _, pair := range c.Image.Env {
+		if strings.Contains(pair, "=") {
+			set(pair)
+		} else if i, present := at[pair]; present && i < defaults {
+			env[i] = ""
+		}
 	}
 	for _, pair := range c.Config.GetEnvs() {
-		set(pair.GetKey(), string(pair.GetValue()))
+		set(pair.GetKey() + "=" + string(pair.GetValue()))
 	}
-	spec.Process.Env = env
+	spec.Process.Env = slices.DeleteFunc(env, func(pair string) bool { return pair == "" })
 	return nil
 }
 
@@ -245,7 +254,7 @@ func containerUser(c *Container, spec *specs.Spec) error {
 	groups := []int64{int64(found.Gid)}
 	if security.GetSupplementalGroupsPolicy() != runtimeapi.SupplementalGroupsPolicy_Strict {
 		member := found
-		if name != wanted {
+		if name != wanted && name != "" { // ":group" has no user who is a member of groups
 			if member, err = lookUp(c, name, from); err != nil {
 				return err
 			}
@@ -279,12 +288,15 @@ func containerHome(c *Container, spec *specs.Spec) error {
 	if slices.ContainsFunc(spec.Process.Env, says) || slices.ContainsFunc(spec.Mounts, hides) {
 		return nil
 	}
-	nobodyElse := &Container{Passwd: c.Passwd} // groups have no homes, and cost memory
-	found, err := lookUp(nobodyElse, strconv.FormatUint(uint64(spec.Process.User.UID), 10), "of the container")
+	same := func(u user.User) bool { return u.Uid == int(spec.Process.User.UID) }
+	users, err := user.ParsePasswdFilter(bytes.NewReader(c.Passwd), same)
 	if err != nil {
-		return err
+		return fmt.Errorf("read the image's /etc/passwd: %w", err)
 	}
-	home := cmp.Or(strings.ToValidUTF8(found.Home, "\uFFFD"), "/") // the spec is JSON
+	home := "/"
+	if len(users) > 0 {
+		home = cmp.Or(strings.ToValidUTF8(users[0].Home, "\uFFFD"), home) // the spec is JSON
+	}
 	spec.Process.Env = append(spec.Process.Env, "HOME="+home)
 	return nil
 }
@@ -295,9 +307,9 @@ func lookUp(c *Container, wanted, from string) (*user.ExecUser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("user %q %s: %w of the image; add it there, or use a numeric id: %w", wanted, from, err, errdefs.ErrInvalidArgument)
 	}
-	// Any number may be in these files; cut to 32 bits it could become root.
+	// Any number may be in these files; cut to 32 bits it could become root. The highest is the kernel's "no id".
 	for _, id := range append(found.Sgids, found.Uid, found.Gid) {
-		if id < 0 || id > math.MaxInt32 {
+		if id < 0 || id >= math.MaxUint32 {
 			return nil, fmt.Errorf("user %q %s: %d is not a user or group id: %w", wanted, from, id, errdefs.ErrInvalidArgument)
 		}
 	}

@@ -64,6 +64,11 @@ func (r *Runtime) UpdateContainerResources(ctx context.Context, request *runtime
 	return &runtimeapi.UpdateContainerResourcesResponse{}, r.Containers.Update(ctx, request.GetContainerId(), request.GetLinux())
 }
 
+// CheckpointContainer is not supported. The generated answer names the method and not the runtime.
+func (r *Runtime) CheckpointContainer(_ context.Context, request *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
+	return nil, fmt.Errorf("checkpoint container %s: minicri makes no checkpoints: %w", request.GetContainerId(), errdefs.ErrNotImplemented)
+}
+
 // ContainerStatus describes one container, without waiting for a lock; NotFound if there is none.
 func (r *Runtime) ContainerStatus(_ context.Context, request *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	c, err := r.Containers.Find(request.GetContainerId())

@@ -204,8 +204,8 @@ func printImages(all []inspect.Image, output io.Writer) error {
 	fmt.Fprintln(table, "IMAGE\tDIGEST\tID\tSIZE")
 	for _, one := range all {
 		for _, name := range shownNames(one) {
-			digest := ""
-			for _, known := range one.Digests { // another repository may not have it
+			digest := one.Target // an imported image is in no repository
+			for _, known := range one.Digests {
 				if repository, its, _ := strings.Cut(known, "@"); name == known || strings.HasPrefix(name, repository+":") {
 					digest = its
 				}

@@ -231,7 +231,7 @@ func (c *checker) daemon() {
 		if condition.Type == "CadvisorReady" { // pods run, and a dashboard lacks them
 			grade = Warning
 		}
-		c.when(condition.Holds, grade, condition.Type, "so says the daemon", cmp.Or(condition.Message, "not so, says the daemon"),
+		c.when(condition.Holds, grade, condition.Type, "reported by the daemon", cmp.Or(condition.Message, "the daemon does not report it"),
 			cmp.Or(advice[kind], "until then pods do not run as they ask for"))
 	}
 	for _, d := range c.Daemon.Drifted {

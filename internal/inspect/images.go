@@ -18,13 +18,14 @@ type Image struct {
 	ID      string   `json:"id"`
 	Tags    []string `json:"tags"`
 	Digests []string `json:"digests"`
+	Target  string   `json:"target"` // the digest of its manifest or index
 	Size    int64    `json:"size"`
 }
 
 func imagesOf(images ...image.Image) []Image {
 	all := make([]Image, len(images))
 	for i, one := range images {
-		all[i] = Image{ID: one.ID, Tags: one.RepoTags, Digests: one.RepoDigests, Size: one.Size}
+		all[i] = Image{ID: one.ID, Tags: one.RepoTags, Digests: one.RepoDigests, Target: one.Target.String(), Size: one.Size}
 	}
 	return all
 }

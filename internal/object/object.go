@@ -128,7 +128,7 @@ func (o *Object[F]) Timeline() []step.Row { return o.Rows.Rows() }
 // Keep writes the timeline of what is gone, or could not be made.
 func Keep(lives *step.Lives, logger *slog.Logger, life step.Life) {
 	if err := lives.Keep(life); err != nil {
-		logger.Warn("the timeline of a "+life.Kind+" is not kept", "name", life.Name, "err", err)
+		logger.Warn("the timeline of the "+life.Kind+" is not kept", "name", life.Name, "err", err)
 	}
 }
 

@@ -29,7 +29,9 @@ var (
 		replace string
 	}{
 		{regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)`), Hidden},
-		{regexp.MustCompile(`://[^/\s@"']+@`), "://" + Hidden + "@"},
+		// A login in an address, also one with an @, and one with a slash that makes no valid address: no port.
+		{regexp.MustCompile(`://[^/\s"']+@`), "://" + Hidden + "@"},
+		{regexp.MustCompile(`://[^/\s"':]*:[^/\s"']*[^/\s"'\d][^/\s"']*/[^\s"']*@`), "://" + Hidden + "@"},
 		{regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*)?`), Hidden},
 		{regexp.MustCompile(`(?i)\b(bearer|basic) +[A-Za-z0-9+/=_.~-]{6,}`), "$1 " + Hidden},
 		{regexp.MustCompile(`\b(AKIA|ASIA)[A-Z0-9]{16}\b`), Hidden},

@@ -236,8 +236,8 @@ func TestDeadRegistry(t *testing.T) {
 	n.RunPod(pod)
 	request := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "127.0.0.1:1/team/app:v1"}, SandboxConfig: pod, Auth: &runtimeapi.AuthConfig{Username: "me", Password: "S3CRET"}}
 	_, err := n.Image.PullImage(harness.Limited(t), request)
-	says(t, err, "RegistryUnavailable", "connection refused", "see whether the registry answers from this node", "hosts.toml")
-	words := []string{"pull 127.0.0.1:1/team/app:v1", "the pull of 127.0.0.1:1/team/app:v1 failed", "connection refused", "see whether the registry answers from this node"}
+	says(t, err, "RegistryUnavailable", "connection refused", "check whether the registry answers from this node", "hosts.toml")
+	words := []string{"pull 127.0.0.1:1/team/app:v1", "the pull of 127.0.0.1:1/team/app:v1 failed", "connection refused", "check whether the registry answers from this node"}
 	n.documented("dead registry", "web", words...)
 	// A pull that is for no pod is kept by itself.
 	request.SandboxConfig = nil
