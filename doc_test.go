@@ -80,7 +80,7 @@ var layers = [][]string{
 	{"namespace", "network/runner"},
 	{"internal/timeline"},
 	{"internal/node", "internal/step"},
-	{"internal/cgroup", "internal/containerd", "internal/handler", "internal/manual", "internal/trace"},
+	{"internal/cgroup", "internal/containerd", "internal/handler", "internal/manual", "internal/trace", "supervisor/pipe"},
 	{"stream/spdy", "supervisor/api", "internal/machine", "oci/pause", "internal/config", "internal/errtext", "internal/redact", "internal/socket", "internal/state", "internal/trace/otlp"},
 	{"internal/process", "internal/step/failpoint", "internal/tree"},
 }

@@ -38,6 +38,8 @@ type Container struct {
 
 	startFailed string // why its start failed, which its end tells; guarded by factsLock
 
+	template atomic.Pointer[execTemplate] // nil before the first command
+
 	// announced is set once plugins, later ones included, know of the container. stopLock guards
 	// stopAnnounced, which is set when they learn of the end. A start holds stopLock, too.
 	announced     atomic.Bool

@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,7 +15,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/minicri/minicri/internal/object"
 	"github.com/minicri/minicri/oci"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/client"
@@ -25,12 +24,12 @@ import (
 func (s *Store) ExecSync(ctx context.Context, id string, command []string, timeout time.Duration) (*client.ExecResult, error) {
 	ctx, cancel := s.repeatable(ctx)
 	defer cancel()
-	c, supervisor, process, err := s.forExec(ctx, id, command, false)
+	c, supervisor, options, err := s.forExec(ctx, id, command, false)
 	if err != nil {
 		return nil, err
 	}
 	const outputLimit = 16<<20 - 1<<10 // both outputs share one message, of which clients take 16 MiB
-	result, err := supervisor.ExecSync(ctx, c.ID, process, timeout, outputLimit, &s.captured)
+	result, err := supervisor.ExecSync(ctx, options, timeout, outputLimit, &s.captured)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -61,25 +60,59 @@ func CommandText(command []string) string {
 }
 
 // forExec returns what a command in a container needs. As with runc, a created container is enough.
-func (s *Store) forExec(ctx context.Context, id string, command []string, tty bool) (*Container, *client.Client, *specs.Process, error) {
-	c, supervisor, err := s.alive(ctx, id, created, running)
-	if err != nil {
-		return nil, nil, nil, err
+func (s *Store) forExec(
+	ctx context.Context, id string, command []string, tty bool,
+) (c *Container, supervisor *client.Client, options client.ExecOptions, err error) {
+	if c, supervisor, err = s.alive(ctx, id, created, running); err != nil {
+		return nil, nil, options, err
 	}
 	if len(command) == 0 {
-		return nil, nil, nil, fmt.Errorf("cmd: is empty: %w", errdefs.ErrInvalidArgument)
+		return nil, nil, options, fmt.Errorf("cmd: is empty: %w", errdefs.ErrInvalidArgument)
 	}
-	spec, err := s.Spec(c)
+	template, err := s.execTemplate(c)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
+		return nil, nil, options, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
-	process := oci.ForExec(spec, command, tty)
+	first := new(specs.Process)
+	if err := json.Unmarshal(template.Process, first); err != nil {
+		return nil, nil, options, fmt.Errorf("exec in container %s: %w", c.ID, err)
+	}
+	process := oci.ForExec(first, command, tty)
 	process.OOMScoreAdj = new(s.options.Machine.OOMScoreAdjNear(int(c.Resources().GetOomScoreAdj()))) // an update may have changed it
 	// Its environment was checked when the container was made.
 	if err := oci.CheckStrings(process.Args, nil, process.Rlimits, "cmd"); err != nil {
-		return nil, nil, nil, fmt.Errorf("exec in container %s: %w", c.ID, err)
+		return nil, nil, options, fmt.Errorf("exec in container %s: %w", c.ID, err)
 	}
-	return c, supervisor, process, nil
+	options = client.ExecOptions{Container: c.ID, Process: process, SELinux: template.Linux.MountLabel}
+	return c, supervisor, options, nil
+}
+
+// execTemplate is the part of a container's spec that its commands share.
+type execTemplate struct {
+	Process json.RawMessage `json:"process"`
+	Linux   struct {
+		MountLabel string `json:"mountLabel"`
+	} `json:"linux"`
+}
+
+// execTemplate reads the spec once, unless the environment is large.
+func (s *Store) execTemplate(c *Container) (*execTemplate, error) {
+	if kept := c.template.Load(); kept != nil {
+		return kept, nil
+	}
+	data, err := os.ReadFile(filepath.Join(s.dir(c.ID), specFile))
+	if err != nil {
+		return nil, err
+	}
+	template := new(execTemplate)
+	if err := json.Unmarshal(data, template); err != nil {
+		return nil, err
+	}
+	const most = 16 << 10 // bytes that each container may keep
+	if len(template.Process) <= most {
+		c.template.Store(template)
+	}
+	return template, nil
 }
 
 const created, running = runtimeapi.ContainerState_CONTAINER_CREATED, runtimeapi.ContainerState_CONTAINER_RUNNING
@@ -137,14 +170,25 @@ func (c *Container) User() *runtimeapi.ContainerUser {
 // StopSignalName returns the CRI's name of the signal that Stop sends.
 func (c *Container) StopSignalName() runtimeapi.Signal { return signalEnum(c.StopSignal) }
 
-// Process is an exec, or with an empty Exec a container, whose streams a client wants.
+// Process is an exec, or a container that a client attaches to.
 type Process struct {
-	Exec       string // its id
-	supervisor *client.Client
-	container  string
 	Outputs    []string // named as in supervisor/api; a terminal has one
 	Stdin      bool
+	supervisor *client.Client
+	container  string
+	exec       *client.Exec // nil: the container itself
 }
+
+// Input is what a process reads. CloseWrite is its end.
+type Input interface {
+	io.WriteCloser
+	CloseWrite() error
+}
+
+// execInput is the input of an exec, which has no other use.
+type execInput struct{ io.WriteCloser }
+
+func (i execInput) CloseWrite() error { return i.Close() }
 
 // CheckExec reports whether Exec can be called now.
 func (s *Store) CheckExec(ctx context.Context, id string, command []string) error {
@@ -152,20 +196,20 @@ func (s *Store) CheckExec(ctx context.Context, id string, command []string) erro
 	return err
 }
 
-// Exec starts a command. The caller opens all Outputs, and Stdin if requested, then calls Wait, or else End.
+// Exec starts a command. The caller opens all Outputs, and Stdin if requested, then calls Wait.
 func (s *Store) Exec(ctx context.Context, containerID string, command []string, stdin, tty bool) (*Process, error) {
-	c, supervisor, spec, err := s.forExec(ctx, containerID, command, tty)
+	c, supervisor, options, err := s.forExec(ctx, containerID, command, tty)
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{supervisor: supervisor, container: c.ID, Exec: object.NewID(), Outputs: outputs(tty), Stdin: stdin}
-	// The caller may go away: a started process must be known, so that it can be ended.
-	start, cancel := s.outlive(ctx)
+	options.Stdin = stdin
+	start, cancel := context.WithTimeout(ctx, s.options.Sandboxes.Limits().Create)
 	defer cancel()
-	if err := supervisor.ExecStart(start, p.container, p.Exec, spec, stdin); err != nil {
+	exec, err := supervisor.Exec(start, options)
+	if err != nil {
 		return nil, fmt.Errorf("exec %s in container %s: %w", CommandText(command), c.ID, err)
 	}
-	return p, nil
+	return &Process{supervisor: supervisor, container: c.ID, exec: exec, Outputs: outputs(tty), Stdin: stdin}, nil
 }
 
 // CheckAttach reports whether Attach can be called now: the container runs, and has a terminal only if tty.
@@ -196,22 +240,44 @@ func outputs(tty bool) []string {
 	return []string{api.Stdout, api.Stderr}
 }
 
-// Stream opens a stream by its name (client.Client.Stream).
-func (p *Process) Stream(ctx context.Context, name string) (*net.UnixConn, error) {
-	return p.supervisor.Stream(ctx, p.container, p.Exec, name)
+// IsExec reports whether the process is an exec, which waits for its client as for the reader of a pipe.
+func (p *Process) IsExec() bool { return p.exec != nil }
+
+// Output opens an output by its name.
+func (p *Process) Output(ctx context.Context, name string) (io.ReadCloser, error) {
+	if p.exec != nil {
+		return p.exec.Outputs[name], nil
+	}
+	return p.supervisor.Attach(ctx, p.container, name)
+}
+
+// Input opens the input.
+func (p *Process) Input(ctx context.Context) (Input, error) {
+	if p.exec != nil {
+		return execInput{p.exec.Stdin}, nil
+	}
+	return p.supervisor.Attach(ctx, p.container, api.Stdin)
 }
 
 // Resize sets the terminal's size in characters.
 func (p *Process) Resize(ctx context.Context, width, height uint32) error {
-	return p.supervisor.Resize(ctx, p.container, p.Exec, width, height)
+	if p.exec == nil {
+		return p.supervisor.Resize(ctx, p.container, width, height)
+	}
+	if p.exec.Resize == nil {
+		return errdefs.ErrFailedPrecondition // it has no terminal
+	}
+	return p.exec.Resize(ctx, width, height)
 }
 
-// Wait returns the exit code of an exec, after its outputs, or ends what it started when ctx ends.
-func (p *Process) Wait(ctx context.Context) (int32, error) {
-	return p.supervisor.ExecWait(ctx, p.container, p.Exec)
-}
-
-// End ends an exec whose client is gone, with all that it started.
-func (p *Process) End(ctx context.Context) {
-	p.supervisor.ExecEnd(ctx, p.container, p.Exec)
+// Wait returns the exit code of an exec, when the caller has read its outputs and closes delivered. When ctx ends before,
+// it ends the exec with all that it started.
+func (p *Process) Wait(ctx context.Context, delivered <-chan struct{}) (int32, error) {
+	code, err := p.exec.Wait(ctx, delivered)
+	if err != nil {
+		p.exec.End(client.EndLimit)
+		return 0, err
+	}
+	p.exec.Close()
+	return code, nil
 }

@@ -217,8 +217,8 @@ func containerEnv(c *Container, spec *specs.Spec) error {
 }
 
 // ForExec makes the process of a command in a container from the container's own process.
-func ForExec(spec *specs.Spec, command []string, terminal bool) *specs.Process {
-	process := *spec.Process
+func ForExec(first *specs.Process, command []string, terminal bool) *specs.Process {
+	process := *first
 	process.Args = slices.Clone(command)
 	process.Terminal = terminal
 	process.Env = slices.Clone(process.Env)

@@ -97,13 +97,13 @@ func TestForExec(t *testing.T) {
 	spec.Process.Env[0] = "A=1"
 	want := *spec.Process
 	want.Args = []string{"ls"}
-	harness.Same(t, "an exec", *ForExec(spec, []string{"ls"}, false), want)
+	harness.Same(t, "an exec", *ForExec(spec.Process, []string{"ls"}, false), want)
 	want.Terminal, want.Env = true, []string{"A=1", "TERM=xterm"}
-	harness.Same(t, "an exec with a terminal", *ForExec(spec, []string{"ls"}, true), want)
+	harness.Same(t, "an exec with a terminal", *ForExec(spec.Process, []string{"ls"}, true), want)
 	harness.Want(t, len(spec.Process.Env) == 1 && spec.Process.Env[:2][1] == "" && spec.Process.Args[0] == "/server",
 		"the container's own process has changed: %+v", spec.Process)
 	spec.Process.Env = []string{"TERM=linux"}
-	harness.Same(t, "the environment", ForExec(spec, []string{"ls"}, true).Env, []string{"TERM=linux"})
+	harness.Same(t, "the environment", ForExec(spec.Process, []string{"ls"}, true).Env, []string{"TERM=linux"})
 }
 
 func TestCgroupsPath(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -237,9 +236,6 @@ func (s *session) command(r request, streams *clientStreams) error {
 	var delivered sync.WaitGroup
 	disconnect, err := s.connect(process, streams, &delivered)
 	if err != nil {
-		if r.kind == kindExec {
-			process.End(s.ctx)
-		}
 		return fmt.Errorf("%s: streams of container %s: %w", r.kind, r.target, err)
 	}
 	defer disconnect()
@@ -249,8 +245,13 @@ func (s *session) command(r request, streams *clientStreams) error {
 		}
 		return s.ctx.Err()
 	}
-	code, err := process.Wait(s.ctx)
-	delivered.Wait()
+	done := make(chan struct{})
+	go func() {
+		delivered.Wait()
+		close(done)
+	}()
+	code, err := process.Wait(s.ctx, done)
+	<-done
 	if err != nil {
 		return fmt.Errorf("exec %s in container %s: %w", container.CommandText(r.command), r.target, err)
 	}
@@ -263,28 +264,33 @@ func (s *session) command(r request, streams *clientStreams) error {
 // connect connects a process with the client. It also reads outputs that the client did not ask
 // for, since a process blocks when its output is not read.
 func (s *session) connect(process *container.Process, streams *clientStreams, delivered *sync.WaitGroup) (disconnect func(), err error) {
-	conns := make(map[string]*net.UnixConn)
+	var open []io.Closer
 	disconnect = func() {
-		for _, conn := range conns {
-			_ = conn.Close()
+		for _, stream := range open {
+			_ = stream.Close()
 		}
 	}
-	names := slices.Clone(process.Outputs)
-	if streams.stdin != nil && process.Stdin {
-		names = append(names, api.Stdin)
-	}
-	for _, name := range names {
-		if conns[name], err = process.Stream(s.ctx, name); err != nil {
-			delete(conns, name)
+	outputs := make(map[string]io.ReadCloser)
+	for _, name := range process.Outputs {
+		if outputs[name], err = process.Output(s.ctx, name); err != nil {
 			disconnect()
 			return nil, err
 		}
+		open = append(open, outputs[name])
 	}
-	context.AfterFunc(s.ctx, disconnect)
-	if in := conns[api.Stdin]; in != nil {
+	var in container.Input
+	if streams.stdin != nil && process.Stdin {
+		if in, err = process.Input(s.ctx); err != nil {
+			disconnect()
+			return nil, err
+		}
+		open = append(open, in)
+	}
+	if !process.IsExec() { // Wait ends an exec before its outputs
+		context.AfterFunc(s.ctx, disconnect)
+	}
+	if streams.stdin != nil {
 		streams.stdin.lead(in)
-	} else if streams.stdin != nil {
-		streams.stdin.lead(nil)
 	}
 	if streams.size != nil {
 		s.work.Go(func() { streams.size.set(process) })
@@ -294,10 +300,10 @@ func (s *session) connect(process *container.Process, streams *clientStreams, de
 		if name == api.Stderr {
 			to = streams.stderr
 		}
-		if to != nil && process.Exec == "" {
+		if to != nil && !process.IsExec() {
 			to = prompt{to, func() { streams.late.Store(true); disconnect() }}
 		}
-		delivered.Go(func() { deliver(to, conns[name]) })
+		delivered.Go(func() { deliver(to, outputs[name]) })
 	}
 	return disconnect, nil
 }
@@ -314,7 +320,7 @@ func (p prompt) Write(b []byte) (int, error) {
 }
 
 // deliver copies an output to the client; nil drops it.
-func deliver(to io.WriteCloser, from net.Conn) {
+func deliver(to io.WriteCloser, from io.ReadCloser) {
 	if to == nil {
 		_, _ = io.Copy(io.Discard, from)
 		return

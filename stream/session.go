@@ -19,6 +19,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 	httpspdy "k8s.io/streaming/pkg/httpstream/spdy"
 
+	"github.com/minicri/minicri/container"
 	"github.com/minicri/minicri/stream/spdy"
 )
 
@@ -216,12 +217,7 @@ type inlet struct {
 	open     context.Context // also ends when the client sends no more
 	shut     context.CancelFunc
 	ready    chan struct{} // closed by lead
-	upstream halfConn
-}
-
-type halfConn interface {
-	net.Conn
-	CloseWrite() error
+	upstream container.Input
 }
 
 func (s *session) newInlet(stalls bool) *inlet {
@@ -232,7 +228,7 @@ func (s *session) newInlet(stalls bool) *inlet {
 }
 
 // lead connects the inlet; nil drops what comes.
-func (i *inlet) lead(to halfConn) {
+func (i *inlet) lead(to container.Input) {
 	i.upstream = to
 	close(i.ready)
 	if to == nil {
@@ -240,8 +236,8 @@ func (i *inlet) lead(to halfConn) {
 	}
 	context.AfterFunc(i.open, func() { _ = to.CloseWrite() })
 	context.AfterFunc(i.ctx, func() {
-		if errors.Is(context.Cause(i.ctx), errStalled) {
-			reset(to)
+		if conn, is := to.(net.Conn); is && errors.Is(context.Cause(i.ctx), errStalled) {
+			reset(conn)
 		}
 		_ = to.Close()
 	})

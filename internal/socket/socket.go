@@ -4,14 +4,17 @@ package socket
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"syscall"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/process"
@@ -184,6 +187,44 @@ func Conn(file *os.File) (*net.UnixConn, error) {
 		return nil, err
 	}
 	return connection.(*net.UnixConn), nil
+}
+
+// maxMessage is far above the 6 MiB of arguments and environment that the kernel takes (execve(2)).
+const maxMessage = 32 << 20
+
+// SendMessage writes a message: a byte, with the descriptors, and JSON.
+func SendMessage(connection *net.UnixConn, message any, files ...*os.File) error {
+	content, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if len(content) > maxMessage {
+		return fmt.Errorf("a message of %d bytes is too long: %w", len(content), errdefs.ErrInvalidArgument)
+	}
+	var fds []int
+	for _, file := range files {
+		fds = append(fds, int(file.Fd()))
+	}
+	if _, _, err := connection.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil); err != nil {
+		return err
+	}
+	_, err = connection.Write(content)
+	return err
+}
+
+// ReceiveMessage reads a message, and returns its descriptors, even after an error. The caller reads what follows from
+// rest, which the decoder may have read already.
+func ReceiveMessage(connection *net.UnixConn, message any) (files []*os.File, rest *json.Decoder, err error) {
+	const maxFiles = 4
+	fds, err := Receive(connection, make([]byte, 1), maxFiles)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, fd := range fds {
+		files = append(files, os.NewFile(uintptr(fd), "of a message"))
+	}
+	rest = json.NewDecoder(io.LimitReader(connection, maxMessage))
+	return files, rest, rest.Decode(message)
 }
 
 // Receive fills a buffer from one message, and returns up to room descriptors in it, closed on exec.

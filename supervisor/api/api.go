@@ -1,14 +1,24 @@
 // Package api is the protocol between minicri and a supervisor, which is minicri-shim serve.
 //
-// Control is ttrpc on DIR/shim.sock (shim.proto). Data is plain bytes on DIR/stream.sock, a connection per stream:
+// Control is ttrpc on DIR/shim.sock (shim.proto). The streams of a container that a client attaches to are plain bytes
+// on DIR/stream.sock, a connection per stream:
 //
-//	client     -> {"container":"ID","exec":"EXEC","stream":"stdin"}\n
+//	client     -> {"container":"ID","stream":"stdin"}\n
 //	supervisor -> {}\n or {"error":"..."}\n
 //	then bytes, to the supervisor for stdin, to the client for stdout and stderr
 //
-// The supervisor ends an output stream when its process has ended and what it wrote is delivered, or, of an
-// exec, all its writers have closed it. Half-closing a stdin stream closes the stdin of an exec, and of a
-// container with stdin_once, but no terminal. An empty exec is the container itself: what it writes from then on.
+// An output stream begins with what the container writes from then on. It ends when the first process has ended and
+// what it wrote is delivered. Half-closing a stdin stream closes the stdin of a container with stdin_once.
+//
+// An exec has one connection on DIR/exec.sock. A message is a byte, which carries descriptors, and JSON:
+//
+//	client     -> an ExecRequest with the process's ends of stdin, stdout and stderr; none for a terminal
+//	supervisor -> an ExecAnswer, with the master of the terminal, when the program is executed or has failed
+//	supervisor -> an ExecAnswer without the byte, when the process has ended
+//	client     -> a byte, when it has read all output
+//
+// A client that closes the connection, or its sending half, before that byte ends the exec with all that it has
+// started. The supervisor closes the connection when it has done so, or when it has given up.
 package api
 
 import (
@@ -20,6 +30,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,13 +47,28 @@ const (
 // StreamRequest opens a stream: the first line on a stream connection.
 type StreamRequest struct {
 	Container string `json:"container"`
-	Exec      string `json:"exec,omitempty"`
+	Exec      string `json:"exec,omitempty"` // of protocol 2
 	Stream    string `json:"stream"`
 }
 
 // StreamResponse answers a StreamRequest.
 type StreamResponse struct {
 	Error string `json:"error,omitempty"`
+}
+
+// ExecRequest starts a process in a created or running container.
+type ExecRequest struct {
+	Container string         `json:"container"`
+	Process   *specs.Process `json:"process"`
+	// Apart puts the process into a cgroup below the container's, so that processes which it has detached end with it.
+	Apart bool `json:"apart,omitempty"`
+}
+
+// ExecAnswer tells that a process was started or, in the second one, how it ended.
+type ExecAnswer struct {
+	ExitCode int32  `json:"exit_code,omitempty"` // 128 + signal if killed by one
+	Error    string `json:"error,omitempty"`
+	Kind     uint32 `json:"kind,omitempty"` // of the error, a code of gRPC
 }
 
 // ExitRecord is the content of ExitDir/ID.json. It is written before the event goes out, and outlives
@@ -70,6 +96,7 @@ func GuardedPath(base, name string) string {
 const (
 	ControlSocket = "shim.sock"
 	StreamSocket  = "stream.sock"
+	ExecSocket    = "exec.sock"
 	LockFile      = "lock"       // see Lock
 	AboutFile     = "about.json" // see About
 	RecordDir     = "records"    // ID.json of each container and pause
@@ -80,7 +107,9 @@ const (
 const (
 	// Protocol is the version of the protocol that this build speaks, with what starters and supervisors
 	// say to each other: a supervisor of another build runs the daemon's starters (UseProgram).
-	Protocol = 2
+	Protocol = 3
+	// OldestProtocol is the oldest one that this build's daemon speaks: in 2 an exec has a connection for each stream.
+	OldestProtocol = 2
 	// RecordVersion is that of the files by which a successor adopts a supervisor's containers.
 	RecordVersion = 1
 )

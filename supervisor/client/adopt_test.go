@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -125,27 +124,26 @@ func TestStartIsOnDiskBeforeTheProgramRuns(t *testing.T) {
 	harness.Same(t, "how often its program ran", strings.Count(p.log("c"), "ran"), 1)
 }
 
-// Whatever an exec has started ends with it, at whatever moment it is ended, or its client
-// goes, also before that could wait.
+// Whatever an exec has started ends with it, at whatever moment its client goes, also while it is being started. One with
+// a cgroup of its own ends with what has detached itself, too.
 func TestExecsAreEndedWithAllTheyStart(t *testing.T) {
-	p, ctx := startPod(t), t.Context()
+	p := startPod(t)
 	p.run("c", "sleep 1000")
-	gone, cancel := context.WithCancel(ctx)
-	cancel()
+	scripts := map[bool]string{false: "sleep 1000 & sleep 1000", true: "(sleep 1000 &) ; sleep 1000 & sleep 1000"}
 	for i := range 300 {
-		id := fmt.Sprint("e", i)
-		p.check(p.ExecStart(ctx, "c", id, sh("sleep 1000 & sleep 1000"), true))
-		if i%10 == 0 {
-			_, err := p.ExecWait(gone, "c", id)
-			harness.Want(t, errors.Is(err, context.Canceled), "wait of a client that is gone: %v", err)
-			err = p.ExecKill(ctx, "c", id, 0, false)
-			harness.Want(t, errdefs.IsNotFound(err), "its exec is still known: %v", err)
+		apart := i%2 == 0
+		if i%10 < 2 {
+			leaves, leave := context.WithTimeout(t.Context(), rand.N(3*time.Millisecond))
+			e, err := p.Exec(leaves, client.ExecOptions{Container: "c", Process: sh(scripts[apart]), Apart: apart})
+			if err == nil {
+				e.End(time.Minute)
+			}
+			leave()
 			continue
 		}
+		e := p.exec("c", scripts[apart], apart)
 		time.Sleep(rand.N(3 * time.Millisecond))
-		p.check(p.ExecKill(ctx, "c", id, 9, true))
-		_, err := p.ExecWait(ctx, "c", id)
-		p.check(err)
+		e.End(time.Minute)
 	}
 	p.eventually("no process of 300 execs is left", func() bool { return len(p.processes("c")) == 1 })
 }
@@ -160,7 +158,7 @@ func TestExecsBesideTheirAdoption(t *testing.T) {
 	}
 	for range 3 {
 		for i := range count {
-			p.check(p.ExecStart(t.Context(), fmt.Sprint("c", i), "left", sh(stays), false))
+			defer p.exec(fmt.Sprint("c", i), stays, i%2 == 0).Close()
 		}
 		p.succeed()
 		for i := range count {

@@ -32,12 +32,16 @@ func (s *Set) Known(name string) error {
 	return known(s.Dir(name), about)
 }
 
+func spoken(about *api.About) bool {
+	return about.Protocol >= api.OldestProtocol && about.Protocol <= api.Protocol
+}
+
 func known(dir string, about *api.About) error {
-	if about == nil || about.Protocol == api.Protocol && about.Records <= api.RecordVersion {
+	if about == nil || spoken(about) && about.Records <= api.RecordVersion {
 		return nil
 	}
 	what, version, knows := "its protocol has", about.Protocol, uint32(api.Protocol)
-	if about.Protocol == api.Protocol {
+	if spoken(about) {
 		if holder, err := api.LockHolder(dir); err != nil || holder != 0 {
 			return err // it lives, and reads its own records
 		}

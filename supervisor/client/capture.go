@@ -1,8 +1,6 @@
 package client
 
 import (
-	"context"
-	"net"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -35,27 +33,26 @@ type capture struct {
 	all   *Captured
 	limit int
 	held  int
-	conns []*net.UnixConn
 	work  sync.WaitGroup
 }
 
-func (k *capture) open(ctx context.Context, c *Client, id, exec string) error {
+// read closes delivered when it has read all.
+func (k *capture) read(e *Exec) (delivered chan struct{}) {
 	for stream, into := range map[string]*[]byte{api.Stdout: &k.Stdout, api.Stderr: &k.Stderr} {
-		conn, err := c.Stream(ctx, id, exec, stream)
-		if err != nil {
-			return err
-		}
-		k.conns = append(k.conns, conn)
-		k.work.Go(func() { // ends with the stream, or at close
-			defer conn.Close()
-			for buffer := make([]byte, 32<<10); err == nil; {
-				var n int
-				n, err = conn.Read(buffer)
-				k.all.add(k, into, buffer[:n])
+		k.work.Go(func() { // ends with the output, or when e is closed
+			var n int
+			var err error
+			for buffer := make([]byte, 32<<10); err == nil; k.all.add(k, into, buffer[:n]) {
+				n, err = e.Outputs[stream].Read(buffer)
 			}
 		})
 	}
-	return nil
+	delivered = make(chan struct{})
+	go func() {
+		k.work.Wait()
+		close(delivered)
+	}()
+	return delivered
 }
 
 // result returns the captured outputs.
@@ -65,10 +62,8 @@ func (k *capture) result() ExecResult {
 	return k.ExecResult
 }
 
-func (k *capture) close() {
-	for _, conn := range k.conns {
-		_ = conn.Close()
-	}
+// release is for an exec that is closed.
+func (k *capture) release() {
 	k.work.Wait()
 	k.all.release(k)
 }

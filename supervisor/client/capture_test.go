@@ -40,12 +40,12 @@ func TestCaptured(t *testing.T) {
 	}
 	harness.Same(t, "bytes of all", all.bytes, held)
 	for _, k := range append(greedy, modest) {
-		k.close()
-		k.close()
+		k.release()
+		k.release()
 	}
 	none := all.bytes == 0 && len(all.all) == 0
 	harness.Want(t, none && returned == 1, "%d bytes, memory returned %d times", all.bytes, returned)
 	write(modest, 1<<20)
-	modest.close()
+	modest.release()
 	harness.Same(t, "times memory was returned", returned, 1)
 }

@@ -3,8 +3,8 @@
 // errdefs.ErrUnavailable of Connect that none serves: StartSupervisor starts another one there, which adopts the
 // containers. A Set has the connections of all supervisors; it says which is lost, and Ensure replaces it.
 //
-// Many goroutines may use a Client. Its calls share one connection, except those that last: an exec's start, streams
-// and wait (but not ExecEnd's), the events, and watch's question have a connection each.
+// Many goroutines may use a Client. Its calls share one connection. Each exec, stream of a container, the events, and
+// watch's question have a connection of their own.
 package client
 
 import (
@@ -33,7 +33,7 @@ import (
 // Limits and pauses of the daemon's side, beside process.KillLimit.
 const (
 	startLimit  = 10 * time.Second       // for a supervisor to start
-	endLimit    = 10 * time.Second       // for a supervisor to end an exec whose client is gone
+	EndLimit    = 10 * time.Second       // for a supervisor to end an exec whose client is gone
 	execSlack   = 5 * time.Second        // for a supervisor to end an exec after its time-out
 	minBack     = 100 * time.Millisecond // between two starts of a supervisor that does not start; it doubles
 	maxBack     = 5 * time.Second
@@ -56,6 +56,7 @@ type Client struct {
 	rpc        api.ShimClient // conn
 	supervisor Process
 	closed     chan struct{} // closed when the connection is
+	protocol   uint32        // that the supervisor speaks
 
 	life context.Context // ends with Close, or a second after the supervisor
 	over context.CancelFunc
@@ -71,7 +72,7 @@ func Connect(ctx context.Context, dir string, limit *atomic.Int64) (*Client, err
 }
 
 func connect(ctx context.Context, host Host, dir string, limit *atomic.Int64) (*Client, error) {
-	c := &Client{host: host, dir: dir, closed: make(chan struct{})}
+	c := &Client{host: host, dir: dir, closed: make(chan struct{}), protocol: api.Protocol}
 	conn, err := host.Dial(ctx, dir, func() { close(c.closed) })
 	if err != nil {
 		return nil, err
@@ -79,6 +80,9 @@ func connect(ctx context.Context, host Host, dir string, limit *atomic.Int64) (*
 	supervisor, err := conn.Peer()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
+	}
+	if about, err := api.ReadAbout(dir); err == nil && about != nil {
+		c.protocol = about.Protocol
 	}
 	c.conn, c.rpc, c.supervisor = conn, conn, supervisor
 	c.life, c.over = context.WithCancel(context.Background())
@@ -153,6 +157,11 @@ func (c *Client) broken() bool {
 	}
 }
 
+// dial connects to another socket of the supervisor.
+func (c *Client) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
+	return c.host.DialSocket(ctx, c.dir, socket)
+}
+
 // open opens a connection for one call that takes as long as a program runs. Closing it ends the call.
 func (c *Client) open(ctx context.Context) (call api.ShimClient, done func(), err error) {
 	conn, err := c.host.Dial(ctx, c.dir, func() {})
@@ -208,9 +217,9 @@ func (c *Client) List(ctx context.Context) ([]*api.Container, error) {
 	return answer.GetContainers(), native(err)
 }
 
-// Resize sets the size of a terminal; an empty exec is the container's.
-func (c *Client) Resize(ctx context.Context, id, exec string, width, height uint32) error {
-	_, err := c.rpc.Resize(ctx, &api.ResizeRequest{Id: id, ExecId: exec, Width: width, Height: height})
+// Resize sets the size of a container's terminal.
+func (c *Client) Resize(ctx context.Context, id string, width, height uint32) error {
+	_, err := c.rpc.Resize(ctx, &api.ResizeRequest{Id: id, Width: width, Height: height})
 	return native(err)
 }
 

@@ -21,8 +21,8 @@ type Host interface {
 	// Dial connects to the supervisor of dir, or returns errdefs.ErrUnavailable. It calls closed when the connection
 	// ends.
 	Dial(ctx context.Context, dir string, closed func()) (Conn, error)
-	// DialStream connects to the supervisor of dir for one stream.
-	DialStream(ctx context.Context, dir string) (*net.UnixConn, error)
+	// DialSocket connects to another socket of the supervisor of dir, for one stream or exec.
+	DialSocket(ctx context.Context, dir, socket string) (*net.UnixConn, error)
 	// LockHolder returns the pid of the process that has dir locked, or 0. EndLockHolder ends it if it is a supervisor.
 	LockHolder(dir string) (pid int, err error)
 	EndLockHolder(dir string) error
@@ -60,9 +60,9 @@ func (Processes) Dial(ctx context.Context, dir string, closed func()) (Conn, err
 	return &socketConn{api.NewShimClient(client), client, conn, dir}, nil
 }
 
-// DialStream implements Host.
-func (Processes) DialStream(ctx context.Context, dir string) (*net.UnixConn, error) {
-	return dialSocket(ctx, filepath.Join(dir, api.StreamSocket))
+// DialSocket implements Host.
+func (Processes) DialSocket(ctx context.Context, dir, socket string) (*net.UnixConn, error) {
+	return dialSocket(ctx, filepath.Join(dir, socket))
 }
 
 // LockHolder implements Host.

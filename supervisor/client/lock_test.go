@@ -57,7 +57,7 @@ func TestDeathBesideACopyOfEachDescriptor(t *testing.T) {
 	p.run("c", stays)
 	exec := make(chan error, 1)
 	go func() {
-		_, err := p.ExecSync(t.Context(), "c", sh(stays), 0, 10, new(client.Captured))
+		_, err := p.ExecSync(t.Context(), client.ExecOptions{Container: "c", Process: sh(stays)}, 0, 10, new(client.Captured))
 		exec <- err
 	}()
 	p.eventually("the command runs", func() bool { return p.shells("c") == 2 })

@@ -42,7 +42,7 @@ func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 		p.awaitExit(t.Context(), id)
 	}
 	for _, id := range hang { // notes are what a successor ends commands by
-		notes, _ := filepath.Glob(filepath.Join(p.dir, "containers", id, "minicri-exec-*"))
+		notes, _ := filepath.Glob(filepath.Join(p.dir, "containers", id, "*exec-*"))
 		harness.Want(t, len(notes) != 0, "ends of others were seen when the commands of %s had been given up", id)
 	}
 	thaw()
@@ -54,7 +54,7 @@ func TestExitsBesideExecsThatCannotBeEnded(t *testing.T) {
 // hangs runs commands in a container that write to a frozen disk, and waits until they sleep uninterruptibly.
 func (p *pod) hangs(id string, commands int) {
 	for i := range commands {
-		p.check(p.ExecStart(p.t.Context(), id, fmt.Sprint("exec", i), sh("echo > /disk/file"), false))
+		p.t.Cleanup(p.exec(id, "echo > /disk/file", i%2 == 0).Close)
 	}
 	p.eventually("all commands of "+id+" hang", func() bool {
 		sleeping := 0

@@ -138,8 +138,16 @@ func (p *pod) succeed() {
 
 // wantExec runs a script in a container, and wants that it writes this.
 func (p *pod) wantExec(id, script, want string) {
-	r, err := p.ExecSync(p.t.Context(), id, sh(script), time.Minute, 100, new(client.Captured))
+	o := client.ExecOptions{Container: id, Process: sh(script)}
+	r, err := p.ExecSync(p.t.Context(), o, time.Minute, 100, new(client.Captured))
 	harness.Want(p.t, err == nil && r.Code == 0 && string(r.Stdout) == want, "%q in %s: %+v, %v", script, id, r, err)
+}
+
+// exec starts a script in a container.
+func (p *pod) exec(id, script string, apart bool) *client.Exec {
+	e, err := p.Exec(p.t.Context(), client.ExecOptions{Container: id, Process: sh(script), Apart: apart})
+	p.check(err)
+	return e
 }
 
 // awaitFile waits until a file has the words.

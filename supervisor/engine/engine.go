@@ -86,7 +86,7 @@ func serve(do func(request starter.Request, files []*os.File) (answer starter.An
 		answer = starter.Answer{Error: failed.Error(), Kind: errdefs.Resolve(failed).Error()}
 	}
 	if err = failpoint.Hit("starter/made"); err == nil {
-		err = starter.Send(supervisor, answer, nil)
+		err = socket.SendMessage(supervisor, answer)
 	}
 	if err == nil {
 		err = failpoint.Hit("starter/answered")
@@ -109,7 +109,7 @@ func receive() (supervisor *net.UnixConn, request starter.Request, files []*os.F
 	if supervisor, err = socket.Conn(os.NewFile(starter.Socket, "socket")); err != nil {
 		return nil, request, nil, fmt.Errorf("open the socket of a starter: %w", err)
 	}
-	if files, err = starter.Receive(supervisor, &request); err != nil {
+	if files, _, err = socket.ReceiveMessage(supervisor, &request); err != nil {
 		return nil, request, files, fmt.Errorf("read the request of a starter: %w", err)
 	}
 	return supervisor, request, files, nil

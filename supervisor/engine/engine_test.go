@@ -31,7 +31,7 @@ func TestFailedCreateOfADeadSupervisor(t *testing.T) {
 	command.Env, command.ExtraFiles = append(os.Environ(), as+"="+undone), []*os.File{theirs}
 	stdin, err := command.StdinPipe()
 	harness.Check(t, errors.Join(err, command.Start(), theirs.Close()))
-	harness.Check(t, errors.Join(starter.Send(conn, starter.Request{Verb: starter.Create}, nil), conn.Close(), stdin.Close()))
+	harness.Check(t, errors.Join(socket.SendMessage(conn, starter.Request{Verb: starter.Create}), conn.Close(), stdin.Close()))
 	harness.Check(t, command.Wait())
 	_, err = os.Stat(undone)
 	harness.Check(t, err)

@@ -38,9 +38,10 @@ type attempt struct {
 	parents []*os.File // pidfds of the first process and of the helper
 	parent  int        // the pid of the last of them
 	made    *Launched  // the process; nil before its pid is known
-	ran     *bool      // it has executed its program; set when it has ended, before it is reaped
-	barrier bool       // there is an exec barrier
-	waiting string     // for what, in errors
+	note    func(process.Facts) error
+	ran     *bool  // it has executed its program; set when it has ended, before it is reaped
+	barrier bool   // there is an exec barrier
+	waiting string // for what, in errors
 }
 
 // newAttempt opens the descriptors that each first process gets. A nil stream is an empty one. The caller calls end.
@@ -218,6 +219,11 @@ func (a *attempt) own(ctx context.Context, pid int) error {
 	}
 	if child.HasExited() {
 		return errKilled
+	}
+	if a.note != nil {
+		if err := a.note(a.made.Process.Facts); err != nil {
+			return err
+		}
 	}
 	a.waiting = "the parents of process " + strconv.Itoa(pid) + " to end"
 	if !a.endParents(ctx.Done()) {

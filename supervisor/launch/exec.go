@@ -29,14 +29,37 @@ func asksAnother(profile *specs.LinuxSeccomp) bool {
 		slices.ContainsFunc(profile.Syscalls, func(call specs.LinuxSyscall) bool { return call.Action == specs.ActNotify }))
 }
 
+// Template is what all execs of a container share.
+type Template struct {
+	spec   *specs.Spec // only what CanExec and openNamespaces read
+	filter filter
+}
+
+// Template returns the template of a container. Its spec is not kept: seccomp profiles are large.
+func (l *Launcher) Template(spec *specs.Spec) (*Template, error) {
+	linux := *spec.Linux
+	t := &Template{spec: &specs.Spec{Linux: &linux}}
+	if asksAnother(linux.Seccomp) {
+		return t, nil // no exec of it is launched
+	}
+	linux.Seccomp = nil
+	var err error
+	t.filter, err = l.filters.of(spec.Linux.Seccomp)
+	return t, err
+}
+
+// CanExec is CanExec for a process of the container.
+func (t *Template) CanExec(p *specs.Process) bool { return CanExec(t.spec, p) }
+
 // Exec is a further process of a container.
 type Exec struct {
-	ID      string            // of the container
-	Init    *process.Process  // the container's first
-	Spec    *specs.Spec       // the container's
-	Process *specs.Process    // what to execute: the container's own with other arguments
-	Streams [3]*os.File       // not shared: the process's user becomes their owner
-	Cgroups map[string]string // of the process, by controller, "" for version 2
+	*Template
+	ID      string                    // of the container
+	Init    *process.Process          // the container's first
+	Process *specs.Process            // what to execute: the container's own with other arguments
+	Streams [3]*os.File               // not shared: the process's user becomes their owner
+	Cgroups map[string]string         // of the process, by controller, "" for version 2
+	Made    func(process.Facts) error // is called before the program is executed; nil for none
 }
 
 // Exec returns when the program is executed. After an error all processes are killed, and end when they can.
@@ -53,6 +76,7 @@ func (l *Launcher) Exec(ctx context.Context, e Exec) (*Launched, error) {
 		if err := a.fillExec(e); err != nil {
 			return err
 		}
+		a.note = e.Made
 		if _, err := a.fork(); err != nil {
 			return err
 		}
@@ -64,10 +88,6 @@ func (l *Launcher) Exec(ctx context.Context, e Exec) (*Launched, error) {
 // needs the node. Then all namespaces are joined and the node's descriptors closed, so that the process that
 // the container sees has none of them.
 func (a *attempt) fillExec(e Exec) error {
-	filter, err := a.launcher.filters.of(e.Spec.Linux.Seccomp)
-	if err != nil {
-		return err
-	}
 	joins, err := a.openNamespaces(e)
 	if err != nil {
 		return err
@@ -94,7 +114,7 @@ func (a *attempt) fillExec(e Exec) error {
 	a.forkLast(0)
 	a.add("close the socket with the exec", unix.SYS_FCNTL, socketFD, unix.F_SETFD, unix.FD_CLOEXEC)
 	a.joinKeyring(e.ID, 0)
-	return a.become(e.Process, filter)
+	return a.become(e.Process, e.filter)
 }
 
 // namespaces are a descriptor for setns(2) and the kinds to join by it.
@@ -110,12 +130,12 @@ func (a *attempt) openNamespaces(e Exec) (joins []namespaces, err error) {
 	if tid == e.Init.PID {
 		pidfd, err := a.give(e.Init.Pidfd())
 		all := namespaces{fd: pidfd}
-		for _, n := range e.Spec.Linux.Namespaces {
+		for _, n := range e.spec.Linux.Namespaces {
 			all.kinds |= namespaceFlags[n.Type]
 		}
 		return []namespaces{all}, err
 	}
-	for _, n := range e.Spec.Linux.Namespaces {
+	for _, n := range e.spec.Linux.Namespaces {
 		file, err := a.give(os.Open(fmt.Sprintf("/proc/%d/task/%d/ns/%s", e.Init.PID, tid, namespaceFiles[n.Type])))
 		if err != nil {
 			return nil, fmt.Errorf("open a namespace of the container: %w", err)

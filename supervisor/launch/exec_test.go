@@ -113,7 +113,9 @@ func execProcess() *specs.Process {
 // exec launches a process in the container.
 func (c *containerOf) exec(t *testing.T, ctx context.Context, p *specs.Process, change ...func(*launch.Exec)) (*launch.Launched, error) {
 	harness.Want(t, launch.CanExec(c.spec, p), "it is not launched")
-	e := launch.Exec{ID: c.id, Init: c.init, Spec: c.spec, Process: p, Cgroups: c.cgroups(t), Streams: streams(t)}
+	template, err := c.node.Template(c.spec)
+	harness.Check(t, err)
+	e := launch.Exec{Template: template, ID: c.id, Init: c.init, Process: p, Cgroups: c.cgroups(t), Streams: streams(t)}
 	for _, change := range change {
 		change(&e)
 	}

@@ -230,7 +230,7 @@ func TestProfileThatCannotBeCompiled(t *testing.T) {
 	}) {
 		spec := *c.spec
 		spec.Linux = &specs.Linux{Namespaces: c.spec.Linux.Namespaces, Seccomp: profile}
-		_, err := c.exec(t, t.Context(), execProcess(), func(e *launch.Exec) { e.Spec = &spec })
+		_, err := c.node.Template(&spec)
 		harness.Want(t, strings.Contains(fmt.Sprint(err), "seccomp: "), "%s: %v", name, err)
 	}
 	c.spec.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActNotify}}}

@@ -56,7 +56,7 @@ func (s *Supervisor) adoptAll() error {
 		}
 		go c.awaitAdopted()
 	}
-	// Fifos of stdio.OpenPipes belong to no record.
+	// Fifos of pipe.Open belong to no record.
 	dir := filepath.Join(s.dir, api.StreamDir)
 	fifos, err := os.ReadDir(dir)
 	for _, entry := range fifos {

@@ -51,10 +51,10 @@ type container struct {
 	initSays  *stdio.Fanout
 	initWords chan []byte // what init says after the barrier is opened; nil before
 	exit      *api.ExitRecord
-	left      *api.ExitRecord // the exit that a predecessor wrote, if the log did not have all output yet
-	execs     map[string]*exec
-	slots     map[int]bool // the numbers of execs' cgroups: true is used, false has processes that an exec has left
-	retried   int          // the last of those that was tried again
+	left      *api.ExitRecord  // the exit that a predecessor wrote, if the log did not have all output yet
+	template  *launch.Template // of execs; nil before the first one
+	slots     map[int]bool     // the numbers of execs' cgroups: true is used, false has processes that an exec has left
+	retried   int              // the last of those that was tried again
 }
 
 // record is the content of DIR/records/ID.json, by which a successor adopts the container. It is written
@@ -88,7 +88,7 @@ func (s *Supervisor) newContainer(r record) *container {
 	c := &container{
 		sup: s, record: r, init: &proc{}, op: semaphore.NewWeighted(1),
 		created: make(chan struct{}), exited: make(chan struct{}),
-		reported: make(chan syscall.WaitStatus, 1), execs: make(map[string]*exec), slots: make(map[int]bool),
+		reported: make(chan syscall.WaitStatus, 1), slots: make(map[int]bool),
 	}
 	c.life, c.abandon = context.WithCancel(context.Background())
 	c.running, c.ended = context.WithCancelCause(context.Background())
@@ -225,7 +225,7 @@ func (c *container) makeInit(ctx context.Context, spec *specs.Spec, streams *std
 	} else {
 		request := c.request(starter.Create)
 		request.Terminal = c.record.Terminal
-		made, answer, err = c.startByStarter(ctx, request, ends, c.beforeReaping)
+		made, answer, err = c.startByStarter(ctx, request, ends, c.beforeReaping, nil)
 	}
 	ends.Close()
 	if err == nil {

@@ -11,6 +11,7 @@
 //	DIR/about.json         which build serves, and what it knows
 //	DIR/shim.sock          control, see package api
 //	DIR/stream.sock        data
+//	DIR/exec.sock          execs
 //	DIR/containers/ID/     libcontainer's state, or that of a launched pause
 //	DIR/oci/RUNTIME/       the states of a runtime's containers
 //	DIR/records/ID.json    what is known of the container, also by a successor
@@ -23,6 +24,6 @@
 // one (open_by_handle_at(2)).
 //
 // Locks, in the order in which they are taken: container.op (one change of a container at a time, may be held
-// for long), execCgroup.mu (while an exec is killed or its cgroup removed), Supervisor.mu, container.mu,
+// for long), execCgroup.mu (while an exec is killed), Supervisor.mu, container.mu,
 // broker.mu. The last three are held for moments only, and never while a container can hold up the operation.
 package serve

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,151 +18,244 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/cgroups"
 
 	"github.com/minicri/minicri/internal/process"
+	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
 	"github.com/minicri/minicri/supervisor/bundle"
 	"github.com/minicri/minicri/supervisor/launch"
+	"github.com/minicri/minicri/supervisor/pipe"
 	"github.com/minicri/minicri/supervisor/starter"
 	"github.com/minicri/minicri/supervisor/stdio"
 )
 
+// exec is a further process of a container. It ends with the connection of its client.
 type exec struct {
 	container *container
 	proc      *proc
-	cgroup    *execCgroup // nil: only the process itself can be ended
-	pipes     *stdio.Pipes
+	cgroup    *execCgroup // nil: it is in the container's cgroup
+	note      string      // the file by which a successor finds and ends it; "" if that is the cgroup's
+	slave     *os.File    // see pipe.OpenSlave; nil without a terminal
 	exited    chan struct{}
-	code      int32       // set before exited is closed
-	expire    *time.Timer // ends it if no client waits for it
+	code      int32 // set before exited is closed
 }
 
-// execStart starts a process in a created or running container. A client then opens its streams.
-func (c *container) execStart(ctx context.Context, request *api.ExecStartRequest) error {
-	if _, err := c.findExec(request.ExecId); err == nil || request.ExecId == "" {
-		return fmt.Errorf("exec %q in container %s: %w", request.ExecId, request.Id, errdefs.ErrAlreadyExists)
+// serveExec starts a process and answers for it (package api).
+func (s *Supervisor) serveExec(conn *net.UnixConn) {
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(requestLimit))
+	var request api.ExecRequest
+	files, _, err := socket.ReceiveMessage(conn, &request)
+	_ = conn.SetDeadline(time.Time{})
+	ctx, leave := context.WithCancel(context.Background())
+	defer leave()
+	over := make(chan bool, 1) // false: all that the process has started is to end
+	go func() {                // ends with the connection
+		n, _ := conn.Read(make([]byte, 1))
+		over <- n > 0
+		if n == 0 {
+			leave()
+		}
+	}()
+	var e *exec
+	if err == nil {
+		e, err = s.startExec(ctx, &request, files)
 	}
-	command := new(specs.Process)
-	if err := json.Unmarshal(request.Process, command); err != nil {
-		return fmt.Errorf("%w: %w", errdefs.ErrInvalidArgument, err)
+	socket.CloseAll(files...)
+	if err != nil {
+		_ = socket.SendMessage(conn, refusal(err)) // its client may have left
+		return
+	}
+	defer e.release()
+	var master []*os.File
+	if e.proc.terminal != nil {
+		master = append(master, e.proc.terminal)
+	}
+	_ = socket.SendMessage(conn, api.ExecAnswer{}, master...)
+	socket.CloseAll(master...) // the client has the only one: it hangs up by closing that
+	select {
+	case <-e.exited:
+		_ = json.NewEncoder(conn).Encode(api.ExecAnswer{ExitCode: e.code})
+		if !<-over {
+			e.killTree()
+		}
+	case <-ctx.Done():
+		e.killTree()
+		select {
+		case <-e.exited:
+			_ = json.NewEncoder(conn).Encode(api.ExecAnswer{ExitCode: e.code})
+		case <-time.After(process.KillLimit): // D state: it ends when it can, and is reaped then
+		}
+	}
+}
+
+// refusal is the answer for a process that was not started.
+func refusal(err error) api.ExecAnswer {
+	code, text := statusOf(err)
+	return api.ExecAnswer{Error: text, Kind: uint32(code)}
+}
+
+func (s *Supervisor) startExec(ctx context.Context, request *api.ExecRequest, files []*os.File) (*exec, error) {
+	c, err := s.find(request.Container)
+	if err != nil {
+		return nil, err
+	}
+	if request.Process == nil || !request.Process.Terminal && len(files) != len(stdio.Ends{}) {
+		return nil, fmt.Errorf("exec in container %s: a process and its streams are required: %w", c.record.ID, errdefs.ErrInvalidArgument)
 	}
 	if status := c.state().Status; status != api.Status_STATUS_RUNNING && status != api.Status_STATUS_CREATED {
-		return fmt.Errorf("it does not run: %w", errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("it does not run: %w", errdefs.ErrFailedPrecondition)
 	}
 	if c.record.Cgroups.Frozen() {
-		return fmt.Errorf("container %s is frozen, and no process can be started in it: thaw its cgroup: %w", c.record.ID, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("container %s is frozen, and no process can be started in it: thaw its cgroup: %w",
+			c.record.ID, errdefs.ErrFailedPrecondition)
 	}
 	ctx, done := c.bound(ctx)
 	defer done()
 	e := &exec{container: c, exited: make(chan struct{})}
-	if err := e.start(ctx, command, request.Stdin); err != nil {
+	if request.Apart && (len(c.record.Runtime) == 0 || c.record.ExecCgroups == starter.ExecCgroupByName ||
+		c.record.ExecCgroups == starter.ExecCgroupByPath && c.record.Cgroups[""] != "") {
+		e.cgroup = c.newExecCgroup()
+	}
+	var ends stdio.Ends
+	copy(ends[:], files)
+	if err := e.start(ctx, request, ends); err != nil {
+		_ = os.RemoveAll(e.note)
+		err = errors.Join(err, e.cgroup.kill(), e.cgroup.close())
 		if exiting, _ := c.init.exiting(); exiting {
 			err = fmt.Errorf("it ended while the command was being started: %w: %w", errdefs.ErrFailedPrecondition, err)
 		}
-		return err
+		return nil, err
+	}
+	if e.proc.terminal != nil {
+		e.slave = pipe.OpenSlave(e.proc.terminal)
 	}
 	go func() {
 		e.code = exitCode(e.proc.wait())
-		e.pipes.Finish()
+		socket.CloseAll(e.slave)
 		close(e.exited)
 	}()
-	id := request.ExecId // the request, with all its arguments, may go
-	e.expire = time.AfterFunc(unaskedLimit, func() {
-		_ = e.killTree()
-		c.forgetExec(id)
-		e.release()
-	})
-	c.mu.Lock()
-	c.execs[request.ExecId] = e
-	c.mu.Unlock()
-	if ctx.Err() != nil { // nobody waits for it
-		e.expire.Reset(0)
-		return context.Cause(ctx)
-	}
-	return nil
+	return e, nil
 }
 
-func (e *exec) start(ctx context.Context, command *specs.Process, stdin bool) (err error) {
-	var ends stdio.Ends
-	if command.Terminal {
-		e.pipes = stdio.NewTerminalPipes()
-	} else {
-		options := e.container.streamOptions()
-		options.Stdin = stdin
-		if e.pipes, ends, err = stdio.OpenPipes(options); err != nil {
-			return err
-		}
-		defer ends.Close()
-	}
-	record := &e.container.record
-	if len(record.Runtime) == 0 || record.ExecCgroups == starter.ExecCgroupByName || record.ExecCgroups == starter.ExecCgroupByPath && record.Cgroups[""] != "" {
-		e.cgroup = e.container.newExecCgroup()
-	}
-	if e.proc, err = e.makeProcess(ctx, command, ends); err != nil {
-		e.pipes.Close()
-		return errors.Join(err, e.cgroup.kill(), e.cgroup.close())
-	}
-	if command.Terminal {
-		e.pipes.TakeTerminal(e.proc.terminal)
-	}
-	return nil
-}
-
-// makeProcess launches the process, or has a starter make what a launch cannot.
-func (e *exec) makeProcess(ctx context.Context, command *specs.Process, ends stdio.Ends) (*proc, error) {
+// start launches the process, or has a starter make what a launch cannot.
+func (e *exec) start(ctx context.Context, request *api.ExecRequest, ends stdio.Ends) (err error) {
 	c := e.container
 	if len(c.record.Runtime) == 0 {
-		spec, err := bundle.ReadSpec(c.record.Bundle)
+		template, err := c.execTemplate()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if launch.CanExec(spec, command) {
+		if template.CanExec(request.Process) {
 			if c.init.gone() {
-				return nil, os.ErrProcessDone
+				return os.ErrProcessDone
 			}
-			made, err := c.sup.launcher.Exec(ctx, launch.Exec{ID: c.record.ID, Init: c.init.found, Spec: spec, Process: command, Streams: ends, Cgroups: e.cgroups()})
-			if err != nil {
-				return nil, err
+			made, err := c.sup.launcher.Exec(ctx, launch.Exec{
+				Template: template, ID: c.record.ID, Init: c.init.found, Process: request.Process, Streams: ends,
+				Cgroups: e.cgroups(), Made: e.keep,
+			})
+			if err == nil {
+				e.proc = procOf(made)
 			}
-			return procOf(made), nil
+			return err
 		}
 	}
-	request := c.request(starter.Exec)
-	request.Terminal, request.Process = command.Terminal, command
+	asked := c.request(starter.Exec)
+	asked.Terminal, asked.Process = request.Process.Terminal, request.Process
 	if e.cgroup != nil {
 		controller, _, _ := c.record.Cgroups.Tracker()
-		request.ExecCgroup = starter.ExecCgroup{Controller: controller, Sub: e.cgroup.sub, Form: c.record.ExecCgroups}
+		asked.ExecCgroup = starter.ExecCgroup{Controller: controller, Sub: e.cgroup.sub, Form: c.record.ExecCgroups}
 	}
-	p, _, err := c.startByStarter(ctx, request, ends, nil)
-	return p, err
+	e.proc, _, err = c.startByStarter(ctx, asked, ends, nil, e.keep)
+	return err
+}
+
+// execTemplate reads the container's spec once.
+func (c *container) execTemplate() (*launch.Template, error) {
+	c.mu.Lock()
+	template := c.template
+	c.mu.Unlock()
+	if template != nil {
+		return template, nil
+	}
+	spec, err := bundle.ReadSpec(c.record.Bundle)
+	if err != nil {
+		return nil, err
+	}
+	if template, err = c.sup.launcher.Template(spec); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.template = template
+	c.mu.Unlock()
+	return template, nil
+}
+
+// execNotePrefix begins the names of notes of execs in the container's cgroup: PID.STARTTIME follows.
+const execNotePrefix = "exec-"
+
+// keep notes a process before its program is executed, so that a successor can end it.
+func (e *exec) keep(made process.Facts) error {
+	if e.cgroup != nil {
+		return nil // its cgroup has a note
+	}
+	e.note = filepath.Join(e.container.record.Dir(), fmt.Sprintf("%s%d.%d", execNotePrefix, made.PID, made.StartTime))
+	return os.WriteFile(e.note, nil, 0o600)
 }
 
 // cgroups are the container's, one of them replaced by the exec's own.
 func (e *exec) cgroups() bundle.Cgroups {
-	cgroups := e.container.record.Cgroups
+	own := e.container.record.Cgroups
+	controller, path, _ := own.Tracker()
+	instead := path
 	if e.cgroup != nil {
-		controller, path, _ := cgroups.Tracker()
-		cgroups = maps.Clone(cgroups)
-		cgroups[controller] = filepath.Join(path, e.cgroup.sub)
+		instead = filepath.Join(path, e.cgroup.sub)
+	} else if controller == "" {
+		instead = inhabited(path, e.container.init.PID)
 	}
-	return cgroups
+	if instead != path {
+		own = maps.Clone(own)
+		own[controller] = instead
+	}
+	return own
 }
 
-func (e *exec) killTree() error {
-	err := e.proc.signal(syscall.SIGKILL)
-	if errors.Is(err, os.ErrProcessDone) || errors.Is(err, os.ErrPermission) && e.cgroup != nil { // see container.kill
-		err = nil
+// inhabited returns the cgroup of version 2 that an exec enters. A cgroup that gives its controllers to cgroups below it
+// takes no process (cgroups(7)): systemd in a container makes that of its container's. Then the exec enters the cgroup of
+// the first process, if it is below.
+func inhabited(path string, init int) string {
+	given, err := os.ReadFile(filepath.Join(path, "cgroup.subtree_control"))
+	if err != nil || len(bytes.TrimSpace(given)) == 0 {
+		return path
 	}
-	return errors.Join(err, e.cgroup.kill())
+	now, _ := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", init))
+	for above := now[""]; len(above) > 1; above = filepath.Dir(above) {
+		if strings.HasSuffix(path, above) {
+			return path + strings.TrimPrefix(now[""], above)
+		}
+	}
+	return path
 }
 
-// release closes the pipes, and the rest once the process is reaped, which may take long in D state.
+// killTree ends the process with all that it has started: in its cgroup, else those that it or a descendant is the
+// parent of.
+func (e *exec) killTree() {
+	if e.cgroup == nil && !isClosed(e.exited) {
+		process.KillTree(e.proc.PID)
+	}
+	_ = e.proc.signal(syscall.SIGKILL) // an AppArmor profile may refuse it, which cgroup.kill does not ask
+	if err := e.cgroup.kill(); err != nil {
+		e.container.sup.log.Warn("a command that was to end may still run", "container", e.container.record.ID, "error", err)
+	}
+}
+
+// release forgets the exec once the process is reaped, which may take long in D state.
 func (e *exec) release() {
-	e.pipes.Close()
 	closing := func() {
 		<-e.exited
 		_, _ = e.cgroup.close(), e.proc.close()
+		_ = os.RemoveAll(e.note)
 	}
 	if isClosed(e.exited) {
 		closing()
@@ -170,80 +264,33 @@ func (e *exec) release() {
 	}
 }
 
-// execWait returns when a process has ended and its opened outputs are delivered. It ends with its client.
-func (c *container) execWait(ctx context.Context, id string) (int32, error) {
-	e, err := c.findExec(id)
-	if err != nil {
-		return 0, err
-	}
-	e.expire.Stop()
-	defer e.release()
-	defer c.forgetExec(id)
-	select {
-	case <-e.exited:
-	case <-ctx.Done():
-	}
-	if ctx.Err() != nil {
-		if err := e.killTree(); err != nil {
-			return 0, err
-		}
-		select {
-		case <-e.exited:
-		case <-time.After(process.KillLimit): // D state: it ends when it can, and is reaped then
-			return 0, context.DeadlineExceeded
-		}
-	}
-	delivered := make(chan struct{})
-	go func() {
-		defer close(delivered)
-		e.pipes.AwaitOutput()
-	}()
-	select {
-	case <-delivered:
-	case <-ctx.Done(): // release closes the pipes, which ends the pumps
-	}
-	return e.code, nil
-}
-
-func (c *container) findExec(id string) (*exec, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e := c.execs[id]; e != nil {
-		return e, nil
-	}
-	return nil, fmt.Errorf("exec %s in container %s: %w", id, c.record.ID, errdefs.ErrNotFound)
-}
-
-func (c *container) forgetExec(id string) {
-	c.mu.Lock()
-	delete(c.execs, id)
-	c.mu.Unlock()
-}
-
-// execCgroup is the cgroup of an exec in that of its container. Calls on nil do nothing.
+// execCgroup is a cgroup below that of a container, for an exec that may have to be ended with all that it has started.
+// The next exec uses it again. Calls on nil do nothing.
 type execCgroup struct {
 	container *container
 	slot      int
 	sub       string // its name
 	note      string // the file that exists as long as a client waits for the exec
 
-	mu             sync.Mutex // a closed one must not be killed: another exec may have its name
-	killed, closed bool
+	mu     sync.Mutex // a closed one must not be killed: another exec may have it
+	closed bool
 }
 
-// execCgroupPrefix begins the names. They are reused: what watches cgroups takes a new name for a new container.
-const execCgroupPrefix = "minicri-exec-"
+// execCgroupPrefix begins the names; the number and the container's id follow, for agents that read the last element of a
+// path. cAdvisor ignores cgroups that end in .mount: it would take each for a container.
+const execCgroupPrefix, execCgroupSuffix = "minicri-exec-", ".mount"
 
 // execCgroupAt returns the cgroup with a number, which may not exist.
 func (c *container) execCgroupAt(slot int) *execCgroup {
-	sub := execCgroupPrefix + strconv.Itoa(slot)
+	sub := execCgroupPrefix + strconv.Itoa(slot) + "-" + c.record.ID + execCgroupSuffix
 	return &execCgroup{container: c, slot: slot, sub: sub, note: filepath.Join(c.record.Dir(), sub)}
 }
 
 const maxSlots = 1024 // no container has so many execs with something in the background
 
-// newExecCgroup makes a child of the container's cgroup. It returns nil if that is refused, or takes no process
-// because the container has made another one threaded: then only the first process of the exec can be ended.
+// newExecCgroup makes a child of the container's cgroup, or takes one that is empty. It returns nil if that is refused, or
+// takes no process because the container has made another one threaded: then only the exec and its descendants can be
+// ended.
 func (c *container) newExecCgroup() *execCgroup {
 	_, path, ok := c.record.Cgroups.Tracker()
 	if !ok {
@@ -251,20 +298,22 @@ func (c *container) newExecCgroup() *execCgroup {
 	}
 	for slot := c.takeSlot(true); slot < maxSlots; slot = c.takeSlot(false) {
 		g := c.execCgroupAt(slot)
-		// Where an earlier exec has left something in the background, the next name is tried. The note comes before the
-		// cgroup: a successor kills and removes the cgroups that have one.
-		if err := os.Remove(filepath.Join(path, g.sub)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			c.endSlot(slot, true)
-			continue
+		// The note comes before the cgroup: a successor kills what is in a cgroup that has one.
+		err := os.WriteFile(g.note, nil, 0o600)
+		if made := os.Mkdir(filepath.Join(path, g.sub), 0o755); !errors.Is(made, fs.ErrExist) {
+			err = errors.Join(err, made)
 		}
-		err := errors.Join(os.WriteFile(g.note, nil, 0o600), os.Mkdir(filepath.Join(path, g.sub), 0o755))
 		kind, _ := os.ReadFile(filepath.Join(path, g.sub, "cgroup.type")) // of version 2
 		if err != nil || strings.Contains(string(kind), "invalid") {
-			_, _ = os.Remove(filepath.Join(path, g.sub)), os.Remove(g.note)
+			_ = os.Remove(g.note)
 			c.endSlot(slot, false)
 			return nil
 		}
-		return g
+		if g.isEmpty() {
+			return g
+		}
+		_ = os.Remove(g.note) // an earlier exec has left something in the background
+		c.endSlot(slot, true)
 	}
 	return nil
 }
@@ -299,6 +348,13 @@ func (c *container) endSlot(slot int, isLeft bool) {
 	}
 }
 
+// isEmpty reports whether no process is in the cgroup, or in one that an exec has made below it.
+func (g *execCgroup) isEmpty() bool {
+	_, path, _ := g.container.record.Cgroups.Tracker()
+	pids, err := cgroups.GetAllPids(filepath.Join(path, g.sub))
+	return len(pids) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
+}
+
 func (g *execCgroup) kill() error {
 	if g == nil {
 		return nil
@@ -308,11 +364,10 @@ func (g *execCgroup) kill() error {
 	if g.closed {
 		return nil
 	}
-	g.killed = true
 	return g.container.record.Cgroups.Signal(g.sub, syscall.SIGKILL)
 }
 
-// close removes the cgroup, unless an exec that ended by itself left a process in it. It can be repeated.
+// close gives the cgroup to another exec, unless this one left a process in it. It can be repeated.
 func (g *execCgroup) close() error {
 	if g == nil {
 		return nil
@@ -324,52 +379,57 @@ func (g *execCgroup) close() error {
 	}
 	g.closed = true
 	err := os.RemoveAll(g.note)
-	g.container.record.Cgroups.RemoveSub(g.sub, g.killed)
-	_, path, _ := g.container.record.Cgroups.Tracker()
-	_, statErr := os.Lstat(filepath.Join(path, g.sub))
-	g.container.endSlot(g.slot, statErr == nil)
+	g.container.endSlot(g.slot, !g.isEmpty())
 	return err
 }
 
-// leftExecs returns the cgroups of an earlier supervisor's execs, whose names are in use until closed.
-func (c *container) leftExecs() (left []*execCgroup, err error) {
+// leftExec is an exec of an earlier supervisor, by its note.
+type leftExec struct {
+	note   string
+	proc   process.Facts // empty for one in a cgroup of its own
+	cgroup string        // its name
+	slot   int
+}
+
+// leftExecs returns the execs of an earlier supervisor. The names of their cgroups are in use until they are ended.
+func (c *container) leftExecs() (left []leftExec, err error) {
 	notes, err := os.ReadDir(c.record.Dir())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	for _, note := range notes {
-		number, is := strings.CutPrefix(note.Name(), execCgroupPrefix)
-		if slot, err := strconv.Atoi(number); is && err == nil {
-			c.slots[slot] = true
-			left = append(left, c.execCgroupAt(slot))
+		one := leftExec{note: filepath.Join(c.record.Dir(), note.Name())}
+		if number, is := strings.CutPrefix(note.Name(), execCgroupPrefix); is {
+			number, _, _ = strings.Cut(number, "-") // builds of protocol 2 have only the number
+			if one.slot, err = strconv.Atoi(number); err == nil {
+				one.cgroup, c.slots[one.slot] = note.Name(), true
+				left = append(left, one)
+			}
+		} else if text, is := strings.CutPrefix(note.Name(), execNotePrefix); is {
+			if n, _ := fmt.Sscanf(text, "%d.%d", &one.proc.PID, &one.proc.StartTime); n == 2 {
+				left = append(left, one)
+			}
 		}
 	}
-	return left, err
+	return left, nil
 }
 
 // endLeftExecs kills these execs. What ended execs left in the background runs on: those have no note.
-func (c *container) endLeftExecs(left []*execCgroup) {
-	for _, g := range left {
-		if err := errors.Join(g.kill(), g.close()); err != nil && !isClosed(c.exited) {
+func (c *container) endLeftExecs(left []leftExec) {
+	for _, one := range left {
+		if err := c.endLeftExec(one); err != nil && !isClosed(c.exited) {
 			c.sup.log.Warn("an exec that no client waits for may still run", "container", c.record.ID, "error", err)
 		}
 	}
 }
 
-// attach connects a stream of an exec. An output is taken, so that ExecWait waits for it, and moved to the
-// client. A client that goes away closes the pipe, as a shell's reader would.
-func (e *exec) attach(stream string, conn *net.UnixConn) (move func(), err error) {
-	if stream == api.Stdin {
-		return feed(e.pipes.Stdin(), conn, e.pipes.CloseStdin)
+func (c *container) endLeftExec(one leftExec) (err error) {
+	if one.cgroup != "" {
+		err = c.record.Cgroups.Signal(one.cgroup, syscall.SIGKILL)
+		c.endSlot(one.slot, true) // the next exec looks whether it is empty
+	} else if found, findErr := process.Open(one.proc); findErr == nil {
+		process.KillTree(one.proc.PID)
+		err = found.Close()
 	}
-	var p *stdio.Pump
-	p, err = e.pipes.Take(stream, func(chunk []byte) {
-		if _, err := conn.Write(chunk); err != nil {
-			_ = p.Close()
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return p.Run, nil
+	return errors.Join(err, os.RemoveAll(one.note))
 }

@@ -16,18 +16,17 @@ import (
 	"github.com/minicri/minicri/test/harness"
 )
 
-// An exec takes the lowest free name, and tries one name of those that earlier execs have left something in. A
-// directory with a file in it is a cgroup with a process here.
+// An exec takes the lowest free name, and tries one name of those that earlier execs have left something in.
 func TestNamesOfExecCgroups(t *testing.T) {
 	c := (&Supervisor{dir: t.TempDir()}).newContainer(record{Container: bundle.Container{ID: "c"}})
 	cgroup := t.TempDir()
 	c.record.Cgroups = bundle.Cgroups{"pids": cgroup}
 	harness.Check(t, os.MkdirAll(c.record.Dir(), 0o700))
-	left := func(g *execCgroup) string { return filepath.Join(cgroup, g.sub, "background") }
+	left := func(g *execCgroup) string { return filepath.Join(cgroup, g.sub, "cgroup.procs") }
 	first, second := c.newExecCgroup(), c.newExecCgroup()
-	harness.Same(t, "names", []string{first.sub, second.sub}, []string{"minicri-exec-0", "minicri-exec-1"})
+	harness.Same(t, "names", []string{first.sub, second.sub}, []string{"minicri-exec-0-c.mount", "minicri-exec-1-c.mount"})
 	for _, g := range []*execCgroup{first, second} {
-		harness.Check(t, os.WriteFile(left(g), nil, 0o600))
+		harness.Check(t, os.WriteFile(left(g), []byte("1\n"), 0o600))
 		c.endSlot(g.slot, true)
 	}
 	harness.Check(t, os.Remove(left(second)))

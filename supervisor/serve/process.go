@@ -48,8 +48,11 @@ func procOf(l *launch.Launched) *proc {
 	return &proc{Facts: l.Process.Facts, found: l.Process, child: l.Child}
 }
 
-// startByStarter has a starter make a process. ended, if any, is called between its end and its reaping.
-func (c *container) startByStarter(ctx context.Context, request starter.Request, ends stdio.Ends, ended func(pid int)) (p *proc, answer starter.Answer, err error) {
+// startByStarter has a starter make a process. ended, if any, is called between its end and its reaping. made, if any, is
+// called while the starter still lives: an error, or the supervisor's death before it returns, ends the process.
+func (c *container) startByStarter(
+	ctx context.Context, request starter.Request, ends stdio.Ends, ended func(pid int), made func(process.Facts) error,
+) (p *proc, answer starter.Answer, err error) {
 	var files []*os.File
 	for i, file := range ends {
 		if file != nil {
@@ -75,6 +78,9 @@ func (c *container) startByStarter(ctx context.Context, request starter.Request,
 		answer, p = given, &proc{Facts: found.Facts, found: found, starter: by}
 		if p.child, err = c.sup.parent.Own(given.PID, ended); err == nil && console != nil {
 			p.terminal, err = stdio.ReceiveMaster(console)
+		}
+		if err == nil && made != nil {
+			err = made(found.Facts)
 		}
 		return err
 	})

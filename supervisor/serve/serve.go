@@ -32,11 +32,10 @@ import (
 // What a supervisor waits for, at most, beside process.KillLimit.
 const (
 	operationLimit = 4 * time.Minute         // for each operation, whatever its caller says
-	unaskedLimit   = 30 * time.Second        // for a client that waits for its exec
 	reapLimit      = 10 * time.Second        // for a busy parent to reap an adopted init
 	reportLimit    = 2500 * time.Millisecond // for the daemon to report the status of an init that it has reaped
 	abandonAfter   = 5 * time.Second         // for a start that hangs in a hook, when its container has ended
-	requestLimit   = 5 * time.Second         // for the request of a stream
+	requestLimit   = 5 * time.Second         // for the request of a stream or an exec
 	drainLimit     = 500 * time.Millisecond  // for the last output to be in the log
 	barrierLimit   = 100 * time.Millisecond  // for an init behind its barrier to become the program
 	lastAnswer     = time.Second             // for answers under way when it ends
@@ -66,6 +65,7 @@ type Supervisor struct {
 	starters         *starter.Starters
 	launcher         *launch.Launcher
 	control, streams net.Listener
+	execs            net.Listener
 	followers        atomic.Int32
 	life             context.Context    // ends with Run
 	stop             context.CancelFunc // ends Run
@@ -122,6 +122,9 @@ func (s *Supervisor) open(about api.About) (err error) {
 	if s.streams, err = listen(filepath.Join(s.dir, api.StreamSocket)); err != nil {
 		return err
 	}
+	if s.execs, err = listen(filepath.Join(s.dir, api.ExecSocket)); err != nil {
+		return err
+	}
 	if s.parent, err = process.NewParent(); err != nil {
 		return err
 	}
@@ -169,7 +172,8 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 		_, _ = ready.WriteString(api.Ready)
 		_ = ready.Close()
 	}
-	go s.serveStreams(s.streams)
+	go accept(s.streams, s.serveStream)
+	go accept(s.execs, s.serveExec)
 	failed := make(chan error, 1)
 	// Calls that are under way are answered, so they do not end with ctx.
 	go func() { failed <- server.Serve(context.WithoutCancel(ctx), s.control) }()
@@ -178,7 +182,7 @@ func (s *Supervisor) serve(ctx context.Context, ready *os.File) error {
 		return fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
 	}
-	_, _ = s.control.Close(), s.streams.Close() // from now on no supervisor serves
+	_, _, _ = s.control.Close(), s.streams.Close(), s.execs.Close() // from now on no supervisor serves
 	// ttrpc takes a connection for idle before it has written the last answer.
 	time.Sleep(lastAnswer / 10)
 	grace, cancel := context.WithTimeout(context.Background(), lastAnswer)

@@ -15,11 +15,12 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/supervisor/api"
-	"github.com/minicri/minicri/supervisor/stdio"
+	"github.com/minicri/minicri/supervisor/pipe"
 )
 
 type service struct{ *Supervisor }
@@ -30,10 +31,14 @@ var empty = &api.Empty{}
 func mapErrors(ctx context.Context, request ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, call ttrpc.Method) (any, error) {
 	answer, err := call(ctx, request)
 	if err != nil {
-		text := strings.ToValidUTF8(err.Error(), "\uFFFD") // else ttrpc ends the connection
-		err = status.Error(status.Code(errgrpc.ToGRPC(errdefs.Resolve(err))), text)
+		err = status.Error(statusOf(err))
 	}
 	return answer, err
+}
+
+func statusOf(err error) (code codes.Code, text string) {
+	// The text has to be valid, or ttrpc ends the connection.
+	return status.Code(errgrpc.ToGRPC(errdefs.Resolve(err))), strings.ToValidUTF8(err.Error(), "\uFFFD")
 }
 
 func (s service) on(id string, what func(*container) error) (*api.Empty, error) {
@@ -58,24 +63,11 @@ func (s service) Start(ctx context.Context, r *api.StartRequest) (*api.Empty, er
 
 func (s service) Kill(_ context.Context, r *api.KillRequest) (*api.Empty, error) {
 	signal := syscall.Signal(r.Signal)
-	if c := s.get(r.Id); c != nil && !isClosed(c.created) && signal == syscall.SIGKILL && r.ExecId == "" {
+	if c := s.get(r.Id); c != nil && !isClosed(c.created) && signal == syscall.SIGKILL {
 		c.abandon() // its creation, which is under way
 		return empty, nil
 	}
-	return s.on(r.Id, func(c *container) error {
-		if r.ExecId == "" {
-			return c.kill(signal, r.All)
-		}
-		e, err := c.findExec(r.ExecId)
-		switch {
-		case err != nil:
-			return err
-		case r.All:
-			return e.killTree()
-		default:
-			return e.proc.signal(signal)
-		}
-	})
+	return s.on(r.Id, func(c *container) error { return c.kill(signal, r.All) })
 }
 
 func (s service) Delete(ctx context.Context, r *api.DeleteRequest) (*api.Empty, error) {
@@ -141,35 +133,26 @@ func (s service) Events(ctx context.Context, r *api.EventsRequest, stream api.Sh
 	return s.events.stream(ctx, r.After, stream.Send)
 }
 
-func (s service) ExecStart(ctx context.Context, r *api.ExecStartRequest) (*api.Empty, error) {
-	return s.on(r.Id, func(c *container) error { return c.execStart(ctx, r) })
+// ExecStart is a call of protocol 2.
+func (service) ExecStart(context.Context, *api.ExecStartRequest) (*api.Empty, error) {
+	return nil, errdefs.ErrNotImplemented
 }
 
-func (s service) ExecWait(ctx context.Context, r *api.ExecWaitRequest) (*api.ExecWaitResponse, error) {
-	answer := new(api.ExecWaitResponse)
-	_, err := s.on(r.Id, func(c *container) (err error) {
-		answer.Code, err = c.execWait(ctx, r.ExecId)
-		return err
-	})
-	return answer, err
+// ExecWait is a call of protocol 2.
+func (service) ExecWait(context.Context, *api.ExecWaitRequest) (*api.ExecWaitResponse, error) {
+	return nil, errdefs.ErrNotImplemented
 }
 
 func (s service) Resize(_ context.Context, r *api.ResizeRequest) (*api.Empty, error) {
 	return s.on(r.Id, func(c *container) error {
 		var master *os.File
-		if r.ExecId != "" {
-			e, err := c.findExec(r.ExecId)
-			if err != nil {
-				return err
-			}
-			master = e.pipes.Terminal()
-		} else if streams := c.streams(); streams != nil {
+		if streams := c.streams(); streams != nil {
 			master = streams.Terminal()
 		}
 		if master == nil {
-			return fmt.Errorf("container %s exec %q has no terminal: %w", r.Id, r.ExecId, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("container %s has no terminal: %w", r.Id, errdefs.ErrFailedPrecondition)
 		}
-		return stdio.Resize(master, r.Width, r.Height)
+		return pipe.Resize(master, r.Width, r.Height)
 	})
 }
 
@@ -270,13 +253,14 @@ func (b *broker) stream(ctx context.Context, seq uint64, send func(*api.Event) e
 	}
 }
 
-func (s *Supervisor) serveStreams(listener net.Listener) {
+// accept serves each connection in a goroutine, until the listener is closed.
+func accept(listener net.Listener, serve func(*net.UnixConn)) {
 	for {
 		conn, err := listener.Accept()
 		if err != nil {
 			return
 		}
-		go s.serveStream(conn.(*net.UnixConn))
+		go serve(conn.(*net.UnixConn))
 	}
 }
 
@@ -310,14 +294,7 @@ func (s *Supervisor) openStream(conn *net.UnixConn) (move func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	if request.Exec == "" {
-		return c.attach(request.Stream, conn)
-	}
-	e, err := c.findExec(request.Exec)
-	if err != nil {
-		return nil, err
-	}
-	return e.attach(request.Stream, conn)
+	return c.attach(request.Stream, conn)
 }
 
 // feed returns what moves a client's input until either side ends. It gives up a client that has left while the process
@@ -333,7 +310,7 @@ func feed(stdin *os.File, conn *net.UnixConn, over func()) (move func(), err err
 			for rest := chunk[:n]; len(rest) > 0; {
 				_ = stdin.SetWriteDeadline(time.Now().Add(stdinPause))
 				taken, failed := stdin.Write(rest)
-				if failed != nil && (!errors.Is(failed, os.ErrDeadlineExceeded) || stdio.Polled(conn, 0)) {
+				if failed != nil && (!errors.Is(failed, os.ErrDeadlineExceeded) || pipe.Polled(conn, 0)) {
 					return
 				}
 				rest = rest[taken:]

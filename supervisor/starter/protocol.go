@@ -5,16 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"os"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/bundle"
 )
 
@@ -76,43 +71,6 @@ func (a Answer) Err() error {
 		}
 	}
 	return errors.New(a.Error)
-}
-
-// maxMessage is far above the 6 MiB of arguments and environment that the kernel takes (execve(2)).
-const maxMessage = 32 << 20
-
-// Send writes a message: a byte, with the descriptors, and JSON.
-func Send(conn *net.UnixConn, message any, files []*os.File) error {
-	content, err := json.Marshal(message)
-	if err != nil {
-		return err
-	}
-	if len(content) > maxMessage {
-		return fmt.Errorf("a message of %d bytes is too long: %w", len(content), errdefs.ErrInvalidArgument)
-	}
-	var fds []int
-	for _, file := range files {
-		fds = append(fds, int(file.Fd()))
-	}
-	if _, _, err := conn.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil); err != nil {
-		return err
-	}
-	_, err = conn.Write(content)
-	return err
-}
-
-// Receive reads a message, and returns its descriptors, even after an error.
-func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
-	const maxFiles = 4
-	fds, err := socket.Receive(conn, make([]byte, 1), maxFiles)
-	if err != nil {
-		return nil, err
-	}
-	for _, fd := range fds {
-		files = append(files, os.NewFile(uintptr(fd), "of the request"))
-	}
-	// Nothing follows before the answer, so the decoder buffers no further message.
-	return files, json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(message)
 }
 
 // Socket is the descriptor over which a starter gets its request.

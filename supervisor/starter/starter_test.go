@@ -85,7 +85,7 @@ func FuzzReceive(f *testing.F) {
 		harness.Check(t, err)
 		_ = end.Close()
 		var request Request
-		files, err := Receive(conn.(*net.UnixConn), &request)
+		files, _, err := socket.ReceiveMessage(conn.(*net.UnixConn), &request)
 		harness.Want(t, len(files) <= 4, "%d descriptors, %v", len(files), err)
 		socket.CloseAll(files...)
 		_ = conn.Close()

@@ -173,10 +173,10 @@ func (s *Starters) Run(
 
 // ask sends the request and waits for the answer.
 func (p *starter) ask(request Request, files []*os.File) (answer Answer, err error) {
-	if err := Send(p.conn, request, files); err != nil {
+	if err := socket.SendMessage(p.conn, request, files...); err != nil {
 		return answer, fmt.Errorf("%s of container %s: send the request to the starter: %w", request.Verb, request.ID, err)
 	}
-	unasked, err := Receive(p.conn, &answer)
+	unasked, _, err := socket.ReceiveMessage(p.conn, &answer)
 	socket.CloseAll(unasked...)
 	if err != nil {
 		return answer, fmt.Errorf("%s of container %s: its starter has ended without an answer: %w: %w", request.Verb, request.ID, errdefs.ErrUnavailable, err)

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/socket"
+	"github.com/minicri/minicri/supervisor/pipe"
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
 	"github.com/minicri/minicri/test/harness"
 )
@@ -159,27 +159,6 @@ func FuzzSpool(f *testing.F) {
 	})
 }
 
-// The fifo that takes a pipe's place is a pipe: bytes go through, the end of one side is the end of the other, no
-// descriptor of the container's is non-blocking, and nothing is left of it.
-func TestLabelledPipe(t *testing.T) {
-	dir := t.TempDir()
-	r, w, err := openPipe(dir, "system_u:object_r:container_file_t:s0:c1,c2")
-	harness.Check(t, err)
-	for name, end := range harness.Sorted(map[string]*os.File{"reader": r, "writer": w}) {
-		flags, err := unix.FcntlInt(end.Fd(), unix.F_GETFL, 0)
-		harness.Want(t, err == nil && flags&unix.O_NONBLOCK == 0, "%s: flags %#x, %v", name, flags, err)
-	}
-	go func() {
-		_, _ = io.WriteString(w, "text")
-		w.Close()
-	}()
-	content, err := io.ReadAll(r)
-	harness.Want(t, err == nil && string(content) == "text", "read %q, %v", content, err)
-	r.Close()
-	left, err := os.ReadDir(dir)
-	harness.Want(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
-}
-
 // The master of a pseudo-terminal is taken. Nothing else is, not two of them either, and
 // nothing of what is refused stays open.
 func TestReceiveMaster(t *testing.T) {
@@ -208,7 +187,7 @@ func TestReceiveMaster(t *testing.T) {
 		got, err := receiveSent(t, c.sent)
 		harness.Want(t, c.take == (err == nil), "%s: %v", c.what, err)
 		if got != nil {
-			harness.Same(t, c.what, Resize(got, 80, 25), nil)
+			harness.Same(t, c.what, pipe.Resize(got, 80, 25), nil)
 			_ = got.Close()
 		}
 		harness.Same(t, c.what+": open files", openFiles(t), before)
@@ -300,28 +279,5 @@ func TestReplacedFifo(t *testing.T) {
 		harness.Check(t, errors.Join(os.Remove(path), row.replace()))
 		_, err := Adopt(Options{Dir: dir, ID: "c"})
 		harness.Want(t, err != nil, "%s is opened", row.name)
-	}
-}
-
-// A container that writes little at a time is read some thousand times a second at most; pages are moved at once.
-//
-// attack: denial of service: a container makes its output a pipe of one page in packet mode, and writes bytes one by one
-// held: the supervisor reads 64 such chunks in 64 ms, and others at once
-func TestPaceOfSmallChunks(t *testing.T) {
-	now := time.Now()
-	p := pace{since: now}
-	for range 10 * smallChunks {
-		harness.Same(t, "after a page", p.after(4096, now), time.Duration(0))
-	}
-	var waited time.Duration
-	for range 10 * smallChunks {
-		now = now.Add(time.Microsecond)
-		wait := p.after(1, now)
-		waited, now = waited+wait, now.Add(wait)
-	}
-	harness.Want(t, waited > 9*smallChunks*time.Millisecond, "it waited %v", waited)
-	for range 10 * smallChunks { // one that writes seldom does not wait
-		now = now.Add(2 * time.Millisecond)
-		harness.Same(t, "after a while", p.after(1, now), time.Duration(0))
 	}
 }

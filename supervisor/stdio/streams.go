@@ -1,11 +1,11 @@
-// Package stdio moves the standard streams of processes: a container's output to its log (package crilog) and
-// to attached clients, an exec's to the client that asked for it. It also holds terminals and stdin.
+// Package stdio moves the standard streams of containers: their output to their logs (package crilog) and
+// to attached clients. It also holds their terminals and their stdin.
 //
 // A container waits for its log's disk, and for an attached client; a client that takes nothing for clientLimit is
-// dropped. An exec waits for the client that reads its output, as for a pipe.
+// dropped.
 //
-// Locks: input.mu guards what a process reads, and all of Pipes; Fanout.mu guards the clients. Both are held
-// for moments only and never together.
+// Locks: input.mu guards what a process reads; Fanout.mu guards the clients. Both are held for moments only and never
+// together.
 package stdio
 
 import (
@@ -24,6 +24,7 @@ import (
 
 	"github.com/minicri/minicri/internal/socket"
 	"github.com/minicri/minicri/supervisor/api"
+	"github.com/minicri/minicri/supervisor/pipe"
 	"github.com/minicri/minicri/supervisor/stdio/crilog"
 )
 
@@ -50,21 +51,9 @@ type input struct {
 	slave    *os.File // see take
 }
 
-// take keeps the master of a terminal, and a slave as long as the process lives: a program may close its terminal and
-// open it again, as systemd does with /dev/console for each line, and without a user a terminal hangs up. So the process
-// ends the output, not the last user of the terminal.
+// take keeps the master of a terminal, and a slave (pipe.OpenSlave).
 func (i *input) take(master *os.File) {
-	i.terminal, i.stdin = master, master
-	raw, err := master.SyscallConn()
-	if err != nil {
-		return // it is closed
-	}
-	_ = raw.Control(func(fd uintptr) {
-		slave, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
-		if errno == 0 { // else its file system is gone
-			i.slave = os.NewFile(slave, "terminal")
-		}
-	})
+	i.terminal, i.stdin, i.slave = master, master, pipe.OpenSlave(master)
 }
 
 // hangUp lets a terminal go whose process has ended.
@@ -136,19 +125,19 @@ func (s *Streams) open(o Options, ends *Ends) (err error) {
 		return nil
 	}
 	for i, stream := range map[int]string{1: api.Stdout, 2: api.Stderr} {
-		source, err := makeFifo(fifoPath(o.Dir, o.ID, stream), o.SELinux)
+		source, err := pipe.MakeFifo(fifoPath(o.Dir, o.ID, stream), o.SELinux)
 		if err != nil {
 			return err
 		}
 		if err := s.readFifo(source, o, stream); err != nil {
 			return err
 		}
-		if ends[i], err = reopen(source, os.O_WRONLY); err != nil {
+		if ends[i], err = pipe.Reopen(source, os.O_WRONLY); err != nil {
 			return err
 		}
 	}
 	if o.Stdin {
-		if ends[0], s.stdin, err = openPipe(o.Dir, o.SELinux); err != nil {
+		if ends[0], s.stdin, err = pipe.Open(o.Dir, o.SELinux); err != nil {
 			return fmt.Errorf("open a pipe for stdin: %w", err)
 		}
 	}
@@ -167,7 +156,7 @@ func Adopt(o Options) (*Streams, error) {
 	}
 	var errs []error
 	for _, stream := range []string{api.Stdout, api.Stderr} {
-		source, err := OpenFifo(fifoPath(o.Dir, o.ID, stream))
+		source, err := pipe.OpenFifo(fifoPath(o.Dir, o.ID, stream))
 		if err == nil {
 			err = s.readFifo(source, o, stream)
 		}
@@ -178,7 +167,7 @@ func Adopt(o Options) (*Streams, error) {
 
 // readFifo makes an output of a fifo, which it closes after an error.
 func (s *Streams) readFifo(source *os.File, o Options, stream string) error {
-	err := awaitable(source)
+	err := pipe.Awaitable(source)
 	if err != nil {
 		socket.CloseAll(source)
 		return err
@@ -314,7 +303,7 @@ func (o Options) HasFifos() bool {
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-// RemoveFifos removes what Open has made, or openPipe.
+// RemoveFifos removes what Open has made, or pipe.Open.
 func (o Options) RemoveFifos() (errs error) {
 	for _, path := range []string{
 		fifoPath(o.Dir, o.ID, api.Stdout), fifoPath(o.Dir, o.ID, api.Stderr),
@@ -439,21 +428,8 @@ func ReceiveMaster(from *net.UnixConn) (*os.File, error) {
 		return nil, fmt.Errorf("receive the terminal: %w", err)
 	}
 	master := os.NewFile(uintptr(fds[0]), "terminal")
-	if err = awaitable(master); err != nil {
+	if err = pipe.Awaitable(master); err != nil {
 		return nil, errors.Join(err, master.Close())
 	}
 	return master, nil
-}
-
-// Resize sets a terminal's size, ioctl_tty(2).
-func Resize(master *os.File, width, height uint32) error {
-	raw, err := master.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var ioctlErr error
-	err = raw.Control(func(fd uintptr) {
-		ioctlErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(height), Col: uint16(width)})
-	})
-	return errors.Join(err, ioctlErr)
 }

@@ -102,7 +102,7 @@ func (h host) Dial(_ context.Context, dir string, closed func()) (client.Conn, e
 	return c, nil
 }
 
-func (h host) DialStream(context.Context, string) (*net.UnixConn, error) {
+func (h host) DialSocket(context.Context, string, string) (*net.UnixConn, error) {
 	return nil, errdefs.ErrNotImplemented
 }
 
