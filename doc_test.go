@@ -145,7 +145,7 @@ var reserved = []struct {
 	},
 	{
 		"google.golang.org/grpc/...",
-		[]string{"cmd/minicri", "server", "supervisor/serve", "internal/trace/otlp", "hack/cluster", "hack/demo", "test/..."},
+		[]string{"cmd/minicri", "server", "supervisor/client", "supervisor/serve", "internal/trace/otlp", "hack/cluster", "hack/demo", "test/..."},
 		"errors have domain kinds inside; their codes are given at the edges: in server, and where ttrpc begins and ends",
 	},
 	{

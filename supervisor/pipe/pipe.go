@@ -1,5 +1,6 @@
 // Package pipe has the standard streams that the daemon and a supervisor share: pipes with a security label, the output
-// of a process that has ended, and terminals. The caller owns what it returns; it keeps no state and has no locks.
+// of a process that has ended, and terminals. The caller owns each returned file. The package keeps no state and has no
+// locks.
 package pipe
 
 import (
@@ -19,10 +20,10 @@ import (
 	"github.com/minicri/minicri/internal/socket"
 )
 
-// Open is os.Pipe for a container whose files have the SELinux label, "" for none. A pipe has the label
-// of its maker, with all categories, and at execve SELinux closes what the container's domain may not use.
-// A fifo in dir, which is labelled as a file, takes its place. It has no name on return. A successor of the supervisor
-// of dir removes a name that a killed process leaves, because it looks like that of a container without a record.
+// Open is os.Pipe for a container whose files have the SELinux label, "" for none. A pipe has the label of its maker,
+// with all categories, and execve closes each file that SELinux denies the domain of the container. A fifo in dir takes
+// the place of the pipe, because it is labelled as a file. It has no name on return. A successor of the supervisor
+// of dir removes a name that a killed process leaves: it looks like a fifo of a container without a record.
 func Open(dir, selinux string) (r, w *os.File, err error) {
 	if selinux == "" {
 		return os.Pipe()
@@ -99,12 +100,14 @@ func through(file *os.File, do func(path string) error) error {
 // Awaitable returns an error for an output that does not fit into epoll(7): nothing would wait for its bytes.
 func Awaitable(source *os.File) error {
 	if err := source.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("wait for output (is /proc/sys/fs/epoll/max_user_watches reached?): %w: %w", errdefs.ErrUnavailable, err)
+		return fmt.Errorf("wait for output (is /proc/sys/fs/epoll/max_user_watches reached?): %w: %w",
+			errdefs.ErrUnavailable, err)
 	}
 	return nil
 }
 
-// Output reads what a process writes, until all have closed the output, or the process has ended and the pipe is empty.
+// Output reads the output of a process until all writers have closed it, or until the process has ended and the pipe
+// is empty.
 type Output struct {
 	*os.File
 	pace Pace
@@ -134,13 +137,13 @@ const emptyLimit = 5 * time.Millisecond
 // emptyLimit is at its end, because a background child may keep it open forever.
 func Finish(source *os.File) { _ = source.SetReadDeadline(time.Now().Add(emptyLimit)) }
 
-// Unread reports whether bytes wait, or the end. It polls because TIOCINQ may not count a terminal's last bytes yet,
-// which poll(2) has the kernel hand over first.
+// Unread reports whether bytes wait, or the end. It polls because TIOCINQ may not count a terminal's last bytes yet:
+// poll(2) has the kernel deliver them first.
 func Unread(source *os.File) bool { return Polled(source, unix.POLLIN) }
 
-// Polled reports whether one of the events of poll(2) has happened to a file, or its other end is gone.
+// Polled reports whether one of the events of poll(2) has happened to a file, or its other end was closed.
 func Polled(file syscall.Conn, events int16) (is bool) {
-	if raw, err := file.SyscallConn(); err == nil { // else it is closed
+	if raw, err := file.SyscallConn(); err == nil { // else the file is closed
 		_ = raw.Control(func(fd uintptr) { is = Happened(fd, events) })
 	}
 	return is
@@ -184,17 +187,18 @@ func (p *Pace) After(n int, now time.Time) time.Duration {
 	return max(0, wait)
 }
 
-// OpenSlave opens the slave of a terminal, or returns nil. A supervisor keeps it as long as the process lives: a program
-// may close its terminal and open it again, as systemd does with /dev/console for each line, and without a user a
-// terminal hangs up. So the process ends the output, not the last user of the terminal.
+// OpenSlave opens the slave of a terminal, or returns nil. A supervisor keeps it as long as the process lives: a
+// program may close its terminal and open it again, as systemd does with /dev/console for each line, and without a user
+// a terminal hangs up. So the process ends the output, not the last user of the terminal.
 func OpenSlave(master *os.File) (slave *os.File) {
 	raw, err := master.SyscallConn()
 	if err != nil {
-		return nil // it is closed
+		return nil // the master is closed
 	}
+	const flags = unix.O_RDWR | unix.O_NOCTTY | unix.O_CLOEXEC
 	_ = raw.Control(func(fd uintptr) {
-		number, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
-		if errno == 0 { // else its file system is gone
+		number, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, unix.TIOCGPTPEER, flags)
+		if errno == 0 { // else the file system was unmounted
 			slave = os.NewFile(number, "terminal")
 		}
 	})
@@ -209,7 +213,8 @@ func Resize(master *os.File, width, height uint32) error {
 	}
 	var ioctlErr error
 	err = raw.Control(func(fd uintptr) {
-		ioctlErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(height), Col: uint16(width)})
+		size := &unix.Winsize{Row: uint16(height), Col: uint16(width)}
+		ioctlErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, size)
 	})
 	return errors.Join(err, ioctlErr)
 }

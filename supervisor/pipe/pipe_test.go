@@ -34,7 +34,7 @@ func TestLabelledPipe(t *testing.T) {
 
 // A container that writes little at a time is read some thousand times a second at most; pages are moved at once.
 //
-// attack: denial of service: a container makes its output a pipe of one page in packet mode, and writes bytes one by one
+// attack: denial of service: a container writes bytes one by one into a pipe of one page in packet mode
 // held: the supervisor reads 64 such chunks in 64 ms, and others at once
 func TestPaceOfSmallChunks(t *testing.T) {
 	now := time.Now()

@@ -24,7 +24,8 @@ func TestNamesOfExecCgroups(t *testing.T) {
 	harness.Check(t, os.MkdirAll(c.record.Dir(), 0o700))
 	left := func(g *execCgroup) string { return filepath.Join(cgroup, g.sub, "cgroup.procs") }
 	first, second := c.newExecCgroup(), c.newExecCgroup()
-	harness.Same(t, "names", []string{first.sub, second.sub}, []string{"minicri-exec-0-c.mount", "minicri-exec-1-c.mount"})
+	names := []string{first.sub, second.sub}
+	harness.Same(t, "names", names, []string{"minicri-exec-0-c.mount", "minicri-exec-1-c.mount"})
 	for _, g := range []*execCgroup{first, second} {
 		harness.Check(t, os.WriteFile(left(g), []byte("1\n"), 0o600))
 		c.endSlot(g.slot, true)

@@ -10,7 +10,7 @@ import (
 	"github.com/minicri/minicri/supervisor/pipe"
 )
 
-const pumpBuffer = 64 << 10 // what a pipe holds
+const pumpBuffer = 64 << 10 // the size of a pipe
 
 // Pump moves one output stream of a process to its sinks. It owns the source.
 type Pump struct {
@@ -51,7 +51,7 @@ func (p *Pump) Run() {
 	}
 }
 
-// readChunk reads what waits into memory of its own: a stream that is silent holds none.
+// readChunk reads the waiting bytes into new memory: a silent stream keeps none.
 func readChunk(source *os.File) ([]byte, error) {
 	raw, err := source.SyscallConn()
 	if err != nil {
@@ -65,7 +65,7 @@ func readChunk(source *os.File) ([]byte, error) {
 	return chunk[:n], err
 }
 
-// Finish says that the process has ended (pipe.Finish).
+// Finish is for a process that has ended (pipe.Finish).
 func (p *Pump) Finish() { pipe.Finish(p.source) }
 
 func waiting(source *os.File) (bytes int) {
