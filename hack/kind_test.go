@@ -29,15 +29,23 @@ func runsIn(t *testing.T, minicri, script string) (string, error) {
 // kind calls ctr and containerd in a node. Any other command fails, and the error names minicri image and crictl.
 func TestCtr(t *testing.T) {
 	const minicri = `[ "$2 $3" = "ls --json" ] && echo '[{"tags":["a:1","b:1"]},{"tags":null},{"tags":["c:1"]}]' && exit
-		echo "minicri $*"; [ "$3" != - ] || cat; [ "$3" != broken.tar ] || exit 3`
+		echo "minicri $*" | sed "s|/var/tmp/tmp.*|FILE|"
+		case $3 in /var/tmp/*) cat "$3" ;; broken.tar) exit 3 ;; esac`
+	// archive writes an archive of docker save for a processor.
+	const archive = `archive() {
+		echo '[{"Config":"c"}]' >manifest.json
+		echo "{\"architecture\":\"$1\"}" >c
+		tar -cf a.tar manifest.json c
+	}
+	`
 	const refusal = "this node runs minicri: use 'minicri image' (import, pull, save, tag, ls, rm), or crictl\n"
 	for _, c := range []struct{ name, call, want string }{
 		{
 			"load",
 			"echo archive | ctr --namespace=k8s.io images import --all-platforms --digests --snapshotter=overlayfs -",
-			"minicri image import -\narchive\n",
+			"minicri image import FILE\narchive\n",
 		},
-		{"load, short", "echo archive | ctr -n k8s.io i import -", "minicri image import -\narchive\n"},
+		{"load, short", "echo archive | ctr -n k8s.io i import -", "minicri image import FILE\narchive\n"},
 		{
 			"load, a file", "ctr -n=k8s.io image import --snapshotter overlayfs 'my image.tar'",
 			"minicri image import my image.tar\n",
@@ -45,6 +53,11 @@ func TestCtr(t *testing.T) {
 		{
 			"an address", "ctr -a /run/containerd.sock --namespace k8s.io images import --digests=true x.tar",
 			"minicri image import x.tar\n",
+		},
+		{"own processor", archive + "archive amd64; ctr images import a.tar", "minicri image import a.tar\n"},
+		{
+			"another processor", archive + "archive s390x; cat a.tar | ctr images import - 2>&1 || echo status $?",
+			"ctr: images import: the image is for s390x, this node is amd64: build it for linux/amd64\nstatus 1\n",
 		},
 		{"tag", "ctr --namespace=k8s.io images tag --force sha256:1 app:v1", "minicri image tag sha256:1 app:v1\n"},
 		{"tag by default", "ctr images tag a:1 b:1", "minicri image tag a:1 b:1\n"},
@@ -82,7 +95,7 @@ func TestCtr(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := runsIn(t, minicri, c.call)
-			refused := strings.HasPrefix(c.want, "ctr: ")
+			refused := strings.HasPrefix(c.want, "ctr: ") && !strings.HasSuffix(c.want, "\n")
 			if refused {
 				c.want += refusal
 			}
@@ -110,7 +123,7 @@ func TestConfigureRefusesAPatch(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root := t.TempDir()
-			here := strings.NewReplacer("/etc/minicri", root, "/kind/", root+"/", "/run/", root+"/").Replace(script)
+			here := strings.NewReplacer("/etc/minicri", root, "/kind/", root+"/").Replace(script)
 			err := errors.Join(
 				os.Mkdir(root+"/config.toml.d", 0o755),
 				os.WriteFile(root+"/config.toml.d/50-containerd.toml", []byte("before\n"), 0o644),
@@ -125,9 +138,6 @@ func TestConfigureRefusesAPatch(t *testing.T) {
 			}
 			if got := read(t, root+"/config.toml.d/50-containerd.toml"); got != c.config {
 				t.Errorf("the configuration is %q, want %q", got, c.config)
-			}
-			if c.says != "" && !strings.Contains(read(t, root+"/minicri-patch"), "containerdConfigPatches") {
-				t.Error("the reason is not kept for systemctl")
 			}
 		})
 	}

@@ -25,13 +25,13 @@ var (
 
 // The tools are in PATH: hack/kind/engine.
 func run(t *testing.T, script string) string {
-	out, err := try(t, script)
+	out, err := try(script)
 	need(t, err == nil, "%v: %s: %s", err, script, out)
 	return strings.TrimSpace(out)
 }
 
-func try(t *testing.T, script string) (string, error) {
-	command := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
+func try(script string) (string, error) {
+	command := exec.Command("bash", "-euo", "pipefail", "-c", script)
 	command.Dir = directory
 	out, err := command.CombinedOutput()
 	return string(out), err
@@ -81,9 +81,10 @@ func TestPage(t *testing.T) {
 	t.Cleanup(func() { showFailure(t) })
 	p := readPage(t)
 
+	p.next(t, "docker load")
 	began := time.Now()
 	p.next(t, "kind create cluster")
-	t.Logf("docker load and kind create cluster: %s", time.Since(began).Round(time.Second))
+	t.Logf("kind create cluster: %s", time.Since(began).Round(time.Second))
 	nodes := p.next(t, "get nodes")
 	want(t, strings.Contains(nodes, " Ready ") && strings.Contains(nodes, "minicri://"), "the nodes are %s", nodes)
 	t.Logf("memory: %s", run(t, "docker stats --no-stream --format '{{.Name}} {{.MemUsage}}'"))
@@ -115,6 +116,7 @@ func TestPage(t *testing.T) {
 	same(t, "Ready nodes", run(t, "kubectl get nodes --no-headers | grep -cw Ready"), "3")
 	t.Run("patch", translatesThePatch)
 	t.Run("service and DNS", servesAcrossNodes)
+	t.Run("registry", pullsFromALocalRegistry)
 	p.next(t, "kind delete cluster")
 	nothingIsLeft(t)
 	want(t, len(*p) == 0, "blocks of docs/kind.md that were not run: %q", *p)
@@ -165,7 +167,7 @@ kubectl wait --for=condition=Ready pod/writer --timeout=10m`)
 
 // refusesBadInput gives a node unusable input: the error names the cause, and the images stay as they were.
 func refusesBadInput(t *testing.T) {
-	const images = "docker exec kind-control-plane ctr -n k8s.io images ls -q"
+	const images = "docker exec kind-control-plane ctr -n k8s.io images ls -q | sort"
 	before := run(t, images)
 	check(t, os.WriteFile(filepath.Join(directory, "no.tar"), []byte("no archive"), 0o600))
 	check(t, otherArchitecture(filepath.Join(directory, "arm.tar")))
@@ -184,7 +186,7 @@ containerdConfigPatches:
 END`, "no_such_key"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			out, err := try(t, c.do)
+			out, err := try(c.do)
 			want(t, err != nil && regexp.MustCompile(c.says).MatchString(out), "%v: %s", err, out)
 		})
 	}
@@ -286,12 +288,32 @@ kubectl wait --for=condition=Ready pod/client --timeout=10m`)
 	need(t, len(nodes) == 2 && nodes[0] != nodes[1], "the pods are on %s", nodes)
 	answers := map[string]bool{}
 	harness.Eventually(t, "both pods answer", func() bool {
-		out, err := try(t, "kubectl exec client -- wget -q -O - http://web.default.svc.cluster.local/index.html")
+		out, err := try("kubectl exec client -- wget -q -O - http://web.default.svc.cluster.local/index.html")
 		if err == nil {
 			answers[strings.TrimSpace(out)] = true
 		}
 		return len(answers) == 2
 	})
+}
+
+// pullsFromALocalRegistry configures a registry for the nodes by a file in certs.d.
+func pullsFromALocalRegistry(t *testing.T) {
+	run(t, `cat >registry.yml <<END
+version: 0.1
+storage: {filesystem: {rootdirectory: $PWD/registry}}
+http: {addr: ":5001"}
+END
+docker-registry serve registry.yml >registry.log 2>&1 &
+trap "kill $!" EXIT
+docker tag app:v1 localhost:5001/app:v1
+until docker push localhost:5001/app:v1; do sleep 1; done
+for node in $(kind get nodes --name three); do
+	gateway=$(docker exec $node ip -4 route show default | cut -d ' ' -f 3)
+	docker exec $node mkdir -p /etc/containerd/certs.d/localhost:5001
+	echo "[host.'http://$gateway:5001']" | docker exec -i $node cp /dev/stdin /etc/containerd/certs.d/localhost:5001/hosts.toml
+done
+kubectl run pulled --image localhost:5001/app:v1 --image-pull-policy Always
+kubectl wait --for=condition=Ready pod/pulled --timeout=5m`)
 }
 
 // nothingIsLeft finds containers, volumes and cgroups of a deleted cluster. kind keeps its network.
@@ -305,7 +327,7 @@ func showFailure(t *testing.T) {
 	if !t.Failed() {
 		return
 	}
-	out, err := try(t, `docker ps --all; kubectl get pods -A -o wide --request-timeout=10s
+	out, err := try(`docker ps --all; kubectl get pods -A -o wide --request-timeout=10s
 	for node in $(docker ps --quiet); do
 		docker exec $node sh -c 'minicri pods --wide; minicri timeline --failed; journalctl --no-pager -n 100'; done`)
 	t.Logf("%v: %s", err, out)
