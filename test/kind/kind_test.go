@@ -309,8 +309,9 @@ docker tag app:v1 localhost:5001/app:v1
 until docker push localhost:5001/app:v1; do sleep 1; done
 for node in $(kind get nodes --name three); do
 	gateway=$(docker exec $node ip -4 route show default | cut -d ' ' -f 3)
-	docker exec $node mkdir -p /etc/containerd/certs.d/localhost:5001
-	echo "[host.'http://$gateway:5001']" | docker exec -i $node cp /dev/stdin /etc/containerd/certs.d/localhost:5001/hosts.toml
+	file=/etc/containerd/certs.d/localhost:5001/hosts.toml
+	docker exec $node mkdir -p ${file%/*}
+	echo "[host.'http://$gateway:5001']" | docker exec -i $node cp /dev/stdin $file
 done
 kubectl run pulled --image localhost:5001/app:v1 --image-pull-policy Always
 kubectl wait --for=condition=Ready pod/pulled --timeout=5m`)
