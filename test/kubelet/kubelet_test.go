@@ -198,6 +198,8 @@ var harmless = []struct{ text, why string }{
 	{"no imagefs label for configured runtime", "cAdvisor knows other runtimes by name"},
 	{"Missing actuated pod level resource record", "the kubelet's own notes about a pod whose start was interrupted"},
 	{"code = Canceled desc = context canceled", "the kubelet gives up its own probe when the pod is deleted"},
+	{"it ended while the command was being started", "the kubelet probes a container that ends with its pod"},
+	{"is exited, and has to be created or running", "the same, a moment later"},
 	{"code = NotFound", "the kubelet asks again for what it has just removed"},
 }
 
