@@ -104,7 +104,7 @@ func TestMissingPlugins(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "warp"), nil, 0o755)) // as a power cut leaves it
 	must(t, os.WriteFile(filepath.Join(dir, "shield"), []byte("of another machine"), 0o755))
 	err = errors.Join(new(programs).unfit(list("beam", "bridge", "warp", "shield"), []string{dir, realPlugins}, true)...)
-	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "cannot be executed", filepath.Join(dir, "warp"), "empty",
+	harness.WantError(t, err, "ipam: ", filepath.Join(dir, "beam"), "not executable", filepath.Join(dir, "warp"), "is empty",
 		"exec "+filepath.Join(dir, "shield"), "another architecture")
 	errs := new(programs).unfit(list("beam", "bridge"), []string{"/nowhere", realPlugins}, false)
 	harness.Want(t, len(errs) == 0, "%v", errs)

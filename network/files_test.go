@@ -224,7 +224,7 @@ func TestProgramsThatCannotRun(t *testing.T) {
 	}{
 		{"missing", os.Remove, "failed to find plugin"},
 		{"empty", func(path string) error { return os.Truncate(path, 0) }, "is empty"},
-		{"not executable", func(path string) error { return os.Chmod(path, 0o644) }, "cannot be executed"},
+		{"not executable", func(path string) error { return os.Chmod(path, 0o644) }, "chmod +x"},
 		{
 			"another architecture", func(path string) error { return os.WriteFile(path, foreignELF(), 0o755) },
 			"another architecture",

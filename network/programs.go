@@ -44,8 +44,10 @@ func (p *programs) look(path string) program {
 	switch {
 	case err != nil:
 		return program{err: err}
-	case info.Size() == 0 || unix.Access(path, unix.X_OK) != nil:
-		return program{err: fmt.Errorf("plugin %s cannot be executed, or is empty", path)}
+	case info.Size() == 0:
+		return program{err: fmt.Errorf("plugin %s is empty", path)}
+	case unix.Access(path, unix.X_OK) != nil:
+		return program{err: fmt.Errorf("plugin %[1]s is not executable: chmod +x %[1]s", path)}
 	}
 	file := identity(info)
 	p.mu.Lock()

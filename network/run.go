@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -299,6 +300,10 @@ func advice(e *PluginError) string {
 		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(message, text) })
 	}
 	switch {
+	case says("start the plugin") && says("permission denied"):
+		return "it is not executable: chmod +x, or install it again"
+	case says("start the plugin") && says("exec format error"):
+		return fmt.Sprintf("it is for another architecture than %s, or a script without #!: install it again", runtime.GOARCH)
 	// These are the words of host-local, Calico, Cilium, whereabouts and cloud VPC plugins.
 	case says("no ip addresses available", "no available ip", "no more free ip", "range is full", "no more ips", "could not allocate ip in range",
 		"insufficient ip", "no addresses available", "failed to assign an ip address"):
@@ -308,6 +313,10 @@ func advice(e *PluginError) string {
 	case e.Verb == "ADD" && says("operation not supported", "unknown device type"):
 		module := map[string]string{"vlan": "8021q", "bandwidth": "sch_tbf ifb act_mirred"}[e.Name]
 		return "the kernel may lack what this plugin makes: modprobe " + cmp.Or(module, e.Name)
+	case says("mkdir ") && e.Verb == "ADD": // host-local, by the plugin that calls it
+		return fmt.Sprintf("the IPAM plugin of network %q keeps its addresses there: set another dataDir", e.Network)
+	case says("connection refused", "i/o timeout", "no such host", "no route to host"):
+		return "see whether the agent or the API server of the plugin runs: the plugin reached nobody there"
 	default:
 		return ""
 	}
