@@ -143,6 +143,7 @@ func TestFailuresOfNetworks(t *testing.T) {
 
 func wantTexts(t *testing.T, surface, got string, texts []string) {
 	for _, text := range texts {
-		harness.Want(t, strings.Contains(strings.Join(strings.Fields(got), " "), text), "%s lacks %q:\n%s", surface, text, got)
+		oneLine := strings.Join(strings.Fields(got), " ")
+		harness.Want(t, strings.Contains(oneLine, text), "%s lacks %q:\n%s", surface, text, got)
 	}
 }
