@@ -85,8 +85,11 @@ func statusCommand(cmd *cobra.Command, _ []string) error {
 	})
 }
 
+// healthy reports whether the two conditions hold that the kubelet needs to run pods.
 func (s *nodeStatus) healthy() bool {
-	return !slices.ContainsFunc(s.Conditions, func(c statusCondition) bool { return !c.Holds })
+	return !slices.ContainsFunc(s.Conditions, func(c statusCondition) bool {
+		return !c.Holds && (c.Type == runtimeapi.RuntimeReady || c.Type == runtimeapi.NetworkReady)
+	})
 }
 
 // readStatus reads the status of the daemon by the CRI and by its debug socket.

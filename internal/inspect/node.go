@@ -262,12 +262,7 @@ func (n *Node) Glance(ctx context.Context) *timeline.Glance {
 		if stage := sb.Stage(); stage != nil {
 			line.Stage, line.For = stage.Step, stage.Took
 		}
-		for _, c := range n.Containers.ListPod(sb.ID) {
-			line.Containers++
-			if c.State() == runtimeapi.ContainerState_CONTAINER_RUNNING {
-				line.Running++
-			}
-		}
+		line.Running, line.Containers = countsOf(n.Containers.ListPod(sb.ID))
 		delete(problems, sb.ID)
 		g.Pods = append(g.Pods, line)
 	}
@@ -278,6 +273,27 @@ func (n *Node) Glance(ctx context.Context) *timeline.Glance {
 	}
 	slices.SortFunc(g.Pods, func(a, b timeline.Line) int { return strings.Compare(a.Name+a.ID, b.Name+b.ID) })
 	return g
+}
+
+// countsOf counts the containers of a pod that run, and those that should: the newest of each name, unless it has
+// completed its work, as an init container does.
+func countsOf(containers []*container.Container) (running, wanted int) {
+	newest := make(map[string]*container.Container)
+	for _, c := range containers {
+		m := c.Config().GetMetadata()
+		if other := newest[m.GetName()]; other == nil || other.Config().GetMetadata().GetAttempt() < m.GetAttempt() {
+			newest[m.GetName()] = c
+		}
+	}
+	for _, c := range newest {
+		if c.State() == runtimeapi.ContainerState_CONTAINER_RUNNING {
+			running++
+		}
+		if c.State() != runtimeapi.ContainerState_CONTAINER_EXITED || c.Facts().ExitCode != 0 {
+			wanted++
+		}
+	}
+	return running, wanted
 }
 
 // SupervisorMemory returns the memory of all supervisors of a daemon in bytes (Pss).
