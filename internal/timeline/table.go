@@ -42,7 +42,7 @@ type Line struct {
 	For        time.Duration `json:"for,omitempty"`
 	Addresses  []string      `json:"addresses,omitempty"`
 	Running    int           `json:"running"`
-	Containers int           `json:"containers"` // the newest of each name, without those that have completed
+	Containers int           `json:"containers"`   // the newest of each name, without those that have completed
 	Memory     uint64        `json:"memoryBytes"`  // the working set
 	Runtime    uint64        `json:"runtimeBytes"` // the pause process, and a share of the supervisor
 	CPU        uint64        `json:"cpuNanoseconds"`
