@@ -118,6 +118,7 @@ type CNI struct {
 	podCIDR     string
 	gates       map[string]*gate // by network
 	outages     map[string]*outage
+	failures    map[Failed]int
 	lingering   map[*linger]bool
 	byPath      map[string]*Directory
 	// base is the context of the background, which begins when Run closes begun. Close ends base and waits.
@@ -139,6 +140,7 @@ func Open(ctx context.Context, options Options) (*CNI, error) {
 		attachments: make(map[string]*attachment),
 		gates:       make(map[string]*gate),
 		outages:     make(map[string]*outage),
+		failures:    make(map[Failed]int),
 		lingering:   make(map[*linger]bool),
 		byPath:      make(map[string]*Directory),
 		begun:       make(chan struct{}),

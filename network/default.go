@@ -265,15 +265,17 @@ func (d DefaultNetwork) Leftovers(mark string, lists func() (lists [][]byte, all
 	return left, nil
 }
 
-// keepRouterRoutes keeps the node's IPv6 default routes from router advertisements. The bridge plugin switches forwarding
-// on, and the kernel then drops such routes and ignores advertisements, unless accept_ra is 2 (ip-sysctl.rst).
-func keepRouterRoutes(logger *slog.Logger, subnets []netip.Prefix) error {
+// RouterLinks returns the links whose IPv6 default route comes from router advertisements and would be lost. The bridge
+// plugin switches forwarding on for an IPv6 subnet, and the kernel then drops such routes and ignores advertisements,
+// unless accept_ra is 2 (ip-sysctl.rst).
+func RouterLinks(subnets []netip.Prefix) (links []string, err error) {
 	if !slices.ContainsFunc(subnets, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		return nil
+		return nil, nil
 	}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
+	filter := &netlink.Route{Protocol: unix.RTPROT_RA}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, filter, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
-		return fmt.Errorf("look for IPv6 default routes of router advertisements: %w", err)
+		return nil, fmt.Errorf("look for IPv6 default routes of router advertisements: %w", err)
 	}
 	for _, route := range routes {
 		if route.Dst != nil && !route.Dst.IP.IsUnspecified() {
@@ -284,17 +286,26 @@ func keepRouterRoutes(logger *slog.Logger, subnets []netip.Prefix) error {
 			continue // it was removed, and its route with it
 		}
 		name := link.Attrs().Name
-		file := "/proc/sys/net/ipv6/conf/" + name + "/accept_ra"
-		if value, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(value)) != "1" {
-			continue
+		if value, err := os.ReadFile(acceptRA(name)); err == nil && strings.TrimSpace(string(value)) == "1" {
+			links = append(links, name)
 		}
-		if err := os.WriteFile(file, []byte("2"), 0); err != nil {
+	}
+	return links, nil
+}
+
+func acceptRA(link string) string { return "/proc/sys/net/ipv6/conf/" + link + "/accept_ra" }
+
+// keepRouterRoutes sets accept_ra to 2 for RouterLinks.
+func keepRouterRoutes(logger *slog.Logger, subnets []netip.Prefix) error {
+	links, err := RouterLinks(subnets)
+	for _, name := range links {
+		if err := os.WriteFile(acceptRA(name), []byte("2"), 0); err != nil {
 			return fmt.Errorf("the node would lose its IPv6 default route of %s when the default network switches forwarding on: "+
 				"set net.ipv6.conf.%[1]s.accept_ra=2: %w", name, err)
 		}
 		logger.Info("accept_ra is 2 now, so that the node keeps its IPv6 default route when it forwards", "link", name)
 	}
-	return nil
+	return err
 }
 
 // attachedTo returns the sandboxes that have, or may have, an attachment to a network.
@@ -310,7 +321,16 @@ func (n *CNI) attachedTo(network string) (ids []string) {
 	return ids
 }
 
-func (n *CNI) podCIDRFile() string { return filepath.Join(n.options.Root, "pod-cidr.json") }
+func podCIDRFile(root string) string { return filepath.Join(root, "pod-cidr.json") }
+
+// StoredPodCIDR returns the pod CIDR below a root directory, "" if none can be read.
+func StoredPodCIDR(root string) (cidr string) {
+	data, err := state.ReadFile(podCIDRFile(root))
+	if err == nil {
+		_ = json.Unmarshal(data, &cidr) // the daemon reports it
+	}
+	return cidr
+}
 
 // PodCIDR returns the pod CIDR that UpdateRuntimeConfig brought last, "" if none.
 func (n *CNI) PodCIDR() string {
@@ -322,7 +342,7 @@ func (n *CNI) PodCIDR() string {
 // SetPodCIDR keeps the node's pod CIDR, over restarts too: the kubelet sends it only when it changes.
 func (n *CNI) SetPodCIDR(cidr string) error {
 	data, _ := json.Marshal(cidr) // never fails for a string
-	if err := state.WriteFile(n.podCIDRFile(), data, true); err != nil {
+	if err := state.WriteFile(podCIDRFile(n.options.Root), data, true); err != nil {
 		return fmt.Errorf("keep the pod CIDR: %w", err)
 	}
 	n.mu.Lock()
@@ -333,7 +353,7 @@ func (n *CNI) SetPodCIDR(cidr string) error {
 }
 
 func (n *CNI) loadPodCIDR() error {
-	data, err := state.ReadFile(n.podCIDRFile())
+	data, err := state.ReadFile(podCIDRFile(n.options.Root))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -341,7 +361,7 @@ func (n *CNI) loadPodCIDR() error {
 		return err
 	}
 	if err := json.Unmarshal(data, &n.podCIDR); err != nil {
-		n.options.Logger.Warn("the pod CIDR on disk cannot be read; the kubelet has to send it again", "file", n.podCIDRFile(), "err", err)
+		n.options.Logger.Warn("the pod CIDR on disk cannot be read; the kubelet has to send it again", "file", podCIDRFile(n.options.Root), "err", err)
 	}
 	return nil
 }

@@ -86,6 +86,8 @@ func TestOutageIsOneLine(t *testing.T) {
 	}
 	harness.Eventually(t, "all were tried often", func() bool { return len(n.calls(t, "DEL")) > 40 })
 	harness.Same(t, "lines of the log", strings.Count(n.log.String(), "CNI DEL failed again"), 1)
+	failures := n.Failures()
+	harness.Want(t, len(failures) == 1 && failures[Failed{"net", "DEL"}] >= 36, "failures: %v", failures)
 }
 
 // An address that host-local holds for a container that nobody has is freed by GC, also of a network before CNI 1.1. It

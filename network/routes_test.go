@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,6 +30,8 @@ func TestRouteOfRouterAdvertisementsIsKept(t *testing.T) {
 	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: everything, Protocol: unix.RTPROT_RA}
 	must(t, netlink.RouteAdd(route))
 	logger := slog.New(slog.DiscardHandler)
+	links, err := RouterLinks([]netip.Prefix{netip.MustParsePrefix("fd97::/64")})
+	harness.Want(t, err == nil && slices.Contains(links, "test-ra"), "check finds %q, %v", links, err)
 	for _, c := range []struct{ subnets, want string }{{"10.97.0.0/24", "1"}, {"fd97::/64", "2"}} {
 		must(t, keepRouterRoutes(logger, []netip.Prefix{netip.MustParsePrefix(c.subnets)}))
 		harness.Same(t, "accept_ra with "+c.subnets, strings.TrimSpace(string(harness.Read(t, file))), c.want)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"reflect"
 	"runtime"
@@ -104,6 +105,9 @@ func (n *CNI) turn(ctx context.Context, verb string) (end func(), err error) {
 // run started and returns soon after, even if that did not help. A run that may go on keeps the lock h.
 func (n *CNI) run(ctx context.Context, h *locked, request runner.Request, do func(context.Context, *runner.Run) error) error {
 	failed := func(err error) error {
+		if !errors.Is(err, errLeft) && !errors.Is(err, errEnding) {
+			n.countFailure(Failed{request.Network, request.Verb})
+		}
 		return fmt.Errorf("CNI %s of network %q: %w", request.Verb, request.Network, err)
 	}
 	if request.Verb == "ADD" || request.Verb == "DEL" {
@@ -161,6 +165,28 @@ func (n *CNI) run(ctx context.Context, h *locked, request runner.Request, do fun
 		return failed(err)
 	}
 	return nil
+}
+
+// Failed is what has failed: the plugins of a network in a verb.
+type Failed struct{ Network, Verb string }
+
+// mostFailed bounds the networks that are counted one by one.
+const mostFailed = 64
+
+func (n *CNI) countFailure(of Failed) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if _, known := n.failures[of]; !known && len(n.failures) >= mostFailed {
+		of.Network = "other"
+	}
+	n.failures[of]++
+}
+
+// Failures returns how often the plugins of each network have failed since the start.
+func (n *CNI) Failures() map[Failed]int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return maps.Clone(n.failures)
 }
 
 // await waits for do, the limit, the context or the daemon's end. killed is why it killed the plugins.

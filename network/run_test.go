@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -358,4 +359,33 @@ func (g testGate) enter(ctx context.Context) (leave func(), err error) {
 
 func (g testGate) collect(ctx context.Context, f func(context.Context)) {
 	whileClosed(ctx, g.n.gate(""), f)
+}
+
+// A chain of plugins waits for one of Limits.AtOnce turns. One that takes long gives its turn back, and a daemon that ends
+// does not wait.
+func TestTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &CNI{}
+		n.base, n.end = context.WithCancel(t.Context())
+		n.SetLimits(Limits{AtOnce: 1})
+		began := time.Now()
+		first, err := n.turn(t.Context(), "ADD")
+		must(t, err)
+		time.AfterFunc(time.Second, first)
+		_, err = n.turn(t.Context(), "DEL") // it hangs
+		must(t, err)
+		harness.Same(t, "the wait for a run that ends", time.Since(began), time.Second)
+		last, err := n.turn(t.Context(), "ADD")
+		must(t, err)
+		harness.Same(t, "the wait for a run that hangs", time.Since(began), time.Second+turnLimit)
+		time.AfterFunc(time.Millisecond, n.end)
+		_, err = n.turn(t.Context(), "DEL")
+		harness.Want(t, errors.Is(err, errLeft), "a DEL while the daemon ends: %v", err)
+		last()
+		n.SetLimits(Limits{})
+		for range 100 {
+			_, err := n.turn(t.Context(), "ADD")
+			must(t, err)
+		}
+	})
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/minicri/minicri/internal/cgroup"
+	"github.com/minicri/minicri/internal/config"
 	"github.com/minicri/minicri/internal/errtext"
 	"github.com/minicri/minicri/internal/machine"
 	"github.com/minicri/minicri/internal/state"
@@ -156,6 +157,7 @@ func (c *checker) networks() {
 	case c.Config.DefaultNetwork.Enabled:
 		configuration, problems := network.DefaultNetwork(c.Config.DefaultNetwork).Survey(c.Config.BinDirs())
 		c.network("network", configuration, problems)
+		c.routerRoutes()
 	default:
 		c.problem("network", "no configuration in "+c.Config.CNIConf, "install a network, or set default_network.enabled")
 	}
@@ -163,6 +165,21 @@ func (c *checker) networks() {
 		if path != c.Config.CNIConf && !c.survey("handler network", path) {
 			c.problem("handler network", "no configuration in "+path, "install a network there, or remove cni_conf_dir from the handlers that name it")
 		}
+	}
+}
+
+// routerRoutes warns of IPv6 default routes that need another accept_ra beside the embedded network.
+func (c *checker) routerRoutes() {
+	subnets, err := config.ParseSubnets(cmp.Or(c.Config.DefaultNetwork.Subnet, network.StoredPodCIDR(c.Config.Root)))
+	if err != nil {
+		return // of the configuration, or the kubelet has not sent it yet
+	}
+	links, err := network.RouterLinks(subnets)
+	c.failed("network", err)
+	for _, link := range links {
+		c.add("network", Warning, fmt.Sprintf("the IPv6 default route of %s comes from router advertisements, which the kernel ignores "+
+			"when the default network switches forwarding on", link),
+			fmt.Sprintf("sysctl -w net.ipv6.conf.%s.accept_ra=2, which minicri also sets before the first pod", link))
 	}
 }
 

@@ -308,6 +308,10 @@ func Families() []Family {
 		{"minicri_containers", "gauge", "Containers.", []Label{{"state", "created, running, exited, unknown"}}},
 		{"minicri_attachments_pending", "gauge", "Attachments with a failed CNI DEL that is repeated.", nil},
 		{"minicri_attachments_pending_oldest_seconds", "gauge", "Age of the oldest of these attachments since its first failed DEL; 0 without any.", nil},
+		{
+			"minicri_cni_failures_total", "counter", "Failed runs of the plugins of a network.",
+			[]Label{{"network", "the networks of the node, and other"}, {"verb", "ADD, DEL, CHECK, STATUS, GC"}},
+		},
 		{"minicri_attachments_drifted", "gauge", "Attachments that failed CNI CHECK.", nil},
 		{"minicri_records_quarantined", "gauge", "Records of pods, containers and attachments that cannot be read.", nil},
 		{"minicri_plugin_runs_stuck", "gauge", "CNI plugin runs with processes that did not end after SIGKILL.", nil},
@@ -381,6 +385,9 @@ func (c *counts) Collect(out chan<- prometheus.Metric) {
 	}
 	count("minicri_attachments_pending", len(pending))
 	emit("minicri_attachments_pending_oldest_seconds", oldest)
+	for of, failures := range c.Networks.Failures() {
+		count("minicri_cni_failures_total", failures, of.Network, of.Verb)
+	}
 	count("minicri_attachments_drifted", len(c.Networks.Drifted()))
 	count("minicri_records_quarantined", len(c.Sandboxes.Quarantined())+len(c.Containers.Quarantined())+len(c.Networks.Quarantined()))
 	count("minicri_plugin_runs_stuck", len(c.Networks.Stuck()))

@@ -15,7 +15,7 @@ import (
 )
 
 // rounds is how often each runtime has a burst.
-const rounds = 5
+const rounds = 3
 
 // burst makes pods with a host port at once, with each limit in turn.
 func burst(ctx context.Context, dir string, pods int) {
