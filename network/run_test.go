@@ -361,8 +361,8 @@ func (g testGate) collect(ctx context.Context, f func(context.Context)) {
 	whileClosed(ctx, g.n.gate(""), f)
 }
 
-// A chain of plugins waits for one of Limits.AtOnce turns. One that takes long gives its turn back, and a daemon that ends
-// does not wait.
+// A chain of plugins waits for one of Limits.AtOnce turns. A long run gives its turn back, and a daemon that ends does
+// not wait.
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &CNI{}

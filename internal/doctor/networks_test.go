@@ -16,16 +16,20 @@ import (
 )
 
 // list is a network without a plugin's program.
-const list = `{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"gone-plugin","ipam":{"type":"host-local","dataDir":"DIR/ipam"}}]}`
+const list = `{"cniVersion": "1.0.0", "name": "net", "plugins": [
+	{"type": "gone-plugin", "ipam": {"type": "host-local", "dataDir": "DIR/ipam"}}
+]}`
 
 // newChecker looks at a node of empty directories below dir.
 func newChecker(t *testing.T) (c *checker, dir string) {
 	dir = t.TempDir()
 	settings := config.Default()
-	settings.Root, settings.State, settings.NetnsDir = filepath.Join(dir, "root"), filepath.Join(dir, "state"), filepath.Join(dir, "netns")
-	settings.CNIConf, settings.CNIBin = filepath.Join(dir, "net.d"), filepath.Join(dir, "bin")
-	for _, made := range []string{settings.Root, settings.State, settings.NetnsDir, settings.CNIConf, settings.CNIBin} {
-		harness.Check(t, os.Mkdir(made, 0o755))
+	for key, name := range map[*string]string{
+		&settings.Root: "root", &settings.State: "state", &settings.NetnsDir: "netns",
+		&settings.CNIConf: "net.d", &settings.CNIBin: "bin",
+	} {
+		*key = filepath.Join(dir, name)
+		harness.Check(t, os.Mkdir(*key, 0o755))
 	}
 	own, err := node.Open(settings.Root, settings.State, settings.NetnsDir)
 	harness.Check(t, err)
@@ -37,14 +41,15 @@ func (c *checker) attach(t *testing.T, dir string, ids ...string) {
 	harness.Check(t, err)
 	for _, id := range ids {
 		harness.Check(t, journal.Put(id, network.Attachment{
-			ID: id, Network: "net", Config: json.RawMessage(strings.ReplaceAll(list, "DIR", dir)), Releasing: true, Tries: 3,
-			LastError: "no such plugin", Args: map[string]string{"K8S_POD_NAMESPACE": "shop", "K8S_POD_NAME": "pod-" + id},
+			ID: id, Network: "net", Config: json.RawMessage(strings.ReplaceAll(list, "DIR", dir)),
+			Releasing: true, Tries: 3, LastError: "no such plugin",
+			Args: map[string]string{"K8S_POD_NAMESPACE": "shop", "K8S_POD_NAME": "pod-" + id},
 		}))
 	}
 }
 
-// The attachments of a network are one line, which names pods. --fix abandons them if the network was removed for good,
-// and no advice is to force.
+// One line stands for the attachments of a network and names their pods. --fix abandons them if the network was removed
+// for good. No advice is to force.
 func TestAttachmentsOfARemovedNetwork(t *testing.T) {
 	for _, one := range []struct {
 		name    string
@@ -67,8 +72,9 @@ func TestAttachmentsOfARemovedNetwork(t *testing.T) {
 			c.attachments()
 			harness.Need(t, len(c.findings) == 1, "findings: %+v", c.findings)
 			found := c.findings[0]
-			harness.Want(t, strings.Contains(found.Message, "2 attachments on network \"net\"") && strings.Contains(found.Message, "shop/pod-a"),
-				"message: %s", found.Message)
+			for _, text := range []string{`2 attachments on network "net"`, "shop/pod-a"} {
+				harness.Want(t, strings.Contains(found.Message, text), "message: %s", found.Message)
+			}
 			harness.Want(t, !strings.Contains(found.Message+found.Advice, "force"), "advice: %s", found.Advice)
 			fixed := Fix(c.findings, false, nil)
 			harness.Same(t, "fixed", Clean(fixed), one.fixed)
@@ -91,14 +97,15 @@ func TestLostAddress(t *testing.T) {
 	}
 	c.lostAddresses()
 	harness.Need(t, len(c.findings) == 1, "findings: %+v", c.findings)
-	harness.Want(t, strings.Contains(c.findings[0].Message, `address 10.0.0.3 of network "net"`), "message: %s", c.findings[0].Message)
+	message := c.findings[0].Message
+	harness.Want(t, strings.Contains(message, `address 10.0.0.3 of network "net"`), "message: %s", message)
 	fixed := Fix(c.findings, false, nil)
 	harness.Want(t, Clean(fixed), "fixed: %+v", fixed)
 	left := harness.Glob(t, addresses, "10.*")
 	harness.Same(t, "addresses", left, []string{filepath.Join(addresses, "10.0.0.2")})
 }
 
-// The line of a broken file names what the running daemon uses meanwhile.
+// The line of a broken file reports that the running daemon still uses the previous content.
 func TestBrokenFileOfARunningNetwork(t *testing.T) {
 	c, _ := newChecker(t)
 	harness.Check(t, os.WriteFile(filepath.Join(c.Config.CNIConf, "10.conflist"), []byte("{\n\"name\": }"), 0o600))

@@ -22,19 +22,19 @@ import (
 type pluginCase struct {
 	name    string
 	plugins []nodetest.Object
-	needs   netlink.Link // nil for what every kernel of a node has
-	subnet  string       // of the pod's address
+	needs   netlink.Link // nil for a chain that every kernel can run
+	subnet  string       // has the pod's address
 	pod     func(*runtimeapi.PodSandboxConfig)
 	inPod   func() error // runs in the pod's network namespace
 	dial    string       // from the node; the default is port 80 of the pod
 }
 
-// The real plugins make a pod that the node reaches, and leave nothing. Where the kernel has no such link, the error
-// names the plugin and what to load.
+// The real plugins make a pod that the node reaches, and leave nothing. If the kernel has no such link, the error names
+// the plugin and the module to load.
 func TestRealPlugins(t *testing.T) {
 	n := newNode(t, nodetest.NoNetwork(), nodetest.Config(fast))
 	linkTestPlugins(t, n)
-	// Two cables, whose far ends are the node's: pods get interfaces on the near end of the first one, and that of the second.
+	// Pods get interfaces on the near end of the first cable, and the near end of the second one itself.
 	n.RunInNetns(func() error {
 		return errors.Join(cable("near0", "far0", "10.77.0.1/24"), cable("near1", "far1", "10.78.0.1/24"))
 	})
@@ -84,21 +84,29 @@ func TestRealPlugins(t *testing.T) {
 			needs: &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}}, subnet: "10.77.0.0/24", dial: "none",
 		},
 		{
-			name: "host-device", plugins: []nodetest.Object{{"type": "host-device", "device": "near1", "ipam": static("10.78.0.9/24")}},
+			name: "host-device", plugins: []nodetest.Object{
+				{"type": "host-device", "device": "near1", "ipam": static("10.78.0.9/24")},
+			},
 			subnet: "10.78.0.0/24",
 		},
 		{
-			name: "portmap", plugins: chained(nodetest.Object{"type": "portmap", "capabilities": nodetest.Object{"portMappings": true}, "snat": true}),
+			name: "portmap", plugins: chained(nodetest.Object{
+				"type": "portmap", "capabilities": nodetest.Object{"portMappings": true}, "snat": true,
+			}),
 			subnet: "10.88.0.0/16", pod: nodetest.HostPort(8080, 80), dial: "10.88.0.1:8080",
 		},
 		{
-			name: "bandwidth", plugins: chained(nodetest.Object{"type": "bandwidth", "capabilities": nodetest.Object{"bandwidth": true}}),
+			name: "bandwidth", plugins: chained(nodetest.Object{
+				"type": "bandwidth", "capabilities": nodetest.Object{"bandwidth": true},
+			}),
 			subnet: "10.88.0.0/16", pod: func(config *runtimeapi.PodSandboxConfig) {
 				config.Annotations = map[string]string{"kubernetes.io/ingress-bandwidth": "10M"}
 			},
 		},
 		{
-			name: "tuning", plugins: chained(nodetest.Object{"type": "tuning", "sysctl": nodetest.Object{"net.core.somaxconn": "500"}, "mtu": 1400}),
+			name: "tuning", plugins: chained(nodetest.Object{
+				"type": "tuning", "sysctl": nodetest.Object{"net.core.somaxconn": "500"}, "mtu": 1400,
+			}),
 			subnet: "10.88.0.0/16", inPod: func() error {
 				link, err := netlink.LinkByName("eth0")
 				if err == nil && link.Attrs().MTU != 1400 {
@@ -107,7 +115,10 @@ func TestRealPlugins(t *testing.T) {
 				return err
 			},
 		},
-		{name: "firewall", plugins: chained(nodetest.Object{"type": "firewall", "backend": "iptables"}), subnet: "10.88.0.0/16"},
+		{
+			name: "firewall", plugins: chained(nodetest.Object{"type": "firewall", "backend": "iptables"}),
+			subnet: "10.88.0.0/16",
+		},
 		{name: "sbr", plugins: chained(nodetest.Object{"type": "sbr"}), subnet: "10.88.0.0/16", inPod: func() error {
 			rules, err := netlink.RuleList(netlink.FAMILY_V4)
 			if err == nil && len(rules) < 4 {
@@ -117,7 +128,8 @@ func TestRealPlugins(t *testing.T) {
 		}},
 		{
 			name: "vrf", plugins: chained(nodetest.Object{"type": "vrf", "vrfname": "blue"}),
-			needs: &netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}, Table: 10}, subnet: "10.88.0.0/16", dial: "none",
+			needs:  &netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}, Table: 10},
+			subnet: "10.88.0.0/16", dial: "none",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, n) })
@@ -141,7 +153,8 @@ func (c *pluginCase) test(t *testing.T, n *nodetest.Node) {
 	check(t, err)
 	address := podStatus(t, n, id).Network.GetIp()
 	ip, err := netip.ParseAddr(address)
-	harness.Want(t, err == nil && netip.MustParsePrefix(c.subnet).Contains(ip), "want an address of %s, got %q", c.subnet, address)
+	check(t, err)
+	harness.Want(t, netip.MustParsePrefix(c.subnet).Contains(ip), "want an address of %s, got %q", c.subnet, address)
 	if c.inPod != nil {
 		inside(t, pausePID(t, n, id), "net", c.inPod)
 	}
@@ -223,8 +236,8 @@ func linkIndex(t *testing.T, n *nodetest.Node, name string) (index int) {
 // serveDHCP starts a DHCP server on the first cable and the daemon of the dhcp plugin, and returns its configuration.
 func serveDHCP(t *testing.T, n *nodetest.Node) nodetest.Object {
 	socket, conf := filepath.Join(n.Dir, "dhcp.sock"), filepath.Join(n.Dir, "udhcpd.conf")
-	lines := fmt.Sprintf("start 10.77.0.100\nend 10.77.0.120\ninterface far0\noption subnet 255.255.255.0\noption lease 600\n"+
-		"lease_file %s/leases\npidfile %[1]s/udhcpd.pid\n", n.Dir)
+	lines := fmt.Sprintf("start 10.77.0.100\nend 10.77.0.120\ninterface far0\n"+
+		"option subnet 255.255.255.0\noption lease 600\nlease_file %s/leases\npidfile %[1]s/udhcpd.pid\n", n.Dir)
 	check(t, os.WriteFile(conf, []byte(lines), 0o600))
 	check(t, os.WriteFile(filepath.Join(n.Dir, "leases"), nil, 0o600))
 	for _, line := range [][]string{
@@ -235,7 +248,7 @@ func serveDHCP(t *testing.T, n *nodetest.Node) nodetest.Object {
 		n.RunInNetns(command.Start)
 		t.Cleanup(func() {
 			check(t, command.Process.Kill())
-			_ = command.Wait() // it was killed
+			_ = command.Wait() // reports the kill
 		})
 	}
 	harness.Eventually(t, "the dhcp daemon listens", func() bool {
