@@ -15,9 +15,9 @@ import (
 // RunPodSandbox, in the timeline of the pod, and in check.
 type failing struct {
 	name     string
-	conflist string            // of the only file in cni_conf_dir, "" for none
+	conflist string            // the only file in cni_conf_dir, "" for none
 	plugins  map[string]string // scripts, or other files, by name
-	mode     os.FileMode       // of these files
+	mode     os.FileMode       // the mode of the plugins
 	run      []string
 	timeline []string
 	check    []string
