@@ -42,8 +42,16 @@
 //
 // # Locks
 //
+//	lock                        held while                             who waits, and how long
+//	Object.lock                 a change of the container              calls for the container; their contexts
+//	Container.factsLock         the facts are written                  reports about the container; its disk
+//	Container.stopLock          plugins are notified of the end        start and stop of it; their contexts
+//	Store.users                 users of an image are read             creations; their contexts
+//	Store.logDirs, hostPaths    a directory is made, a path is opened  creations with the same one; their contexts
+//	object.Store.mu             memory is changed                      nobody
+//
 // Every operation that makes, starts, updates or destroys a container holds the container's lock; Create takes it
-// before the container is visible. A second lock is held only while the facts are written, so a supervisor's report
+// before the container is visible. factsLock is held only while the facts are written, so a supervisor's report
 // waits for no operation; nothing is written after the facts are removed. All events but that of the removal are emitted
 // under it, before those who wait for the end wake up, so they are in order. Stop holds neither lock while it waits
 // for the end, so a later Stop with a shorter grace counts. Package object has the rest.

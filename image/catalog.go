@@ -310,8 +310,10 @@ func (s *Store) fromContent(ctx context.Context, target ocispec.Descriptor, mani
 // change runs f as one transaction and reads the records anew.
 func (s *Store) change(ctx context.Context, f func(ctx context.Context) error) error {
 	ctx = s.scope(ctx)
-	s.changing.Lock()
-	defer s.changing.Unlock()
+	if !s.changing.TryAcquire(1) && s.changing.Acquire(ctx, 1) != nil {
+		return fmt.Errorf("wait for another change of the image records: %w", context.Cause(ctx))
+	}
+	defer s.changing.Release(1)
 	err := s.db.Update(func(tx *bolt.Tx) error { return f(boltutil.WithTransaction(ctx, tx)) })
 	if err != nil {
 		return err

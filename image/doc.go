@@ -18,10 +18,19 @@
 //	content/     manifests, configurations, layers under way
 //	overlayfs/   metadata.db and snapshots/<n>/{fs,work}
 //
-// Locks: the database orders its writers. snapshotter.making is held while a snapshot is made and while directories
-// are set aside for deletion. Store.changing is held while records change and the list in memory is read anew; List
-// and Get take no lock. locks order pulls that share a blob or a layer; a pull takes both in the order of the image,
-// so that no waiting is circular.
+// Locks. List and Get take none. All that may be held while a disk or a registry hangs end with the context of who
+// waits. A pull takes the locks of its blobs and layers in the order of the image, so that no waiting is circular.
+//
+//	lock                         held while                                who waits, and how long
+//	the database                 a transaction is written (fsync)          changes of records and snapshots
+//	Store.changing               records change, and are read anew         those who record images; its context
+//	snapshotter.making           a snapshot is made, or a name is changed  those who make one; its context
+//	locks (by blob and layer)    it is fetched or unpacked at 64 KiB/s     pulls of the same; its context
+//	Store.collecting             garbage is collected                      Remove; its context
+//	places (zstd)                a layer is decoded at 64 KiB/s            pulls with zstd layers; its context
+//	Store.closing                Close begins                              nobody waits: memory only
+//	all fields named mu          memory is changed                         nobody waits: memory only
+//	pulling.reporting            a step is reported to its own client      that pull
 //
 // Limits: vet.go and link.go bound what a registry answers, room.go what a layer unpacks
 // to, unpack.go the memory of a decoder.

@@ -86,9 +86,9 @@ func (s *Store) PullFor(ctx context.Context, reference, platform string, auth Au
 		known := registryError(ctx, err, p.secrets)
 		err = pullError{error: known, ref: ref.String(), cure: p.cureOf(err, known), secrets: p.secrets}
 	}
-	p.mu.Lock()
+	p.reporting.Lock()
 	p.progress = nil // a fetch that the library left behind may still report
-	p.mu.Unlock()
+	p.reporting.Unlock()
 	s.config.Observe(time.Since(p.began), p.fetched.Load(), err)
 	return image, err
 }
@@ -105,10 +105,11 @@ type pulling struct {
 	fetched  atomic.Int64 // bytes
 	began    time.Time
 
-	mu       sync.Mutex // guards what follows; held during progress, so reports stay in order
-	progress func(Progress)
-	last     map[string]reported // by digest
-	blobs    map[string]Progress // by digest
+	reporting sync.Mutex // guards progress and last; held during progress, so reports stay in order
+	progress  func(Progress)
+	last      map[string]reported // by digest
+	mu        sync.Mutex          // guards blobs
+	blobs     map[string]Progress // by digest
 }
 
 type reported struct {
@@ -119,11 +120,13 @@ type reported struct {
 const reportEvery = 100 * time.Millisecond // for a stage of a blob
 
 func (p *pulling) report(desc ocispec.Descriptor, stage Stage, done int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	digest, now := desc.Digest.String(), time.Now()
 	reached := Progress{Digest: digest, Stage: stage, Done: done, Total: desc.Size}
+	p.reporting.Lock()
+	defer p.reporting.Unlock()
+	p.mu.Lock()
 	p.blobs[digest] = reached
+	p.mu.Unlock()
 	last := p.last[digest]
 	again := last.stage == stage && (stage == StageDone || done < desc.Size && now.Sub(last.time) < reportEvery)
 	if p.progress == nil || again {

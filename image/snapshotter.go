@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -20,6 +19,7 @@ import (
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/minicri/minicri/internal/tree"
 )
@@ -32,8 +32,8 @@ import (
 type snapshotter struct {
 	snapshots.Snapshotter
 	meta   overlay.MetaStore
-	dir    string     // of the snapshots' directories
-	making sync.Mutex // held while a snapshot is made, and while unrecorded ones are set aside
+	dir    string              // of the snapshots' directories
+	making *semaphore.Weighted // held while a snapshot is made, and while unrecorded ones are set aside
 }
 
 // LayersDir is where the layers of images and containers are, below Config.Root.
@@ -62,7 +62,9 @@ func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
 	if err != nil {
 		return nil, errors.Join(err, meta.Close())
 	}
-	s := &snapshotter{Snapshotter: library, meta: meta, dir: filepath.Join(dir, "snapshots")}
+	s := &snapshotter{
+		Snapshotter: library, meta: meta, dir: filepath.Join(dir, "snapshots"), making: semaphore.NewWeighted(1),
+	}
 	// Opens the database: better an error at the start than at the first use.
 	if _, err := s.setAside(ctx); err != nil {
 		return nil, errors.Join(err, library.Close())
@@ -72,16 +74,30 @@ func openOverlay(ctx context.Context, dir string) (*snapshotter, error) {
 
 // Prepare makes a snapshot that is written to.
 func (s *snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
-	s.making.Lock()
-	defer s.making.Unlock()
+	done, err := s.make(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	return s.Snapshotter.Prepare(ctx, key, parent, opts...)
 }
 
 // View makes a snapshot that is only read.
 func (s *snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
-	s.making.Lock()
-	defer s.making.Unlock()
+	done, err := s.make(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	return s.Snapshotter.View(ctx, key, parent, opts...)
+}
+
+// make takes the lock, unless ctx ends first: a disk that hangs keeps it.
+func (s *snapshotter) make(ctx context.Context) (done func(), err error) {
+	if !s.making.TryAcquire(1) && s.making.Acquire(ctx, 1) != nil {
+		return nil, fmt.Errorf("wait for another snapshot to be made: %w", context.Cause(ctx))
+	}
+	return func() { s.making.Release(1) }, nil
 }
 
 // sweep deletes the directories that no record knows. Snapshots are made meanwhile.
@@ -99,8 +115,11 @@ func (s *snapshotter) sweep(ctx context.Context) error {
 // setAside returns the directories that no record knows. It gives the newest, whose number the next snapshot
 // may have, another name; the others keep theirs, because a full disk may have no room for a name.
 func (s *snapshotter) setAside(ctx context.Context) (paths []string, err error) {
-	s.making.Lock()
-	defer s.making.Unlock()
+	done, err := s.make(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	var recorded map[string]string
 	err = s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
 		recorded, err = storage.IDMap(ctx)

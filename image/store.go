@@ -101,7 +101,7 @@ type Store struct {
 	snapshots snapshots.Snapshotter // through db
 	overlay   *snapshotter          // below db: keys are internal names
 
-	changing sync.Mutex              // held while records change and are read anew
+	changing *semaphore.Weighted     // held while records change and are read anew
 	list     atomic.Pointer[[]Image] // the complete images, sorted by id
 	locks    locks
 	room     *room
@@ -147,6 +147,7 @@ func newStore(config Config) *Store {
 	s := &Store{
 		config: config, dir: dir, log: config.Logger, libraryLog: libraryLog(config.Logger, &redact.Secrets{}),
 		locks: locks{byKey: map[string]*lock{}}, room: &room{dir: dir}, zstd: newPlaces(), collecting: semaphore.NewWeighted(1),
+		changing: semaphore.NewWeighted(1),
 	}
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	s.unmounted.SetLimit(closesAtOnce)

@@ -34,7 +34,8 @@ type Directory struct {
 	// ctx ends with the daemon, or when no handler has the directory any more.
 	ctx context.Context
 	end context.CancelFunc
-	// reading is held by reload, so that its caller gets the present state, not that of a read under way.
+	// reading is held by reload, so that its caller gets the present state, not that of a read under way. Only latest
+	// waits for it, and the goroutine that polls.
 	reading sync.Mutex
 	// readAgain makes the next reload read an unchanged directory.
 	readAgain atomic.Bool
@@ -241,13 +242,19 @@ func describe(w io.Writer, directory string, descend bool) {
 // largestFile is more than any configuration has. A larger file is not read each second.
 const largestFile = 1 << 20
 
-// Configuration returns what the next pod gets, or an error that says why there is none.
-func (d *Directory) Configuration() (*Configuration, error) {
-	s := d.current.Load()
-	if s.configuration == nil {
-		d.reload()
-		s = d.current.Load()
+// Configuration returns what the next pod gets. If there is none, it reads the directory for latestLimit at most.
+func (d *Directory) Configuration() (*Configuration, error) { return d.configuration(d.ctx) }
+
+func (d *Directory) configuration(ctx context.Context) (*Configuration, error) {
+	if found, err := d.read(); err == nil {
+		return found, nil
 	}
+	return d.latest(ctx)
+}
+
+// read returns what was read last, or an error that says why there is no configuration.
+func (d *Directory) read() (*Configuration, error) {
+	s := d.current.Load()
 	if s.configuration != nil {
 		return s.configuration, nil
 	}
@@ -301,12 +308,12 @@ func (d *Directory) latest(ctx context.Context) (*Configuration, error) {
 	case <-ctx.Done():
 	case <-time.After(latestLimit):
 	}
-	return d.Configuration()
+	return d.read()
 }
 
 // Ready returns why no pod can be attached now, or nil. It waits only for the first answer after the start.
 func (d *Directory) Ready(ctx context.Context) error {
-	if _, err := d.Configuration(); err != nil {
+	if _, err := d.configuration(ctx); err != nil {
 		return err
 	}
 	if d.status.Load() == nil {

@@ -17,7 +17,14 @@
 // too, and the namespace, which DEL needs, stays until then. If ADD never succeeded, DEL is tried a bounded number
 // of times, and the namespace goes after the last of them or when the same pod is tried again.
 //
-// Each attachment has a lock, held while a plugin runs for it: ADD, DEL and CHECK of one sandbox never
-// overlap (CNI SPEC, "Lifecycle & Ordering"). CNI.mu guards the map of attachments, their records and the pod
-// CIDR; nothing runs and nothing is written while it is held.
+// ADD, DEL and CHECK of one sandbox never overlap (CNI SPEC, "Lifecycle & Ordering"). The locks:
+//
+//	lock                  held while                               who waits, and how long
+//	attachment.lock       a plugin runs for the attachment         calls for the same sandbox; their contexts
+//	gate (by network)     GC of the network runs                   ADD and DEL; gcWait, then the GC is ended
+//	CNI.slots             a DEL in the background runs             other DELs in the background
+//	Directory.reading     the directory is read, rules are changed the polling goroutine; pods for latestLimit
+//	forward.changing      programs list and change rules           the polling goroutine
+//	masquerade.mu         nft runs, for nftLimit at most           the polling goroutine
+//	CNI.mu and others     memory is changed                        nobody: nothing runs, nothing is written
 package network

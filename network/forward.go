@@ -24,9 +24,10 @@ type forward struct {
 	mark        string // the comment of our rules
 	logger      *slog.Logger
 	attachments func() []netip.Prefix
-	mu          sync.Mutex // guards the fields below and serialises changes
+	changing    sync.Mutex // held while programs list and change the rules
+	clean       bool       // no rule of ours exists; changing guards it
+	mu          sync.Mutex // guards the fields below; no program runs under it
 	network     []netip.Prefix
-	clean       bool // no rule of ours exists
 	problem     string
 }
 
@@ -43,9 +44,9 @@ func (f *forward) use(subnets []netip.Prefix) {
 
 // refresh restores what others have changed.
 func (f *forward) refresh() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	subnets := unique(f.network, f.attachments())
+	f.changing.Lock()
+	defer f.changing.Unlock()
+	subnets := unique(f.subnets(), f.attachments())
 	if len(subnets) == 0 && f.clean {
 		return
 	}
@@ -54,6 +55,8 @@ func (f *forward) refresh() {
 		problem = err.Error()
 	}
 	f.clean = len(subnets) == 0 && problem == ""
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.problem != problem {
 		f.problem = problem
 		accepted := problem == ""

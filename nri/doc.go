@@ -20,11 +20,14 @@
 //
 // # Locks
 //
-// The library holds one lock for the whole node while a plugin answers. Plugins.asking is held
-// around that, so that who waits gives up with its context. Plugins.switching is held while
-// NRI is switched on or off; no request takes it.
+//	lock                         held while                        who waits, and how long
+//	the library's                a plugin answers                  nobody: Plugins.asking is taken before
+//	Plugins.asking               a plugin answers                  requests of all pods; their contexts
+//	the library's for joins      a plugin is synchronized          requests of all pods; their contexts
+//	Plugins.switching            NRI is switched on or off         a reload; no request takes it
+//	door.introducing             a plugin registers                other plugins that join
+//	door.mu, Plugins.mu, link.mu memory is changed                 nobody: nothing is asked under them
 //
 // A plugin is synchronized while no request is made, so it sees each pod and container once: in
-// its list or in a request. door.mu guards what requests have noted and no list has yet. Nothing
-// is asked under door.mu or Plugins.mu.
+// its list or in a request. door.mu guards what requests have noted and no list has yet.
 package nri

@@ -124,8 +124,11 @@ func (p *Plugins) enter(
 	if d == nil {
 		return nil, nil
 	}
-	block := d.adaptation.BlockPluginSync()
-	defer block.Unblock()
+	unblock, err := blockSync(ctx, d.adaptation)
+	if err != nil {
+		return nil, err
+	}
+	defer unblock()
 	d.mu.Lock()
 	note(d)
 	asked := asks(d)
@@ -144,6 +147,26 @@ func (p *Plugins) enter(
 		err = fmt.Errorf("NRI: %w", err)
 	}
 	return p.updaters, err
+}
+
+// blockSync has plugins that join wait. It waits itself while one is synchronized, and gives up with its context: the
+// library's lock does not.
+func blockSync(ctx context.Context, to *adaptation.Adaptation) (unblock func(), err error) {
+	blocked := make(chan *adaptation.PluginSyncBlock)
+	go func() {
+		block := to.BlockPluginSync()
+		select {
+		case blocked <- block:
+		case <-ctx.Done():
+			block.Unblock()
+		}
+	}()
+	select {
+	case block := <-blocked:
+		return block.Unblock, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("NRI: wait for a plugin that is synchronized: %w", context.Cause(ctx))
+	}
 }
 
 // notify makes a request to which plugins answer at most an error.

@@ -345,6 +345,25 @@ func gone(pid int) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) || strings.Contains(string(stat), ") Z ")
 }
 
+// A request waits for a plugin that is synchronized no longer than its caller does.
+func TestWaitForASynchronization(t *testing.T) {
+	p, socket := open(t, time.Minute)
+	plugin := late{begun: make(chan struct{}), answer: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		connectExternal(t, p, socket, "10", plugin)
+	}()
+	<-plugin.begun
+	ctx, cancel := context.WithCancelCause(t.Context())
+	left := errors.New("the caller has left")
+	cancel(left)
+	err := p.run(ctx, "pod")
+	harness.Want(t, errors.Is(err, left), "the request ended with %v", err)
+	close(plugin.answer)
+	<-ended
+}
+
 // late is a plugin whose synchronization takes until it is told to answer.
 type late struct {
 	begun, answer chan struct{}

@@ -51,6 +51,9 @@
 //
 // # Locks
 //
-// Every operation that changes a sandbox (Run, Stop, Remove, recovery) holds the sandbox's
-// lock, so one pod never waits for another. Package object has the rest.
+//	lock             held while                                who waits, and how long
+//	Object.lock      Run, Stop, Remove or recovery of the pod  calls for the same pod; their contexts
+//	Store.logDirs    a log directory is made                   pods with the same directory; their contexts
+//	object.Store.mu  memory is changed                         nobody
+//	Lives.mu         a timeline is written                     removals, while the disk of root hangs
 package sandbox

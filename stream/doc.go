@@ -41,7 +41,8 @@
 //
 // # Locks
 //
-// requests.mu guards the pending requests and the number of sessions, strangers.mu the connections
-// without a token; nothing waits under them. forwarder.sending is held while a piece goes from a
-// pod to the client, channels.writing while a message does.
+//	lock                              held while                    who waits, and how long
+//	requests.mu, strangers.mu         memory is changed             nobody
+//	forwarder.sending                 a piece goes to the client    connections of one session; stallTime
+//	channels.writing, Conn.writing    a message goes to the client  streams of one session; its time-out
 package stream

@@ -9,8 +9,8 @@ import (
 // names the fields below it, too. A launch refuses all others: a field that a new runtime-spec adds is not ignored.
 type fields []string
 
-// processFields belong to the process of an exec. libcontainer starts one with a terminal, a scheduler, a priority or an
-// affinity.
+// processFields belong to the process of an exec. libcontainer starts one with a terminal, a scheduler, a priority or
+// an affinity.
 var processFields = fields{
 	"Args", "Env", "Cwd", "User.UID", "User.GID", "User.Umask", "User.AdditionalGids", "NoNewPrivileges",
 	"Capabilities.Bounding", "Capabilities.Effective", "Capabilities.Inheritable", "Capabilities.Permitted",
@@ -28,7 +28,8 @@ var containerFields = append(fields{
 // filterFields belong to a seccomp profile. compile implements them.
 var filterFields = fields{
 	"DefaultAction", "DefaultErrnoRet", "Architectures", "Flags",
-	"Syscalls.Names", "Syscalls.Action", "Syscalls.ErrnoRet", "Syscalls.Args.Index", "Syscalls.Args.Value", "Syscalls.Args.ValueTwo", "Syscalls.Args.Op",
+	"Syscalls.Names", "Syscalls.Action", "Syscalls.ErrnoRet",
+	"Syscalls.Args.Index", "Syscalls.Args.Value", "Syscalls.Args.ValueTwo", "Syscalls.Args.Op",
 }
 
 // pauseFields belong to the spec of a pause.

@@ -23,7 +23,16 @@
 // the small tmpfs of the pod, because CAP_DAC_READ_SEARCH can open all files of a file system of which a container has
 // one (open_by_handle_at(2)).
 //
-// Locks, in the order in which they are taken: container.op (one change of a container at a time, may be held
-// for long), execCgroup.mu (while an exec is killed), Supervisor.mu, container.mu,
-// broker.mu. The last three are held for moments only, and never while a container can hold up the operation.
+// The locks, in the order in which they are taken:
+//
+//	lock                    held while                                who waits, and how long
+//	container.op            a change of the container                 changes of it; their contexts and operationLimit
+//	execCgroup.mu           an exec is killed                         the end of that exec
+//	Supervisor.mu           memory is changed, cgroups are looked up  nobody
+//	container.mu, broker.mu memory is changed                         nobody
+//	process.Parent.mu       a child is forked or reaped               forks; nothing that a container can delay
+//	Starters.mu             a starter is forked                       the next operation
+//	launch: filters.mu      a profile is compiled, some milliseconds  launches with filters
+//	launch: mounts.mu       the mounts of pauses are made             pauses, if the disk of root hangs
+//	crilog.Log.mu           a log is written or reopened              that log alone, if its disk hangs
 package serve
