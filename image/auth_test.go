@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -246,4 +247,36 @@ func TestDockerConfigThatNamesNothing(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	harness.Same(t, "problems of files that are not there", len(CheckRegistries(nil, none, none)), 2)
 	harness.Same(t, "problems without a verifier", len(CheckRegistries(nil, "", t.TempDir())), 1)
+}
+
+// No error about a hosts.toml has a credential of it, whatever is wrong with the file.
+//
+// attack: registries: a hosts.toml has a password in an address or a header, and is wrong
+// held: the error and the log have file, line and key, and no credential, whether plain, in base64 or escaped
+func TestHostsFileHasItsSecretsForItself(t *testing.T) {
+	const password, header = `Mellon 47"11/ü`, "h3ader-value"
+	address := "https://robot:" + url.PathEscape(password) + "@mirror.example"
+	raw := "https://robot:" + password + "@mirror.example"
+	for _, row := range []struct{ name, text string }{
+		{"unknown key in the table of an address", fmt.Sprintf("[host.%q]\ncapabilitie = []", address)},
+		{"wrong value there", fmt.Sprintf("[host.%q]\ncapabilities = [\"pul\"]", address)},
+		{"no table", fmt.Sprintf("host = {%q = {}}", address)},
+		{"server that is no address", fmt.Sprintf("server = %q", "ftp"+address)},
+		{"server that cannot be parsed", fmt.Sprintf("server = %q", raw)},
+		{"host that cannot be parsed", fmt.Sprintf("[host.%q]\ncapabilities = [\"pull\"]", raw)},
+		{"header of a table", fmt.Sprintf("[header]\nX-Token = {value = %q}", header)},
+		{"header of nested lists", fmt.Sprintf("[host.%q.header]\nX-Token = [[%q]]", "https://mirror.example", header)},
+		{"header of a list with a number", fmt.Sprintf("[header]\nAuthorization = [%q, 5]", "Basic "+header)},
+		{"no TOML", fmt.Sprintf("server = %q = %q", address, header)},
+	} {
+		dir := t.TempDir()
+		harness.Check(t, os.WriteFile(filepath.Join(dir, hostsFileName), []byte(row.text), 0o600))
+		err := checkHostDir(dir)
+		harness.Need(t, err != nil, "%s: it is accepted", row.name)
+		for _, secret := range []string{
+			password, url.PathEscape(password), strings.Trim(fmt.Sprintf("%q", password), `"`), encoded(password), header,
+		} {
+			harness.Want(t, !strings.Contains(err.Error(), secret), "%s: %v", row.name, err)
+		}
+	}
 }

@@ -11,7 +11,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -52,6 +54,7 @@ type hostFields struct {
 func checkHostDir(dir string) error {
 	path := filepath.Join(dir, hostsFileName)
 	data, err := state.ReadFile(path)
+	secrets := loginsOf(data)
 	if err == nil {
 		err = checkHosts(data)
 	}
@@ -61,10 +64,40 @@ func checkHostDir(dir string) error {
 	if err == nil {
 		_, err = config.ConfigureHosts(context.Background(), config.HostOptions{HostDir: func(string) (string, error) { return dir, nil }})("localhost")
 	}
-	if err != nil { // an address may have a password
-		return fmt.Errorf("registry configuration %s: %s: %w", path, redact.Text(err.Error()), errdefs.ErrFailedPrecondition)
+	if err != nil {
+		text := redact.Text(secrets.Text(err.Error()))
+		return fmt.Errorf("registry configuration %s: %s: %w", path, text, errdefs.ErrFailedPrecondition)
 	}
 	return nil
+}
+
+// loginsOf returns the logins in the addresses of a file, also of one that is no TOML.
+func loginsOf(data []byte) *redact.Secrets {
+	secrets := new(redact.Secrets)
+	for _, found := range login.FindAllSubmatch(data, -1) {
+		written := string(found[1])
+		for _, text := range []string{written, unescaped(written), unquoted(written)} {
+			user, password, _ := strings.Cut(text, ":")
+			secrets.AddLogin(user, password)
+		}
+	}
+	return secrets
+}
+
+var login = regexp.MustCompile(`://([^\n]*)@`)
+
+func unquoted(text string) string {
+	if plain, err := strconv.Unquote(`"` + text + `"`); err == nil { // as in TOML
+		return plain
+	}
+	return text
+}
+
+func unescaped(text string) string {
+	if plain, err := url.PathUnescape(text); err == nil {
+		return plain
+	}
+	return text
 }
 
 func checkHosts(data []byte) error {
@@ -122,7 +155,9 @@ func (f hostFields) check(table []string, check func(err error, key ...string)) 
 		check(cmp.Or(err, fmt.Errorf("%s is no time", f.DialTimeout)), key("dial_timeout")...)
 	}
 	for name, value := range f.Header {
-		check(checkTexts(value, false), key("header", name)...)
+		if checkTexts(value, false) != nil { // without the value: it may be a secret
+			check(errors.New("it is neither a text nor a list of texts"), key("header", name)...)
+		}
 	}
 }
 
@@ -134,11 +169,8 @@ func checkServer(server string) error {
 	if !strings.HasPrefix(address, "http") { // as the library has it
 		address = "https://" + address
 	}
-	u, err := url.Parse(address)
-	if err != nil {
-		return err
-	}
-	if u.Host == "" || strings.HasSuffix(u.Host, ":") || u.Scheme != "http" && u.Scheme != "https" { // ftp://x is https://ftp://x
+	u, err := url.Parse(address)                                                                                   // its error may contain a part of a password
+	if err != nil || u.Host == "" || strings.HasSuffix(u.Host, ":") || u.Scheme != "http" && u.Scheme != "https" { // ftp://x is https://ftp://x
 		return fmt.Errorf("%q is no address of a registry, such as https://mirror.example:5000", server)
 	}
 	return nil
