@@ -126,15 +126,17 @@ func TestAgentsRecogniseContainers(t *testing.T) {
 	}
 }
 
-// A command without a time-out is in the cgroup of its container, as with containerd. One with a time-out is below, in a
-// cgroup that the next one uses again: cAdvisor adds no container for it, and agents that read only the last element find
-// the id.
+// A command without a time-out is in the cgroup of its container, as with containerd. One with a time-out is below, in
+// a cgroup that the next one uses again: cAdvisor adds no container for it, and agents that read only the last element
+// find the id.
 func TestAgentsRecogniseExecs(t *testing.T) {
 	p := newPod(t)
 	id := p.run("app", forever)
 	path := p.info(id).CgroupsPath
 	go func() { _, _ = p.tryExec(id, 0, "sleep", "1000") }()
-	harness.Eventually(t, "a command without a time-out runs", func() bool { return slices.Contains(p.inCgroup(path), "sleep") })
+	harness.Eventually(t, "a command without a time-out runs", func() bool {
+		return slices.Contains(p.inCgroup(path), "sleep")
+	})
 	var first os.FileInfo
 	for range 3 {
 		_, err := p.tryExec(id, 60, "true")
