@@ -235,17 +235,3 @@ func (g Cgroups) thaw(pids []int) {
 		return nil
 	})
 }
-
-// RemoveSub removes a child of the container's cgroup. One with processes is left, unless
-// they were killed: then they are waited for.
-func (g Cgroups) RemoveSub(sub string, killed bool) {
-	_, path, _ := g.Tracker()
-	path = filepath.Join(path, sub)
-	process.AwaitKilled(func() bool {
-		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) {
-			return true
-		}
-		pids, err := cgroups.GetAllPids(path)
-		return !killed && err == nil && len(pids) > 0 || cgroups.RemovePath(path) == nil // the exec may have made some below
-	})
-}

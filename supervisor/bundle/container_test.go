@@ -42,13 +42,6 @@ func TestSignalsToACgroupNeverReachOurselves(t *testing.T) {
 	inside.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setpgid: true}
 	said, err := inside.CombinedOutput()
 	harness.Want(t, err == nil, "%v\n%s", err, said)
-	// The cgroup of an exec goes with those below it; what runs there keeps them, and holds up nobody.
-	below := path + "/sub/below"
-	harness.Check(t, os.MkdirAll(below, 0o755))
-	(Cgroups{"": path}).RemoveSub("sub", false)
-	harness.Check(t, errors.Join(os.Mkdir(path+"/sub", 0o755), os.Mkdir(below, 0o755), os.WriteFile(below+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0)))
-	(Cgroups{"": path}).RemoveSub("sub", false)
-	harness.Check(t, errors.Join(os.WriteFile(path+"/cgroup.procs", fmt.Append(nil, sleeper.Process.Pid), 0), os.Remove(below), os.Remove(path+"/sub")))
 }
 
 // A runtime inside of a container may freeze cgroups below the container's. SIGKILL ends what is in them all the same, and
