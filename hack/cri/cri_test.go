@@ -2,6 +2,9 @@ package main
 
 import (
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -50,6 +53,47 @@ func TestEveryFieldHasATestOrALimit(t *testing.T) {
 	for _, name := range names {
 		if len(shown[name]) == 0 && noted[name] == "" {
 			t.Errorf("%s has no test, and notes.txt has no limit for it", name)
+		}
+	}
+}
+
+// The api.proto of this API has nothing new. A longer one has, and the list leaves out the messages for Windows.
+func TestNewer(t *testing.T) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/cri-api").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := filepath.Join(strings.TrimSpace(string(dir)), "pkg/apis/runtime/v1/api.proto")
+	text, err := os.ReadFile(same)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := filepath.Join(t.TempDir(), "api.proto")
+	const added = `
+service Other {
+    rpc Freeze(A) returns (B) {}
+}
+message PodSandboxConfig {
+    map<string, Mount> added = 99;
+}
+message Added {
+    // no = 1;
+    optional int64 one = 1;
+    repeated a.B two = 2;
+}
+message WindowsAdded {
+    string no = 1;
+}
+`
+	if err := os.WriteFile(more, append(text, added...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range []struct{ file, want string }{
+		{same, ""},
+		{more, "Freeze\nPodSandboxConfig.added\nAdded.one\nAdded.two\n"},
+	} {
+		if got, err := newer(one.file); err != nil || got != one.want {
+			t.Errorf("%s: got %q and %v, want %q", one.file, got, err, one.want)
 		}
 	}
 }

@@ -1,7 +1,8 @@
-// Command cri writes two pages from the descriptors of k8s.io/cri-api:
+// Command cri writes two pages from the descriptors of k8s.io/cri-api, and compares them with another api.proto:
 //
-//	cri        docs/cri.md: RPCs and fields with limits, from notes.txt
-//	cri tests  docs/contributors/cri.md: the tests of each RPC and field
+//	cri                     docs/cri.md: RPCs and fields with limits, from notes.txt
+//	cri tests               docs/contributors/cri.md: the tests of each RPC and field
+//	cri newer FILE|VERSION  the RPCs and fields that only an api.proto has, or one of a version of k8s.io/cri-api
 //
 // The comments of tests list the RPCs and fields that they set or read, in lines such as
 // "cri: RunPodSandbox PodSandboxConfig.hostname".
@@ -25,15 +26,23 @@ import (
 )
 
 func main() {
-	users, developers, err := write(".")
+	text, err := run(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cri:", err)
 		os.Exit(1)
 	}
-	if len(os.Args) > 1 && os.Args[1] == "tests" {
-		users = developers
+	_, _ = os.Stdout.WriteString(text)
+}
+
+func run(arguments []string) (string, error) {
+	if len(arguments) == 2 && arguments[0] == "newer" {
+		return newer(arguments[1])
 	}
-	_, _ = os.Stdout.WriteString(users)
+	users, developers, err := write(".")
+	if slices.Equal(arguments, []string{"tests"}) {
+		return developers, err
+	}
+	return users, err
 }
 
 //go:embed notes.txt
