@@ -60,6 +60,14 @@ func (c Container) Remove() error {
 	return nil
 }
 
+// RemoveEmptied removes the cgroups of a container that has ended, as runtimes do: agents would go on to measure it.
+// systemd removes empty scopes by itself. Remove repeats a failure.
+func (c Container) RemoveEmptied() {
+	if config := c.CgroupConfig(); config != nil && !config.Systemd {
+		_ = c.removeCgroups()
+	}
+}
+
 // removeCgroups ends what is left in the container's cgroups, those that are known and
 // those that the spec names, and removes the latter: the unit, where systemd has made one.
 func (c Container) removeCgroups() error {

@@ -52,6 +52,7 @@ func (c *container) finish(ended time.Time, status syscall.WaitStatus, known boo
 		}
 	}
 	c.conclude(exit)
+	c.snapshot().RemoveEmptied()
 }
 
 // conclude reports an exit that is on disk.

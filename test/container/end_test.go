@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/minicri/minicri/image"
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/nodetest"
 )
@@ -22,6 +23,8 @@ import (
 // another container. It would keep ports and locks from the container that comes next.
 func TestNothingOutlivesTheContainer(t *testing.T) {
 	n := newNode(t)
+	hierarchies, err := cgroup.FindHierarchies()
+	check(t, err)
 	for mode, of := range map[runtimeapi.NamespaceMode]runtimeapi.NamespaceMode{ // of the container, and of its pod
 		runtimeapi.NamespaceMode_POD: runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_NODE: runtimeapi.NamespaceMode_NODE,
 		runtimeapi.NamespaceMode_TARGET: runtimeapi.NamespaceMode_CONTAINER,
@@ -37,8 +40,10 @@ func TestNothingOutlivesTheContainer(t *testing.T) {
 				p.awaitLine(id, "begun")
 				return id
 			}
-			wantEmpty := func(what, cgroup string) {
-				harness.Eventually(t, what+": nothing runs any more", func() bool { return len(p.inCgroup(cgroup)) == 0 })
+			wantEmpty := func(what, path string) {
+				harness.Eventually(t, what+": nothing runs any more", func() bool { return len(p.inCgroup(path)) == 0 })
+				// Or the kubelet's cAdvisor would go on to list the container.
+				harness.Eventually(t, what+": the cgroup is removed", func() bool { return !hierarchies.Exists(path) })
 			}
 			exits := leaves(0, "exit 1")
 			p.wantExit(exits, 1, "Error")
