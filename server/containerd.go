@@ -91,7 +91,7 @@ func (s *containerdTasks) Get(_ context.Context, request *tasks.GetRequest) (*ta
 		return nil, fmt.Errorf("process of %s %s: %w", object.kind, request.GetContainerID(), errdefs.ErrNotFound)
 	}
 	return &tasks.GetResponse{Process: &task.Process{
-		ID: request.GetContainerID(), Pid: uint32(object.process.PID), Status: object.status,
+		ID: request.GetContainerID(), Pid: uint32(object.process.PID), Status: object.status, ExitStatus: object.exit,
 	}}, nil
 }
 
@@ -102,6 +102,7 @@ type containerdObject struct {
 	created     int64 // in nanoseconds since 1970
 	process     process.Facts
 	status      task.Status
+	exit        uint32 // of a container that has ended: cAdvisor reports it with the end
 }
 
 func (r *Runtime) containerdObject(id string) (containerdObject, error) {
@@ -115,9 +116,10 @@ func (r *Runtime) containerdObject(id string) (containerdObject, error) {
 }
 
 func (r *Runtime) containerdContainer(c *container.Container) containerdObject {
+	facts := c.Facts()
 	object := containerdObject{
-		kind: "container", image: c.ImageRef, labels: c.Config().GetLabels(),
-		created: c.CreatedAt, process: c.Facts().Process, status: task.Status_RUNNING,
+		kind: "container", image: c.ImageRef, labels: c.Config().GetLabels(), created: c.CreatedAt,
+		process: facts.Process, status: task.Status_RUNNING, exit: uint32(facts.ExitCode),
 	}
 	if image, err := r.Images.Get(c.ImageID); err == nil && len(image.RepoTags) > 0 {
 		object.image = image.RepoTags[0]

@@ -229,7 +229,8 @@ func (u *usage) ioUsage() *runtimeapi.IoUsage {
 	return &runtimeapi.IoUsage{Timestamp: u.at.UnixNano(), Psi: psi(u.BlkioStats.PSI)}
 }
 
-// readNetwork returns nil for a namespace without interfaces: the kubelet expects a default one.
+// readNetwork returns nil for a namespace without interfaces: the kubelet expects a default one. The list includes the
+// default, as with containerd and in the kubelet's own summary, although the CRI excludes it.
 func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
 	links, err := listLinks(path)
 	if err != nil {
@@ -246,7 +247,7 @@ func readNetwork(path string) (*runtimeapi.NetworkUsage, error) {
 			TxBytes: value(a.Statistics.TxBytes), TxErrors: value(a.Statistics.TxErrors),
 		})
 	}
-	usage.DefaultInterface, usage.Interfaces = usage.Interfaces[0], usage.Interfaces[1:]
+	usage.DefaultInterface = usage.Interfaces[0]
 	return usage, nil
 }
 
