@@ -90,6 +90,10 @@ bin/critest/.built: hack/critest/go.mod hack/critest/go.sum hack/critest/build $
 	hack/critest/build
 	@touch $@
 
+# The agents' own functions, which tests apply to containers.
+bin/agents: hack/agents/go.mod hack/agents/go.sum hack/agents/main.go
+	CGO_ENABLED=0 go build -C hack/agents -o $(CURDIR)/$@ .
+
 bin/test/report: $(wildcard hack/report/*.go)
 	CGO_ENABLED=0 go build -o $@ ./hack/report
 
@@ -141,16 +145,12 @@ bin/networks/.built: hack/networks/go.mod hack/networks/go.sum
 	CGO_ENABLED=0 go build -C hack/networks -ldflags "-s -w" -o $(CURDIR)/bin/networks/ tool
 	@touch $@
 
-# A real kubelet for test/kubelet: minutes of compiling, once for each version.
-# Without cgo it shares what is compiled of the standard library with minicri.
+# A real kubelet for test/kubelet; KUBERNETES=1.36.3 for another version, which the tests run if it is set.
 .PHONY: kubelet
-kubelet: bin/kubelet/.built
+kubelet: bin/kubelet/$(KUBERNETES)/kubelet
 
-bin/kubelet/.built: hack/kubelet/go.mod hack/kubelet/go.sum
-	version=$$(go list -C hack/kubelet -m -f '{{.Version}}' k8s.io/kubernetes) && \
-	CGO_ENABLED=0 go build -C hack/kubelet \
-		-ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" -o $(CURDIR)/bin/kubelet/ tool
-	@touch $@
+bin/kubelet/$(KUBERNETES)/kubelet: hack/kubelet hack/cluster/kubernetes/go.mod hack/cluster/kubernetes/go.sum
+	hack/kubelet $(KUBERNETES)
 
 .PHONY: build
 build: bin/cni/.built ## All that make install installs, below bin/

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/minicri/minicri/internal/cgroup"
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/nodetest"
 )
@@ -49,6 +51,10 @@ func TestContainerdSocket(t *testing.T) {
 	same(t, "kind", c.GetLabels()["io.cri-containerd.kind"], "container")
 	same(t, "pid", int(first.GetPid()), p.info(id).PID)
 	same(t, "status", first.GetStatus(), task.Status_RUNNING)
+	check(t, p.stop(id, 0))
+	_, first = get(id)
+	same(t, "status after the end", first.GetStatus(), task.Status_STOPPED)
+	same(t, "exit status", first.GetExitStatus(), 137)
 	sb, _ := get(p.id)
 	same(t, "kind of the pod", sb.GetLabels()["io.cri-containerd.kind"], "sandbox")
 	for _, unknown := range []string{strings.Repeat("ab", 32), id[:12], ""} {
@@ -63,13 +69,21 @@ func TestContainerdSocket(t *testing.T) {
 	containerd, err := net.Listen("unix", socket)
 	check(t, err)
 	defer containerd.Close()
-	answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
-	conditions := fmt.Sprint(answer.GetStatus().GetConditions())
-	const says = "another runtime has taken it over"
-	harness.Want(t, strings.Contains(conditions, says), "the conditions are %s", conditions)
+	wantLost := func(says string) {
+		t.Helper()
+		answer := nodetest.Call(t, n.Runtime.Status, &runtimeapi.StatusRequest{})
+		conditions := fmt.Sprint(answer.GetStatus().GetConditions())
+		harness.Want(t, strings.Contains(conditions, says), "the conditions are %s, want %q", conditions, says)
+		report, _ := n.RunCommand("check") // it also reports the machine of the test
+		line := regexp.MustCompile("(?m)^.*CadvisorReady.*" + says).FindString(report)
+		harness.Want(t, line != "", "check does not report %q:\n%s", says, report)
+	}
+	wantLost("another runtime has taken it over")
 	n.Stop()
 	_, err = os.Lstat(socket)
 	check(t, err)
+	n.Start()
+	wantLost("another process listens on it")
 }
 
 // agent recognises a container by the path of a process's cgroup, or by the mountinfo line of its /etc/hostname.
@@ -78,21 +92,17 @@ type agent struct {
 	recognises   func(cgroup, hostname, container, pod string) bool
 }
 
-// agents have their own rules, written down here in their own terms.
+// agents are those whose functions cannot be called: their rules, written down in our own words.
 func agents() []agent {
-	matches := func(pattern string) func(string, string, string, string) bool {
-		expression := regexp.MustCompile(pattern)
-		return func(cgroup, _, container, _ string) bool {
-			found := expression.FindStringSubmatch(cgroup)
-			return found != nil && strings.Join(found[1:], "") == container
-		}
-	}
 	return []agent{
-		{"Falco", "falcosecurity/plugins container/src/matchers/cri.cpp", matches(
-			`/(?:crio-)?([0-9a-f]{64})$|/(?:cri-containerd|crio|docker)-([0-9a-f]{64})\.scope`)},
-		{"cAdvisor", "google/cadvisor container/containerd/factory.go", func(cgroup, _, container, _ string) bool {
-			return regexp.MustCompile(`[a-z0-9]{64}`).FindString(filepath.Base(cgroup)) == container
-		}},
+		{
+			"Falco", "falcosecurity/plugins container/src/matchers/cri.cpp", func(cgroup, _, container, _ string) bool {
+				forms := regexp.MustCompile(`/(?:crio-)?([0-9a-f]{64})$|` +
+					`/(?:cri-containerd|crio|docker)-([0-9a-f]{64})\.scope`)
+				found := forms.FindStringSubmatch(cgroup)
+				return found != nil && found[1]+found[2] == container
+			},
+		},
 		{"Cilium", "cilium pkg/cgroups/manager/provider.go", func(cgroup, _, container, _ string) bool {
 			forms := []string{container, "cri-containerd-" + container + ".scope", "crio-" + container + ".scope"}
 			return slices.Contains(forms, filepath.Base(cgroup))
@@ -102,9 +112,8 @@ func agents() []agent {
 			leaf = leaf[strings.LastIndexAny(leaf, ":-")+1:]
 			return len(leaf) >= 64 && leaf[:31] == container[:31]
 		}},
-		{"Datadog", "datadog-agent pkg/util/cgroups/reader.go", matches(`([0-9a-f]{64})`)},
 		{
-			"OpenTelemetry", "opentelemetry-java-instrumentation CgroupV2ContainerIdExtractor",
+			"OpenTelemetry for Java", "opentelemetry-java-instrumentation CgroupV2ContainerIdExtractor",
 			func(_, hostname, _, pod string) bool { // containerd's path has the id of the sandbox there, too
 				return regexp.MustCompile(`[0-9a-f]{64}`).FindString(hostname) == pod
 			},
@@ -115,7 +124,10 @@ func agents() []agent {
 // Agents do not ask the runtime: they recognise containers by names that containerd and CRI-O have made usual.
 func TestAgentsRecogniseContainers(t *testing.T) {
 	p := newPod(t)
-	id := p.run("app", forever)
+	program := filepath.Join(p.Binaries(), "agents")
+	id := p.run("app", forever, func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = append(c.Mounts, &runtimeapi.Mount{HostPath: program, ContainerPath: "/agents", Readonly: true})
+	})
 	path := p.info(id).CgroupsPath
 	hostname := p.exec(id, "grep ' /etc/hostname ' /proc/self/mountinfo")
 	for _, one := range agents() {
@@ -124,6 +136,14 @@ func TestAgentsRecogniseContainers(t *testing.T) {
 				"container %s of %s is unknown to %s: %s and %s", id, p.id, one.source, path, hostname)
 		})
 	}
+	output, err := exec.Command(program, filepath.Join(p.Dir, "containerd.sock"), path).CombinedOutput()
+	harness.Need(t, err == nil, "agents %s: %v: %s", path, err, output)
+	same(t, "by the path", string(output), "Datadog "+id+"\ncAdvisor "+id+"\n")
+	want := "OpenTelemetry " + id
+	if cgroup.Unified() {
+		want = "OpenTelemetry" // no path is in the container's own /proc, as with containerd
+	}
+	same(t, "in the container", p.exec(id, "/agents"), want)
 }
 
 // A command without a time-out is in the cgroup of its container, as with containerd. One with a time-out is below, in
