@@ -32,7 +32,7 @@ func e2eImages(pauseTag, sources string) []imageOf {
 	// starts, bash does not.
 	bash := map[string]string{"/bin/sh": "bash"}
 	var list []imageOf
-	for _, tag := range []string{"2.55", "2.63.0"} {
+	for _, tag := range []string{"2.55", "2.66.1"} {
 		list = append(list, imageOf{
 			name: e2eRepository + "agnhost", tag: tag, programs: []string{"agnhost", "replica"}, installed: debian,
 			links: map[string]string{"/agnhost": "usr/local/bin/agnhost", "/agnhost-2": "usr/local/bin/agnhost", "/bin/pgrep": "../local/bin/replica", "/bin/nmeter": "../local/bin/replica", "/bin/nc": "../local/bin/replica", "/bin/sh": "bash"},
@@ -43,13 +43,13 @@ func e2eImages(pauseTag, sources string) []imageOf {
 			entrypoint: []string{"/agnhost"}, command: []string{"pause"},
 		})
 	}
-	for _, tag := range []string{"1.36.1-1", "1.37.0-1"} {
+	for _, tag := range []string{"1.36.1-1", "1.37.0-2"} {
 		list = append(list, imageOf{
 			name: e2eRepository + "busybox", tag: tag, programs: []string{"replica"}, installed: debian[:2],
 			links: map[string]string{"/bin/sh": "bash", "/bin/nmeter": "../local/bin/replica"}, command: shell,
 		})
 	}
-	for _, tag := range []string{"1.15-4", "1.27-0"} {
+	for _, tag := range []string{"1.27.0-2", "1.28.0-2"} {
 		list = append(list, imageOf{
 			name: e2eRepository + "nginx", tag: tag, programs: []string{"replica"}, installed: debian[:1],
 			links: map[string]string{"/bin/nginx": "../local/bin/replica"}, entrypoint: []string{"nginx"},
@@ -61,7 +61,7 @@ func e2eImages(pauseTag, sources string) []imageOf {
 			links: map[string]string{"/bin/nonewprivs": "../local/bin/replica"}, entrypoint: []string{"nonewprivs"},
 		},
 		imageOf{
-			name: e2eRepository + "glibc-dns-testing", tag: "2.0.0", links: bash, command: shell,
+			name: e2eRepository + "glibc-dns-testing", tag: "2.1.1", links: bash, command: shell,
 			installed: append([]string{"/usr/bin/hostname", "/usr/bin/getent", "/usr/bin/dig"}, debian[:2]...),
 		},
 		imageOf{name: e2eRepository + "nonroot", tag: "1.5", installed: debian[:1], user: "1234", command: shell},
@@ -79,7 +79,7 @@ func clusterImages(sources string) []imageOf {
 	html := filepath.Join(sources, "nautilus/html")
 	return []imageOf{
 		{name: e2eRepository + "sample-apiserver", tag: "1.29.2", programs: []string{"sample-apiserver"}, entrypoint: []string{"sample-apiserver"}},
-		{name: "registry.k8s.io/etcd", tag: "3.6.8-0", programs: []string{"etcd"}, entrypoint: []string{"etcd"}},
+		{name: "registry.k8s.io/etcd", tag: "3.7.0-0", programs: []string{"etcd"}, entrypoint: []string{"etcd"}},
 		{
 			name: e2eRepository + "nautilus", tag: "1.8", programs: []string{"agnhost"},
 			files:      map[string]string{"/data.json": filepath.Join(html, "data.json"), "/nautilus.jpg": filepath.Join(html, "nautilus.jpg")},

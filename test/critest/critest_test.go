@@ -101,7 +101,8 @@ func run(t *testing.T, n *nodetest.Node) (specs []spec) {
 	ctx := harness.Limited(t)
 	command := exec.CommandContext(ctx, "../../bin/critest/critest", "-config", filepath.Join(n.Dir, "none"),
 		"-runtime-endpoint", "unix://"+n.Socket, "-image-endpoint", "unix://"+n.Socket, "-test-images-file", images,
-		"-ginkgo.json-report", report, "-ginkgo.no-color", "-ginkgo.focus", os.Getenv("CRITEST_FOCUS"), "-test.timeout", patience.String())
+		"-nri-socket", filepath.Join(n.Dir, "nri/nri.sock"), "-ginkgo.json-report", report, "-ginkgo.no-color",
+		"-ginkgo.focus", os.Getenv("CRITEST_FOCUS"), "-test.timeout", patience.String())
 	log, err := os.Create("../../bin/critest/log")
 	harness.Check(t, err)
 	defer log.Close()

@@ -32,28 +32,31 @@ const (
 	nodeAddress = "192.0.2.1"
 )
 
+var plainConfig = nodetest.Object{"Env": []string{"PATH=/bin"}}
+
 // kubelet is a real kubelet without an API server, on a node of its own.
 type kubelet struct {
 	*nodetest.Node
-	t       testing.TB
-	binary  string
-	dir     string        // holds all that it writes
-	mounts  *os.File      // its mount namespace
-	server  string        // where its API is reached
-	process *exec.Cmd     // of the last start
-	ended   chan struct{} // closed when process has ended
-	marks   []int         // places in its log
+	t        testing.TB
+	binary   string
+	dir      string        // holds all that it writes
+	mounts   *os.File      // its mount namespace
+	endpoint string        // of the runtime
+	server   string        // where its API is reached
+	process  *exec.Cmd     // of the last start
+	ended    chan struct{} // closed when process has ended
+	marks    []int         // places in its log
 }
 
 // newKubelet makes a node with the image, and all that a kubelet needs to start.
-func newKubelet(t testing.TB) *kubelet {
-	n := nodetest.New(t, nodetest.Config("[streaming]\naddress = '127.0.0.1:10010'"))
-	n.BuildImage(imageName, nodetest.Object{"Env": []string{"PATH=/bin"}}, n.AddBusybox)
-	binary, err := filepath.Abs("../../bin/kubelet/kubelet")
+func newKubelet(t testing.TB, options ...nodetest.Option) *kubelet {
+	n := nodetest.New(t, append(options, nodetest.Config("[streaming]\naddress = '127.0.0.1:10010'"))...)
+	n.BuildImage(imageName, plainConfig, n.AddBusybox)
+	binary, err := filepath.Abs(filepath.Join("../../bin/kubelet", os.Getenv("KUBERNETES"), "kubelet"))
 	harness.Check(t, err)
 	_, err = os.Stat(binary)
 	harness.Need(t, err == nil, "the kubelet is absent, run 'make kubelet': %v", err)
-	k := &kubelet{Node: n, t: t, binary: binary, dir: filepath.Join(n.Dir, "kubelet")}
+	k := &kubelet{Node: n, t: t, binary: binary, dir: filepath.Join(n.Dir, "kubelet"), endpoint: "unix://" + n.Socket}
 	for _, dir := range []string{"root", "fixed", "manifests", "logs", "certificates", "plugins", "home"} {
 		harness.Check(t, os.MkdirAll(k.path(dir), 0o755))
 	}
@@ -150,7 +153,7 @@ func (k *kubelet) kill() {
 func (k *kubelet) configure(gates nodetest.Object) {
 	config := nodetest.Object{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-		"containerRuntimeEndpoint": "unix://" + k.Socket,
+		"containerRuntimeEndpoint": k.endpoint,
 		"cgroupRoot":               strings.TrimSuffix(k.CgroupParent, ".slice"), "failCgroupV1": false, // the driver systemd adds it
 		"staticPodPath": k.path("manifests"), "fileCheckFrequency": "1s", "syncFrequency": "2s",
 		"podLogsDir": k.path("logs"), "volumePluginDir": k.path("plugins"), "resolvConf": k.path("resolv.conf"),
@@ -164,6 +167,9 @@ func (k *kubelet) configure(gates nodetest.Object) {
 		"imageGCHighThresholdPercent": 100, "failSwapOn": false, "oomScoreAdj": 0, "makeIPTablesUtilChains": false,
 		"volumeStatsAggPeriod": "1s",
 		"featureGates":         gates,
+	}
+	if gates["DefaultPodSysctls"] != nil {
+		config["defaultPodSysctls"] = nodetest.Object{"net.core.somaxconn": "555", "net.ipv4.ip_unprivileged_port_start": "777"}
 	}
 	data, err := json.MarshalIndent(config, "", "  ")
 	harness.Check(k.t, err)
@@ -200,6 +206,7 @@ var harmless = []struct{ text, why string }{
 	{"code = Canceled desc = context canceled", "the kubelet gives up its own probe when the pod is deleted"},
 	{"it ended while the command was being started", "the kubelet probes a container that ends with its pod"},
 	{"is exited, and has to be created or running", "the same, a moment later"},
+	{"pod sandbox id is empty", "by this call the kubelet finds out whether the runtime implements it"},
 	{"code = NotFound", "the kubelet asks again for what it has just removed"},
 }
 
@@ -232,6 +239,9 @@ func (k *kubelet) checkLog() {
 // configuration is: /var/lib/kubelet/device-plugins, /var/log/containers.
 var overlaid = []string{"/var/lib", "/var/log"}
 
+// cadvisorDir has the socket of the runtime that the kubelet's cAdvisor asks.
+const cadvisorDir = "/run/containerd"
+
 // sysctls are what a kubelet makes of the kernel's settings when it starts. In its mount namespace they have these
 // values already, so it leaves alone those of the machine, which also would have to be restored.
 var sysctls = map[string]string{
@@ -256,7 +266,7 @@ func newMountNamespace(t testing.TB, n *nodetest.Node, dir, shared string) *os.F
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		if err := isolate(dir, shared); err != nil {
+		if err := isolate(dir, shared, n.Dir); err != nil {
 			return err
 		}
 		namespace, err = os.Open("/proc/thread-self/ns/mnt")
@@ -266,9 +276,13 @@ func newMountNamespace(t testing.TB, n *nodetest.Node, dir, shared string) *os.F
 	return namespace
 }
 
-func isolate(dir, shared string) error {
+func isolate(dir, shared, runtime string) error {
 	if err := enslaveAllBut(shared); err != nil {
 		return err
+	}
+	// cAdvisor looks for containerd there.
+	if err := errors.Join(os.MkdirAll(cadvisorDir, 0o711), unix.Mount(runtime, cadvisorDir, "", unix.MS_BIND, "")); err != nil {
+		return fmt.Errorf("bind %s to %s: %w", runtime, cadvisorDir, err)
 	}
 	// An overlay's upper directory must not be on an overlay, as / often is.
 	if err := unix.Mount("kubelet", dir, "tmpfs", 0, ""); err != nil {
@@ -297,7 +311,11 @@ func enslaveAllBut(shared string) error {
 	}
 	for _, m := range mounts {
 		if m.Mountpoint != shared {
-			err = errors.Join(err, os.NewSyscallError("making a slave of "+m.Mountpoint, unix.Mount("", m.Mountpoint, "", unix.MS_SLAVE, "")))
+			failed := unix.Mount("", m.Mountpoint, "", unix.MS_SLAVE, "")
+			if failed == unix.EINVAL || failed == unix.ENOENT {
+				continue // it was unmounted since
+			}
+			err = errors.Join(err, os.NewSyscallError("making a slave of "+m.Mountpoint, failed))
 		}
 	}
 	return err

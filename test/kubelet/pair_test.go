@@ -1,5 +1,5 @@
-// Package kubelet tests minicri below a real kubelet, which hack/kubelet
-// builds: static pods without an API server, on a node of package harness.
+// Package kubelet tests minicri below a real kubelet, which hack/kubelet builds: static pods without an API
+// server, on a node of package nodetest. KUBERNETES is its version, if it is not that of hack/cluster/kubernetes.
 package kubelet
 
 import (
@@ -10,6 +10,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -183,9 +185,13 @@ func TestStaticPods(t *testing.T) {
 
 	before := k.running()
 	k.stop()
-	k.start(nodetest.Object{"PodAndContainerStatsFromCRI": true, "CRIListStreaming": true, "EventedPLEG": true})
+	gates := k.gates()
+	k.start(gates)
 	k.settle()
 	k.untouched("by the kubelet's restart", before)
+	if gates["EmptyDirVolumeMode"] != nil {
+		k.checkAlpha()
+	}
 	k.checkKilledDaemon()
 	k.checkSummary()
 	k.checkPodSummary()
@@ -193,6 +199,58 @@ func TestStaticPods(t *testing.T) {
 	k.checkEverythingGoes()
 	k.stop()
 	k.checkLog()
+}
+
+// gates are the feature gates by which a kubelet leaves more to the runtime, as far as its version has them.
+func (k *kubelet) gates() nodetest.Object {
+	gates := nodetest.Object{"PodAndContainerStatsFromCRI": true, "EventedPLEG": true}
+	output, err := exec.Command(k.binary, "--version").Output()
+	harness.Check(k.t, err)
+	var minor int
+	_, err = fmt.Sscanf(string(output), "Kubernetes v1.%d.", &minor)
+	harness.Check(k.t, err)
+	if minor >= 36 {
+		gates["CRIListStreaming"] = true
+	}
+	if minor >= 37 {
+		for _, gate := range []string{"DefaultPodSysctls", "VolumeBindMountOptions", "EmptyDirVolumeMode"} {
+			gates[gate] = true
+		}
+	}
+	return gates
+}
+
+// alpha is a pod with what is alpha in Kubernetes 1.37, and with limits of the whole pod. 488 is 0750.
+const alpha = `
+  securityContext: {sysctls: [{name: net.ipv4.ip_unprivileged_port_start, value: "333"}]}
+  resources: {requests: {cpu: 50m, memory: 32Mi}, limits: {cpu: 500m, memory: 96Mi}}
+  volumes: [{name: data, emptyDir: {mode: 488}}]
+  containers:
+  - {name: app, IMAGE, volumeMounts: [{name: data, mountPath: /data, bindMountOptions: [noexec, nosuid, nodev]}],
+     command: [sh, -c, "true FOREVER"]}
+`
+
+func (k *kubelet) checkAlpha() {
+	k.apply("alpha", alpha)
+	pod := k.awaitReady("alpha")
+	for _, said := range []struct{ command, want string }{
+		{"cat /proc/sys/net/core/somaxconn", "555\n"},                  // the kubelet's default
+		{"cat /proc/sys/net/ipv4/ip_unprivileged_port_start", "333\n"}, // the pod's own, not the default
+		{"stat -c %a /data", "750\n"},
+		{"grep -cE ./data.[a-z0-9]+.rw,nosuid,nodev,noexec /proc/mounts", "1\n"},
+	} {
+		harness.Same(k.t, said.command, k.run("alpha", "app", said.command), said.want)
+	}
+	limit := ""
+	for _, dir := range k.cgroups(string(pod.UID)) {
+		for _, file := range []string{"memory.max", "memory.limit_in_bytes"} {
+			data, err := os.ReadFile(filepath.Join(dir, file))
+			harness.Check(k.t, harness.IgnoreMissing(err))
+			limit += string(data)
+		}
+	}
+	harness.Same(k.t, "limit of the pod's memory", limit, fmt.Sprintln(96*mega))
+	k.delete("alpha")
 }
 
 // awaitReady waits until the kubelet says that a pod is ready.

@@ -26,6 +26,13 @@ func (n *Node) ImportImage(archive string) {
 // BuildImage makes an image of layers, each by a function that adds its files, and brings it to the node. The
 // config is the "config" of image-spec.
 func (n *Node) BuildImage(name string, config Object, layers ...func(*Layer)) {
+	archive := n.WriteImage(name, config, layers...)
+	defer os.Remove(archive)
+	n.ImportImage(archive)
+}
+
+// WriteImage writes the archive of such an image to the node's directory, and returns its path.
+func (n *Node) WriteImage(name string, config Object, layers ...func(*Layer)) string {
 	archive := newLayer(n)
 	var names, digests []string
 	for i, add := range layers {
@@ -43,11 +50,10 @@ func (n *Node) BuildImage(name string, config Object, layers ...func(*Layer)) {
 	archive.File("manifest.json", 0o644, 0, n.encode([]Object{{"Config": "config.json", "RepoTags": []string{name}, "Layers": names}}))
 	file, err := os.CreateTemp(n.Dir, "image")
 	n.must("making an image", err)
-	defer os.Remove(file.Name())
 	_, err = file.Write(archive.close())
 	n.must("making an image", err)
 	n.must("making an image", file.Close())
-	n.ImportImage(file.Name())
+	return file.Name()
 }
 
 func (n *Node) encode(value any) string {
