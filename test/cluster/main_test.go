@@ -16,8 +16,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/minicri/minicri/test/harness"
 )
 
@@ -83,32 +81,4 @@ func TestTop(t *testing.T) {
 	nodes := s.kubectl("top", "nodes", "--no-headers")
 	contains(t, "kubectl top nodes", nodes, "node1")
 	contains(t, "kubectl top nodes", nodes, node2)
-}
-
-// The resources of a pod and of its container change, and the container is not restarted.
-func TestResize(t *testing.T) {
-	s := newSpace(t)
-	resources := func(cpu, memory string) string {
-		values := fmt.Sprintf("{cpu: %s, memory: %s}", cpu, memory)
-		return "resources: {requests: " + values + ", limits: " + values + "}"
-	}
-	s.run("pod", "sleep 1000", resources("200m", "64Mi")+",---\n"+resources("100m", "32Mi"))
-	before := s.ready("pod")
-	s.kubectl("patch", "pod", "pod", "--subresource", "resize", "-p", fmt.Sprintf(
-		"spec: {%s, containers: [{name: main, %s}]}", resources("400m", "128Mi"), resources("300m", "96Mi")))
-	const limit = "cat /sys/fs/cgroup/memory.max 2>/dev/null || cat /sys/fs/cgroup/memory/memory.limit_in_bytes"
-	s.eventually("the container has its new limit", func() bool { return s.sh("pod", limit) == fmt.Sprintln(96<<20) })
-	// The name of a slice has an underscore for each hyphen.
-	uid := strings.ReplaceAll(string(before.UID), "-", "[-_]")
-	files := `-exec cat {}/memory.max {}/memory.limit_in_bytes \; 2>/dev/null; true`
-	find := fmt.Sprintf("find /sys/fs/cgroup -type d -name '*pod%s*' %s", uid, files)
-	s.eventually("the pod has its new limit", func() bool {
-		return strings.Contains(onNode(t, before.Spec.NodeName, find), fmt.Sprintln(128<<20))
-	})
-	after := s.await("pod", "status has the new limit", func(pod *corev1.Pod) bool {
-		resources := status(pod).Resources
-		return resources != nil && resources.Limits.Memory().Value() == 96<<20
-	})
-	same(t, "container", status(after).ContainerID, status(before).ContainerID)
-	same(t, "restarts", status(after).RestartCount, 0)
 }

@@ -206,13 +206,14 @@ var harmless = []struct{ text, why string }{
 	{"code = Canceled desc = context canceled", "the kubelet gives up its own probe when the pod is deleted"},
 	{"it ended while the command was being started", "the kubelet probes a container that ends with its pod"},
 	{"is exited, and has to be created or running", "the same, a moment later"},
+	{"it does not run", "the same, a moment earlier"},
 	{"pod sandbox id is empty", "by this call the kubelet finds out whether the runtime implements it"},
 	{"code = NotFound", "the kubelet asks again for what it has just removed"},
 }
 
 // down are the complaints of the time without a daemon. The error of a call that was under way when it was killed
 // comes without its code in some places: the texts are gRPC's for a connection that is gone.
-var down = regexp.MustCompile("code = Unavailable|container runtime is down|PLEG is not healthy|" +
+var down = regexp.MustCompile("code = Unavailable|container runtime is down|\"Failed to stop sandbox\"|PLEG is not healthy|" +
 	"error reading from server|connection error: desc|closing transport|connection reset by peer|broken pipe")
 
 // markLog remembers where the kubelet's log ends now: it is called twice around the time in which there is no daemon.
