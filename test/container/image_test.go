@@ -187,8 +187,10 @@ func TestImagesOfBuilders(t *testing.T) {
 			with{dir("/", 0o755, 0), dir("d", 0o755, 0), file("d/new", 0o644, "x"), file(".wh.d", 0, "")},
 		},
 		{
-			"jib: volumes, labels and ports", `{"Cmd": ["/bin/cat", "/data/x"], "Volumes": {"/data": {}, "/data/": null},
-			"Labels": {"": ""}, "ExposedPorts": {"80": null}, "OnBuild": ["x"], "Healthcheck": {"Test": ["NONE"]}}`, "in it",
+			"jib: volumes, labels and ports",
+			`{"Cmd": ["/bin/cat", "/data/x"], "Volumes": {"/data": {}, "/data/": null}, "Labels": {"": ""},
+			"ExposedPorts": {"80": null}, "OnBuild": ["x"], "Healthcheck": {"Test": ["NONE"]}}`,
+			"in it",
 			with{dir("data", 0o750, 5), file("data/x", 0o600, "in it")},
 		},
 		{
