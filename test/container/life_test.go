@@ -82,11 +82,11 @@ func TestLinesOfALife(t *testing.T) {
 	for line, want := range harness.Sorted(map[string]int{
 		`level=INFO msg="pod made" method=RunPodSandbox namespace=test pod=web handler=runc sandbox=` + p.id: 1, `level=INFO msg="pod removed" method=RemovePodSandbox` + of: 1,
 		`msg="pod removed"`: 1,
-		`level=INFO msg="container started" method=StartContainer` + of + app:                                               1,
-		`level=INFO msg="container ended"` + of:                                                                             2,
-		"container=app id=" + id + " image=" + nodetest.BusyboxImage + " code=137 reason=OOMKilled oom=true":                1,
-		"level=INFO msg=exec method=Exec" + of + " container=user":                                                          1,
-		`level=ERROR msg="call failed" method=CreateContainer` + of + " container=unknown image=test.example/absent:1 took": 1,
+		`level=INFO msg="container started" method=StartContainer` + of + app:                                              1,
+		`level=INFO msg="container ended"` + of:                                                                            2,
+		"container=app id=" + id + " image=" + nodetest.BusyboxImage + " code=137 reason=OOMKilled oom=true":               1,
+		"level=INFO msg=exec method=Exec" + of + " container=user":                                                         1,
+		`level=WARN msg="call failed" method=CreateContainer` + of + " container=unknown image=test.example/absent:1 took": 1,
 	}) {
 		got := strings.Count(n.Log(), line)
 		expect(t, got == want, "%d lines with %s in\n%s", got, line, n.Log())
