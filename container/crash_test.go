@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -205,7 +204,9 @@ func (c *trial) strike(t *testing.T, point, fault string, call func(context.Cont
 
 // check removes the listed containers, uses the name again, and removes the pod.
 func (c *trial) check(t *testing.T, podStops bool) {
-	time.Sleep(time.Second) // the rollback, and the start of a supervisor, take less
+	_, err := c.d.Supervisors.Ensure(c.d.Ctx, fake.Build) // a new supervisor, if one was killed
+	harness.Check(t, err)
+	synctest.Wait()
 	for _, one := range c.d.Containers.ListPod(c.pod) {
 		if one.ID == c.witness {
 			running := one.State() == runtimeapi.ContainerState_CONTAINER_RUNNING

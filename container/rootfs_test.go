@@ -54,8 +54,12 @@ func TestReadInRootfs(t *testing.T) {
 			harness.Check(t, os.MkdirAll(rootfs+"/etc", 0o755))
 			test.make(t, rootfs)
 			got, err := readInRootfs(rootfs, "etc/passwd")
-			harness.Want(t, string(got) == test.want && (err != nil) == (test.says != "") && (err == nil ||
-				strings.Contains(err.Error(), test.says)), "got %q, %v, want %q and an error that says %q", got, err, test.want, test.says)
+			harness.Want(t, string(got) == test.want,
+				"got %q, %v, want %q and an error that says %q", got, err, test.want, test.says)
+			harness.Want(t, (err != nil) == (test.says != ""),
+				"got %q, %v, want %q and an error that says %q", got, err, test.want, test.says)
+			harness.Want(t, err == nil || strings.Contains(err.Error(), test.says),
+				"got %q, %v, want %q and an error that says %q", got, err, test.want, test.says)
 		})
 	}
 }
@@ -93,7 +97,8 @@ func TestOwnSandboxSharesNothing(t *testing.T) {
 		err := checkAbility(spec, handler.Status{Spec: handler.Spec{Name: "gvisor"}})
 		harness.Want(t, err == nil, "%v: %v", namespaces, err)
 		err = checkAbility(spec, handler.Status{Spec: handler.Spec{Name: "gvisor", OwnSandbox: true}})
-		harness.Want(t, (err == nil) == (says == "") && (err == nil || strings.Contains(err.Error(), says) && errdefs.IsInvalidArgument(err)),
+		harness.Want(t, (err == nil) == (says == ""), "%v: %v, want %q", namespaces, err, says)
+		harness.Want(t, err == nil || strings.Contains(err.Error(), says) && errdefs.IsInvalidArgument(err),
 			"%v: %v, want %q", namespaces, err, says)
 	}
 }

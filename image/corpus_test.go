@@ -530,12 +530,8 @@ func TestConfigurationsOfBuilders(t *testing.T) {
 		image := pull(t, s, registry.pushPacked(t, "config:1", config, packings[0], [][]byte{layer}))
 		checkFile(t, filepath.Join(mountImage(t, s, image), "x"), "x")
 		uid, _ := image.User()
-		harness.Want(
-			t,
-			uid != nil && *uid == 0 && len(image.Spec.Config.Env) == 0,
-			"%s: %+v",
-			config,
-			image.Spec.Config,
-		)
+		harness.Need(t, uid != nil, "%s: %+v", config, image.Spec.Config)
+		harness.Want(t, *uid == 0, "%s: %+v", config, image.Spec.Config)
+		harness.Want(t, len(image.Spec.Config.Env) == 0, "%s: %+v", config, image.Spec.Config)
 	}
 }

@@ -137,7 +137,8 @@ func TestImportOfManyTagsIsOneTransaction(t *testing.T) {
 	before := transactions(s)
 	began := time.Now()
 	imported, err := s.Import(t.Context(), bytes.NewReader(taggedArchive(t, tags)))
-	harness.Need(t, err == nil && len(imported) == 1 && len(imported[0].RepoTags) == count, "%d images: %v", len(imported), err)
+	harness.Need(t, err == nil && len(imported) == 1, "%d images: %v", len(imported), err)
+	harness.Need(t, len(imported[0].RepoTags) == count, "%d images: %v", len(imported), err)
 	t.Logf("%d tags in %v and %d transactions", count, time.Since(began), transactions(s)-before)
 	n := transactions(s) - before
 	harness.Want(t, n <= 100, "%d transactions", n)
@@ -173,8 +174,9 @@ func TestSavedImageIsImported(t *testing.T) {
 	must(t, s.Save(t.Context(), reference, &archive))
 	imported, err := other.Import(t.Context(), &archive)
 	must(t, err)
-	harness.Want(t, len(imported) == 1 && slices.Equal(imported[0].RepoTags, []string{reference}) && imported[0].UserText == "web:www",
-		"imported: %+v", imported)
+	harness.Need(t, len(imported) == 1, "imported: %+v", imported)
+	harness.Want(t, slices.Equal(imported[0].RepoTags, []string{reference}), "imported: %+v", imported)
+	harness.Want(t, imported[0].UserText == "web:www", "imported: %+v", imported)
 	again, err := other.Get(reference)
 	must(t, err)
 	harness.Want(t, len(again.Spec.RootFS.DiffIDs) == 3 && again.Spec.Config.StopSignal == "SIGQUIT", "configuration: %+v", again.Spec)
@@ -193,8 +195,10 @@ func TestKeptLayersAreSaved(t *testing.T) {
 	must(t, s.Save(t.Context(), image.ID, &archive))
 	imported, err := other.Import(t.Context(), &archive)
 	must(t, err)
-	harness.Want(t, len(imported) == 1 && imported[0].ID == image.ID && imported[0].Target == image.Target && collected(t, other).blobs == 5,
-		"%+v became %+v", image, imported)
+	harness.Need(t, len(imported) == 1, "%+v became %+v", image, imported)
+	harness.Want(t, imported[0].ID == image.ID, "%+v became %+v", image, imported)
+	harness.Want(t, imported[0].Target == image.Target, "%+v became %+v", image, imported)
+	harness.Want(t, collected(t, other).blobs == 5, "%+v became %+v", image, imported)
 	must(t, s.Remove(t.Context(), image.ID))
 	checkLeft(t, s, leftovers{})
 
@@ -233,7 +237,9 @@ func TestTagGivesOneMoreName(t *testing.T) {
 	untag(t, s, reference)
 	s = reopened(t, s) // the name is on the disk
 	got, err := s.Get("example.org/named:2")
-	harness.Want(t, err == nil && got.ID == image.ID && len(got.RepoTags) == 1, "named: %+v, %v", got, err)
+	harness.Need(t, err == nil, "named: %+v, %v", got, err)
+	harness.Want(t, got.ID == image.ID, "named: %+v, %v", got, err)
+	harness.Want(t, len(got.RepoTags) == 1, "named: %+v, %v", got, err)
 	mountImage(t, s, image)
 }
 
@@ -250,7 +256,9 @@ func TestPullForAPlatform(t *testing.T) {
 	harness.Want(t, image.ID == idOf(t, own) && image.Target.String() == digestOf(t, index), "id %s target %s", image.ID, image.Target)
 	harness.Same(t, "the foreign platform's layer was fetched", registry.blobGets(digestOf(t, layer)), nil)
 	got, err := s.PullFor(t.Context(), reference, "linux/s390x", Auth{}, nil)
-	harness.Want(t, err == nil && got.ID == idOf(t, foreign) && got.Target.String() == digestOf(t, foreign), "%+v, %v", got, err)
+	harness.Need(t, err == nil, "%+v, %v", got, err)
+	harness.Want(t, got.ID == idOf(t, foreign), "%+v, %v", got, err)
+	harness.Want(t, got.Target.String() == digestOf(t, foreign), "%+v, %v", got, err)
 	checkLeft(t, s, leftovers{blobs: 5, snapshots: 2, records: 2}) // of both platforms
 	mine, err := s.Get(other)
 	harness.Want(t, err == nil && mine.ID == idOf(t, own), "the node's own: %+v, %v", mine, err)

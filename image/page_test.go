@@ -4,10 +4,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"fmt"
-	"io"
-	"log"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -59,53 +55,4 @@ func TestExamplesOfThePage(t *testing.T) {
 		read[form]++
 	}
 	harness.Want(t, read["json"] >= 2 && read[hostsFileName] >= 8, "few examples were read: %v", read)
-}
-
-// Each usual failure of a pull has words that docs/registries.md lists with their cure.
-func TestErrorsOfThePage(t *testing.T) {
-	page := string(harness.Read(t, "../docs/registries.md"))
-	const byTLS, plain = `server = "https://%s"`, `server = "http://%s"`
-	status := func(code int) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) { refuse(w, code, "no") }
-	}
-	login := Auth{Username: "user", Password: "wrong"}
-	secret := func(w http.ResponseWriter, r *http.Request) { demandBasic(w, r) }
-	web := func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/html")
-	}
-	certs := t.TempDir()
-	s := openStore(t, func(c *Config) { c.CertsDirs = []string{certs} })
-	for _, c := range []struct {
-		name, words string // of a row of the page
-		hosts       string // %s is the address of the server without its scheme
-		answer      http.HandlerFunc
-		auth        Auth
-	}{
-		{"authority", "x509: certificate signed by unknown authority", byTLS, status(http.StatusNotFound), Auth{}},
-		{"plain HTTP", "server gave HTTP response to HTTPS client", byTLS, status(http.StatusNotFound), Auth{}},
-		{"no such image", "not found", plain, status(http.StatusNotFound), Auth{}},
-		{"no login", "no basic auth credentials", plain, secret, Auth{}},
-		{"wrong login", "401 Unauthorized", plain, secret, login},
-		{"forbidden", "403 Forbidden", plain, status(http.StatusForbidden), Auth{}},
-		{"rate limit", "429 Too Many Requests", plain, status(http.StatusTooManyRequests), Auth{}},
-		{"failure", "503", plain, status(http.StatusServiceUnavailable), Auth{}},
-		{"web page", "returned a page of HTML", plain, web, Auth{}},
-		{"wrong file", "registry configuration", `servers = "http://%s"`, web, Auth{}},
-		{"refused", "connection refused", `server = "http://%.0s127.0.0.1:1"`, web, Auth{}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			server := httptest.NewUnstartedServer(c.answer)
-			server.Config.ErrorLog = log.New(io.Discard, "", 0)
-			start := server.Start
-			if c.name == "authority" {
-				start = server.StartTLS
-			}
-			start()
-			defer server.Close()
-			writeHosts(t, certs, "registry.example", fmt.Sprintf(c.hosts, hostOfURL(server.URL)))
-			_, err := s.Pull(t.Context(), "registry.example/app:v1", c.auth, nil)
-			harness.WantError(t, err, c.words)
-			harness.Want(t, strings.Contains(page, "`"+c.words), "docs/registries.md has no row for %q", c.words)
-		})
-	}
 }

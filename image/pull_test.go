@@ -77,7 +77,9 @@ func checkEverything(t *testing.T, root string) {
 		return info.Sys().(*syscall.Stat_t)
 	}
 	st := stat("setuid")
-	harness.Want(t, st.Mode == syscall.S_IFREG|0o4755 && st.Uid == 12 && st.Gid == 34, "setuid: mode %o, owner %d:%d", st.Mode, st.Uid, st.Gid)
+	harness.Want(t, st.Mode == syscall.S_IFREG|0o4755, "setuid: mode %o, owner %d:%d", st.Mode, st.Uid, st.Gid)
+	harness.Want(t, st.Uid == 12, "setuid: mode %o, owner %d:%d", st.Mode, st.Uid, st.Gid)
+	harness.Want(t, st.Gid == 34, "setuid: mode %o, owner %d:%d", st.Mode, st.Uid, st.Gid)
 	st = stat("null")
 	harness.Want(t, st.Mode&syscall.S_IFMT == syscall.S_IFCHR && st.Rdev == unix.Mkdev(1, 3), "null: mode %o, device %x", st.Mode, st.Rdev)
 	st = stat("fifo")
@@ -87,8 +89,13 @@ func checkEverything(t *testing.T, root string) {
 
 func checkConfig(t *testing.T, image Image) {
 	c := image.Spec.Config
-	harness.Want(t, c.StopSignal == "SIGQUIT" && c.WorkingDir == "/w" && slices.Equal(c.Env, []string{"A=b"}) && c.Labels["l"] == "m" &&
-		slices.Equal(c.Entrypoint, []string{"/bin/e"}) && slices.Equal(c.Cmd, []string{"c"}) && len(c.Volumes) == 1, "configuration: %+v", c)
+	harness.Want(t, c.StopSignal == "SIGQUIT", "configuration: %+v", c)
+	harness.Want(t, c.WorkingDir == "/w", "configuration: %+v", c)
+	harness.Want(t, slices.Equal(c.Env, []string{"A=b"}), "configuration: %+v", c)
+	harness.Want(t, c.Labels["l"] == "m", "configuration: %+v", c)
+	harness.Want(t, slices.Equal(c.Entrypoint, []string{"/bin/e"}), "configuration: %+v", c)
+	harness.Want(t, slices.Equal(c.Cmd, []string{"c"}), "configuration: %+v", c)
+	harness.Want(t, len(c.Volumes) == 1, "configuration: %+v", c)
 	uid, name := image.User()
 	harness.Want(t, uid == nil && name == "web", "user %v %q, want web", uid, name)
 	harness.Want(t, image.Size > 0, "size %d", image.Size)
@@ -99,7 +106,9 @@ func TestPullOfDockerSchema2(t *testing.T) {
 	img := dockerImageOf(t, v1.Config{User: "1000"}, gzipLayer(t, tarOf(t, file("a", "1")), types.DockerLayer))
 	image := pull(t, s, registry.push(t, "docker:2", img))
 	uid, name := image.User()
-	harness.Want(t, uid != nil && *uid == 1000 && name == "", "user %v %q, want 1000", uid, name)
+	harness.Need(t, uid != nil, "user %v %q, want 1000", uid, name)
+	harness.Want(t, *uid == 1000, "user %v %q, want 1000", uid, name)
+	harness.Want(t, name == "", "user %v %q, want 1000", uid, name)
 	checkFile(t, filepath.Join(mountImage(t, s, image), "a"), "1")
 }
 
@@ -186,9 +195,12 @@ func TestMovedTag(t *testing.T) {
 	registry.push(t, "moved:1", imageOf(t, v1.Config{}, layerOf(t, file("a", "new"))))
 	after := pull(t, s, reference)
 	old, err := s.Get(before.ID)
-	harness.Want(t, err == nil && len(old.RepoTags) == 0 && len(old.RepoDigests) == 1, "the old image: %+v, %v", old, err)
+	harness.Need(t, err == nil && len(old.RepoTags) == 0, "the old image: %+v, %v", old, err)
+	harness.Want(t, len(old.RepoDigests) == 1, "the old image: %+v, %v", old, err)
 	got, err := s.Get(reference)
-	harness.Want(t, err == nil && got.ID == after.ID && after.ID != before.ID, "the tag: %s, %v", got.ID, err)
+	harness.Need(t, err == nil, "the tag: %s, %v", got.ID, err)
+	harness.Want(t, got.ID == after.ID, "the tag: %s, %v", got.ID, err)
+	harness.Want(t, after.ID != before.ID, "the tag: %s, %v", got.ID, err)
 }
 
 // TestHostileLayersStayInside: names and links that point out of the layer.

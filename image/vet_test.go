@@ -242,8 +242,9 @@ func TestStalledRegistryEndsThePull(t *testing.T) {
 		return true
 	}))
 	_, err := s.Pull(t.Context(), reference, Auth{}, nil)
-	harness.Want(t, errors.Is(err, ErrRegistryUnavailable) && strings.Contains(err.Error(), layer) &&
-		strings.Contains(err.Error(), "sent nothing for 1s"), "error: %v", err)
+	harness.Want(t, errors.Is(err, ErrRegistryUnavailable), "error: %v", err)
+	harness.Want(t, strings.Contains(err.Error(), layer), "error: %v", err)
+	harness.Want(t, strings.Contains(err.Error(), "sent nothing for 1s"), "error: %v", err)
 	checkLeft(t, s, leftovers{})
 }
 

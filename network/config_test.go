@@ -40,8 +40,10 @@ func TestReadDirectoryPassesOverBadFiles(t *testing.T) {
 			}
 			must(t, os.Symlink("nowhere", filepath.Join(directory, "03-dangling.conflist")))
 			got, problems := readFirst(directory)
-			harness.Want(t, got != nil && got.Name == "good" && filepath.Base(got.File) == "10-good.conflist" &&
-				slices.Equal(got.Plugins, []string{"bridge", "portmap"}), "got %+v, %v", got, problems)
+			harness.Need(t, got != nil, "got %+v, %v", got, problems)
+			harness.Want(t, got.Name == "good", "got %+v, %v", got, problems)
+			harness.Want(t, filepath.Base(got.File) == "10-good.conflist", "got %+v, %v", got, problems)
+			harness.Want(t, slices.Equal(got.Plugins, []string{"bridge", "portmap"}), "got %+v, %v", got, problems)
 			harness.Want(t, len(problems) == 5, "%d problems, want one for each of the five: %v", len(problems), problems)
 			for _, problem := range problems {
 				harness.WantError(t, problem, directory)
@@ -77,7 +79,8 @@ func TestPluginsFromAFolderAreInlined(t *testing.T) {
 		"plugins": [{"type": "bridge", "isGateway": true, "deep": {"number": 0.25}}]}`)
 	put(t, filepath.Join(directory, "split", "10-tuning.conf"), `{"cniVersion": "1.1.0", "name": "split", "type": "tuning", "mtu": 1400}`)
 	got, problems := readFirst(directory)
-	harness.Need(t, len(problems) == 0 && got != nil && slices.Equal(got.Plugins, []string{"bridge", "tuning"}), "%+v, %v", got, problems)
+	harness.Need(t, len(problems) == 0 && got != nil, "%+v, %v", got, problems)
+	harness.Need(t, slices.Equal(got.Plugins, []string{"bridge", "tuning"}), "%+v, %v", got, problems)
 	var list map[string]json.RawMessage
 	must(t, json.Unmarshal(got.Bytes, &list))
 	for key, want := range map[string]string{

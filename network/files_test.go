@@ -1,7 +1,6 @@
 package network
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/minicri/minicri/test/harness"
 )
@@ -17,62 +15,20 @@ import (
 // Installers change a configuration in many ways, some of which leave its size and times as they were. The pod that is
 // made next gets the new content in all of them.
 func TestNextPodSeesEveryChange(t *testing.T) {
-	same := time.Unix(1, 0)
-	write := func(path, text string) error {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			return err
-		}
-		return os.Chtimes(path, same, same)
-	}
-	for _, way := range []struct {
-		name   string
-		first  func(dir, text string) error
-		change func(dir, text string) error
-	}{
-		{
-			"written in place", func(dir, text string) error { return write(dir+"/10.conflist", text) },
-			func(dir, text string) error { return write(dir+"/10.conflist", text) },
-		},
-		{
-			"renamed over", func(dir, text string) error { return write(dir+"/10.conflist", text) },
-			func(dir, text string) error {
-				return errors.Join(write(dir+"/new", text), os.Rename(dir+"/new", dir+"/10.conflist"))
-			},
-		},
-		{
-			"link to another file",
-			func(dir, text string) error {
-				return errors.Join(write(dir+"/one", text), os.Symlink("one", dir+"/10.conflist"))
-			},
-			func(dir, text string) error {
-				return errors.Join(write(dir+"/two", text), os.Symlink("two", dir+"/link"),
-					os.Rename(dir+"/link", dir+"/10.conflist"))
-			},
-		},
+	// The scripts run in the directory. put writes the text into a file, always with one modification time.
+	for _, way := range []struct{ name, first, change string }{
+		{"written in place", "put 10.conflist", "put 10.conflist"},
+		{"renamed over", "put 10.conflist", "put new; mv new 10.conflist"},
+		{"link to another file", "put one; ln -s one 10.conflist", "put two; ln -s two link; mv -T link 10.conflist"},
 		{
 			"link to another folder, as a ConfigMap's volume",
-			func(dir, text string) error {
-				return errors.Join(
-					os.Mkdir(dir+"/..1", 0o700), os.Symlink("..1", dir+"/..data"),
-					os.Symlink("..data/10.conflist", dir+"/10.conflist"), write(dir+"/..1/10.conflist", text),
-				)
-			},
-			func(dir, text string) error {
-				return errors.Join(
-					os.Mkdir(dir+"/..2", 0o700), os.Symlink("..2", dir+"/..link"),
-					write(dir+"/..2/10.conflist", text), os.Rename(dir+"/..link", dir+"/..data"),
-				)
-			},
+			"mkdir ..1; put ..1/10.conflist; ln -s ..1 ..data; ln -s ..data/10.conflist .",
+			"mkdir ..2; put ..2/10.conflist; ln -s ..2 ..link; mv -T ..link ..data",
 		},
 		{
 			"plugin in a folder of the list",
-			func(dir, text string) error {
-				list := `{"cniVersion": "1.1.0", "name": "net"}`
-				return errors.Join(
-					os.Mkdir(dir+"/net", 0o700), write(dir+"/10.conflist", list), write(dir+"/net/10.conf", pluginOf(text)),
-				)
-			},
-			func(dir, text string) error { return write(dir+"/net/10.conf", pluginOf(text)) },
+			`mkdir net; echo '{"cniVersion": "1.1.0", "name": "net"}' >10.conflist; text=$plugin put net/10.conf`,
+			"text=$plugin put net/10.conf",
 		},
 	} {
 		t.Run(way.name, func(t *testing.T) {
@@ -80,7 +36,14 @@ func TestNextPodSeesEveryChange(t *testing.T) {
 			plugin := n.script()
 			plugin["mark"] = "1500"
 			text := conflist(t, "net", plugin)
-			must(t, way.first(n.ConfDir, text))
+			do := func(script, text string) {
+				_, plugins, _ := strings.Cut(text, `"plugins":[`)
+				command := exec.Command("sh", "-ec", `put() { printf %s "$text" >$1; touch -d @1 $1; }; `+script)
+				command.Dir, command.Env = n.ConfDir, append(os.Environ(), "text="+text, "plugin="+strings.TrimSuffix(plugins, "]}"))
+				output, err := command.CombinedOutput()
+				harness.Need(t, err == nil, "%s: %v, %s", script, err, output)
+			}
+			do(way.first, text)
 			attached := func(id, mark string) {
 				must(t, n.Options.Namespaces.(interface{ Create(string) error }).Create(id))
 				result, err := n.Attach(t.Context(), Attachment{ID: id}, n.Options.Namespaces.Path(id))
@@ -90,16 +53,10 @@ func TestNextPodSeesEveryChange(t *testing.T) {
 				n.detach(t, id)
 			}
 			attached("a", "1500")
-			must(t, way.change(n.ConfDir, strings.ReplaceAll(text, "1500", "1400")))
+			do(way.change, strings.ReplaceAll(text, "1500", "1400"))
 			attached("b", "1400")
 		})
 	}
-}
-
-// pluginOf returns the only plugin of a list.
-func pluginOf(list string) string {
-	_, plugins, _ := strings.Cut(list, `"plugins":[`)
-	return strings.TrimSuffix(plugins, "]}")
 }
 
 // A directory is followed until no handler has it.
@@ -170,7 +127,9 @@ func TestFormsOfFiles(t *testing.T) {
 			put(t, filepath.Join(directory, c.file), c.text)
 			got, problems := readFirst(directory)
 			if c.want == "" {
-				harness.Want(t, got != nil && got.Name == "good" && len(problems) == 0, "got %+v, %v", got, problems)
+				harness.Need(t, got != nil, "got %+v, %v", got, problems)
+				harness.Want(t, got.Name == "good", "got %+v, %v", got, problems)
+				harness.Want(t, len(problems) == 0, "got %+v, %v", got, problems)
 				return
 			}
 			harness.Need(t, got == nil && len(problems) == 1, "got %+v, %v", got, problems)

@@ -42,11 +42,6 @@ func processesWith(t *testing.T, variables ...string) (found []string) {
 	return found
 }
 
-// hanging waits until the plugin, its IPAM plugin and the children of that hang for a sandbox.
-func hanging(t *testing.T, id string) {
-	harness.Eventually(t, "the whole tree of plugins hangs", func() bool { return hangs(t, id) })
-}
-
 func hangs(t *testing.T, id string) bool {
 	found := processesWith(t, "CNI_CONTAINERID="+id)
 	return len(found) >= 4 && strings.Contains(strings.Join(found, "\n"), "stuck-ipam")
@@ -129,37 +124,6 @@ func (n *node) untilItHangs(t *testing.T, run func(limit time.Duration) (hung bo
 		}
 	}
 	n.SetLimits(n.Options.Limits)
-}
-
-// While a plugin hangs for one pod, others are attached, and only its own detach waits, for as long as its caller
-// likes. It is ended when its caller gives up, whose reason is in the error.
-func TestAHangingPluginHoldsUpNobodyElse(t *testing.T) {
-	n := newScripted(t, nil)
-	n.journalled(t, "stuck", nil)
-	n.journalled(t, "web", nil)
-	n.tell(t, "ADD.hang")
-	reason := errors.New("the pod is not wanted any more")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := n.try(ctx, "stuck")
-		done <- err
-	}()
-	hanging(t, "stuck")
-	n.untell(t, "ADD.hang")
-	harness.Same(t, "addresses", fmt.Sprint(n.attach(t, "web").Addresses), "[192.0.2.7]")
-	n.detach(t, "web")
-	short, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer stop()
-	err := n.Detach(short, "stuck", "")
-	harness.Want(t, errors.Is(err, context.DeadlineExceeded), "Detach beside an ADD that hangs: %v", err)
-	harness.Want(t, len(n.calls(t, "DEL")) == 1, "DEL ran beside ADD")
-	harness.Want(t, len(processesWith(t, "CNI_CONTAINERID=stuck")) >= 4, "the plugins of another pod were ended")
-	cancel(reason)
-	err = <-done
-	harness.Want(t, errors.Is(err, reason), "got %v, want %v", err, reason)
-	harness.Same(t, "left running", processesWith(t, "CNI_CONTAINERID=stuck"), nil)
-	n.detach(t, "stuck")
 }
 
 // A plugin that cannot be killed keeps its attachment locked, under the next daemon too, and who waits for that is told

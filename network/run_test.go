@@ -57,14 +57,6 @@ func (n *node) chain(t *testing.T) []map[string]any {
 	}
 }
 
-// addresses are those that host-local holds.
-func (n *node) addresses(t *testing.T) (held []string) {
-	for _, file := range harness.Glob(t, n.scripted, "ipam", "*", "10.97.*") {
-		held = append(held, filepath.Base(file))
-	}
-	return held
-}
-
 // helper waits for the child that the plugin has left behind.
 func (n *node) helper(t *testing.T) (pid int) {
 	harness.Eventually(t, "the helper runs", func() bool {

@@ -348,7 +348,7 @@ func gone(pid int) bool {
 // A request waits for a plugin that is synchronized no longer than its caller does.
 func TestWaitForASynchronization(t *testing.T) {
 	p, socket := open(t, time.Minute)
-	plugin := late{begun: make(chan struct{}), answer: make(chan struct{})}
+	plugin := late{begun: make(chan time.Time, 1), answer: make(chan struct{})}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -364,14 +364,16 @@ func TestWaitForASynchronization(t *testing.T) {
 	<-ended
 }
 
-// late is a plugin whose synchronization takes until it is told to answer.
+// late is a plugin whose synchronization takes until it is told to answer. It notes when that must end.
 type late struct {
-	begun, answer chan struct{}
-	seen          chan string
+	begun  chan time.Time
+	answer chan struct{}
+	seen   chan string
 }
 
-func (l late) Synchronize(context.Context, []*api.PodSandbox, []*api.Container) ([]*api.ContainerUpdate, error) {
-	close(l.begun)
+func (l late) Synchronize(ctx context.Context, _ []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+	deadline, _ := ctx.Deadline()
+	l.begun <- deadline
 	<-l.answer
 	return nil, nil
 }
@@ -383,20 +385,22 @@ func (l late) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 
 // What is made while a plugin joins is seen by it, also if it takes longer for that than it may for another answer.
 func TestMadeWhileAPluginJoins(t *testing.T) {
-	const limit = time.Second
-	p, socket := open(t, limit)
-	l := late{begun: make(chan struct{}), answer: make(chan struct{}), seen: make(chan string, 10)}
+	const limit = time.Hour
+	dir := t.TempDir()
+	p, socket := newPlugins(t, dir, 24*time.Hour, limit), filepath.Join(dir, "s")
+	harness.Check(t, p.Open(nonePods{}, none{}))
+	l := late{begun: make(chan time.Time), answer: make(chan struct{}), seen: make(chan string, 10)}
 	s, err := stub.New(l, stub.WithSocketPath(socket), stub.WithPluginName("slow"), stub.WithPluginIdx("10"), stub.WithOnClose(func() {}))
 	harness.Check(t, err)
 	harness.Check(t, s.Start(t.Context()))
 	defer s.Stop()
-	<-l.begun
+	deadline := <-l.begun
+	harness.Want(t, time.Until(deadline) > limit, "it has to join within %v", time.Until(deadline))
 	const many = 3
 	var wait sync.WaitGroup
 	for i := range many {
 		wait.Go(func() { harness.Same(t, "an error", p.run(t.Context(), fmt.Sprint(i)), nil) })
 	}
-	time.Sleep(2 * limit)
 	close(l.answer)
 	wait.Wait()
 	harness.Want(t, len(l.seen) == many, "of %d pods that were made while it was synchronized, the plugin has seen %d", many, len(l.seen))
@@ -412,6 +416,7 @@ func TestSurveyBesideAFifo(t *testing.T) {
 	harness.Check(t, unix.Mkfifo(filepath.Join(source.ConfigDir, "fifo.conf"), 0o600))
 	plugins, problems := source.Survey()
 	harness.Want(t, slices.Equal(plugins, []string{"10-good"}), "plugins that are started: %v", plugins)
-	harness.Want(t, len(problems) == 1 && strings.Contains(problems[0].Error(), "20-fifo") &&
-		strings.Contains(problems[0].Error(), "no regular file"), "problems: %v", problems)
+	harness.Need(t, len(problems) == 1, "problems: %v", problems)
+	harness.Want(t, strings.Contains(problems[0].Error(), "20-fifo"), "problems: %v", problems)
+	harness.Want(t, strings.Contains(problems[0].Error(), "no regular file"), "problems: %v", problems)
 }

@@ -66,7 +66,10 @@ func TestContainerRules(t *testing.T) {
 // pod, and gets options of mounts alone that every runtime knows; any other is, and does.
 func TestSandboxPerContainer(t *testing.T) {
 	const kind = "io.kubernetes.cri.container-type"
-	for own, want := range map[bool]struct{ kind, option string }{true: {"", "nosuid"}, false: {"container", "rnosuid"}} {
+	for own, want := range map[bool]struct{ kind, option string }{
+		true:  {"", "nosuid"},
+		false: {"container", "rnosuid"},
+	} {
 		c := &Container{
 			SandboxID: "sandbox", Config: &runtimeapi.ContainerConfig{}, Pod: &runtimeapi.PodSandboxConfig{},
 			Machine: machine.Machine{RecursiveReadOnly: true}, Defaults: Defaults{OwnSandbox: own},
@@ -77,7 +80,8 @@ func TestSandboxPerContainer(t *testing.T) {
 		harness.Want(t, annotations[kind] == want.kind && annotations["io.kubernetes.cri.sandbox-id"] == "sandbox",
 			"own sandbox %t: annotations %v", own, annotations)
 		bound, err := bind(c, &mount{HostPath: "/", MountOptions: []string{"nosuid"}}, spec)
-		harness.Want(t, err == nil && slices.Contains(bound.Options, want.option), "own sandbox %t: options %v, %v", own, bound.Options, err)
+		harness.Want(t, err == nil && slices.Contains(bound.Options, want.option), "own sandbox %t: options %v, %v",
+			own, bound.Options, err)
 	}
 }
 
@@ -91,7 +95,10 @@ func devicesPart(s *specs.Spec) any {
 
 func TestForExec(t *testing.T) {
 	spec := &specs.Spec{Process: &specs.Process{
-		Args: []string{"/server"}, Cwd: "/app", Env: make([]string, 1, 8), User: specs.User{UID: 7, AdditionalGids: []uint32{8}},
+		Args: []string{"/server"}, Cwd: "/app", Env: make([]string, 1, 8), User: specs.User{
+			UID:            7,
+			AdditionalGids: []uint32{8},
+		},
 		Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_KILL"}}, NoNewPrivileges: true,
 	}}
 	spec.Process.Env[0] = "A=1"
@@ -100,8 +107,9 @@ func TestForExec(t *testing.T) {
 	harness.Same(t, "an exec", *ForExec(spec.Process, []string{"ls"}, false), want)
 	want.Terminal, want.Env = true, []string{"A=1", "TERM=xterm"}
 	harness.Same(t, "an exec with a terminal", *ForExec(spec.Process, []string{"ls"}, true), want)
-	harness.Want(t, len(spec.Process.Env) == 1 && spec.Process.Env[:2][1] == "" && spec.Process.Args[0] == "/server",
-		"the container's own process has changed: %+v", spec.Process)
+	harness.Need(t, len(spec.Process.Env) == 1, "the container's own process has changed: %+v", spec.Process)
+	harness.Want(t, spec.Process.Env[:2][1] == "", "the container's own process has changed: %+v", spec.Process)
+	harness.Want(t, spec.Process.Args[0] == "/server", "the container's own process has changed: %+v", spec.Process)
 	spec.Process.Env = []string{"TERM=linux"}
 	harness.Same(t, "the environment", ForExec(spec.Process, []string{"ls"}, true).Env, []string{"TERM=linux"})
 }
@@ -117,15 +125,22 @@ func TestCgroupsPath(t *testing.T) {
 		{"kubepods", false, "/kubepods/abc", "/kubepods/abc"},
 		{"", false, "/abc", "/abc"},
 		{"/a//b/./", false, "/a/b/abc", "/a/b/abc"},
-		{"kubepods-pod1.slice", true, "kubepods-pod1.slice:cri-containerd:abc", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-abc.scope"},
+		{
+			"kubepods-pod1.slice", true, "kubepods-pod1.slice:cri-containerd:abc",
+			"/kubepods.slice/kubepods-pod1.slice/cri-containerd-abc.scope",
+		},
 		// The kubelet sends the whole path of the slice.
-		{"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:cri-containerd:abc", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-abc.scope"},
+		{
+			"/kubepods.slice/kubepods-pod1.slice", true, "kubepods-pod1.slice:cri-containerd:abc",
+			"/kubepods.slice/kubepods-pod1.slice/cri-containerd-abc.scope",
+		},
 		{"/kubepods.slice/", true, "kubepods.slice:cri-containerd:abc", "/kubepods.slice/cri-containerd-abc.scope"},
 		{"-.slice", true, "-.slice:cri-containerd:abc", "/cri-containerd-abc.scope"},
 	} {
 		path := CgroupsPath(test.parent, "abc", test.systemd)
 		dir := cgroup.Path(path)
-		harness.Want(t, path == test.path && dir == test.dir, "%q, systemd %v: %q and %q, want %q and %q", test.parent, test.systemd, path, dir, test.path, test.dir)
+		harness.Want(t, path == test.path && dir == test.dir, "%q, systemd %v: %q and %q, want %q and %q",
+			test.parent, test.systemd, path, dir, test.path, test.dir)
 	}
 }
 
@@ -158,7 +173,8 @@ func TestForSandbox(t *testing.T) {
 // FuzzPasswd: the files of an image name no user or group whose number is not one, and a number in the image's
 // configuration stays that number. They give nobody more groups than a process can have.
 func FuzzPasswd(f *testing.F) {
-	f.Add("web:www", []byte("root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/:/bin/sh\n"), []byte("www:x:5:web\nextra:x:6:web\n"))
+	f.Add("web:www", []byte("root:x:0:0::/root:/bin/sh\nweb:x:1000:1000::/:/bin/sh\n"),
+		[]byte("www:x:5:web\nextra:x:6:web\n"))
 	f.Add("1000", []byte("1000:x:0:0::/:\n"), []byte(""))
 	f.Add("u", []byte("u:x:4294967296:-1::/:\n"), []byte("u:x:99999999999999999999:u\n"))
 	var groups []byte
@@ -175,7 +191,8 @@ func FuzzPasswd(f *testing.F) {
 		groups := len(spec.Process.User.AdditionalGids)
 		harness.Want(t, err != nil || groups <= 1<<16, "user %q has %d groups", wanted, groups)
 		if containerHome(c, spec) == nil { // JSON carries it
-			harness.Want(t, utf8.ValidString(spec.Process.Env[0]), "the home of user %q is %q", wanted, spec.Process.Env)
+			harness.Want(t, utf8.ValidString(spec.Process.Env[0]), "the home of user %q is %q", wanted,
+				spec.Process.Env)
 		}
 		found, err := lookUp(c, wanted, "")
 		if err != nil {
@@ -217,9 +234,13 @@ const (
 // cri: Mount.propagation
 func TestPropagate(t *testing.T) {
 	runtime.LockOSThread()
-	must(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))) // needs root
+	must(t, errors.Join(unix.Unshare(unix.CLONE_NEWNS|unix.CLONE_FS),
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))) // needs root
 	dir := t.TempDir()
-	for name, flag := range map[string]uintptr{"private": unix.MS_PRIVATE, "shared": unix.MS_SHARED, "slave": unix.MS_SLAVE} {
+	for name, flag := range map[string]uintptr{
+		"private": unix.MS_PRIVATE, "shared": unix.MS_SHARED,
+		"slave": unix.MS_SLAVE,
+	} {
 		mountTmpfs(t, filepath.Join(dir, name), flag)
 	}
 	// On top of a shared mount, and deeper than one.
@@ -245,9 +266,11 @@ func TestPropagate(t *testing.T) {
 		spec := &specs.Spec{Linux: &specs.Linux{}}
 		option, err := propagate(source, test.mode, spec)
 		if test.says != "" {
-			harness.Want(t, err != nil && strings.Contains(err.Error(), test.says), "%s, %v: %v, want an error that says %q", test.source, test.mode, err, test.says)
+			harness.Want(t, err != nil && strings.Contains(err.Error(), test.says),
+				"%s, %v: %v, want an error that says %q", test.source, test.mode, err, test.says)
 		} else if err != nil || option != test.option || spec.Linux.RootfsPropagation != test.root {
-			t.Errorf("%s, %v: option %q, root %q, %v", test.source, test.mode, option, spec.Linux.RootfsPropagation, err)
+			t.Errorf("%s, %v: option %q, root %q, %v", test.source, test.mode, option, spec.Linux.RootfsPropagation,
+				err)
 		}
 	}
 }
@@ -257,7 +280,8 @@ func mountTmpfs(t *testing.T, place string, propagation uintptr) {
 	must(t, errors.Join(os.MkdirAll(place, 0o755), unix.Mount("test", place, "tmpfs", 0, "")))
 	t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
 	if propagation == unix.MS_SLAVE {
-		must(t, errors.Join(unix.Mount("", place, "", unix.MS_SHARED, ""), unix.Mount(place, place, "", unix.MS_BIND, "")))
+		must(t, errors.Join(unix.Mount("", place, "", unix.MS_SHARED, ""),
+			unix.Mount(place, place, "", unix.MS_BIND, "")))
 		t.Cleanup(func() { _ = unix.Unmount(place, unix.MNT_DETACH) })
 	}
 	must(t, unix.Mount("", place, "", propagation, ""))
@@ -266,12 +290,20 @@ func mountTmpfs(t *testing.T, place string, propagation uintptr) {
 // All devices below a directory are given, in their places, and nothing else.
 func TestDevicesOfADirectory(t *testing.T) {
 	dir := t.TempDir()
-	for name, number := range map[string]uint32{"a": uint32(unix.Mkdev(1, 3)), "sub/b": uint32(unix.Mkdev(1, 5)), "pts/c": uint32(unix.Mkdev(1, 7))} {
+	for name, number := range map[string]uint32{
+		"a": uint32(unix.Mkdev(1, 3)), "sub/b": uint32(unix.Mkdev(1, 5)),
+		"pts/c": uint32(unix.Mkdev(1, 7)),
+	} {
 		path := filepath.Join(dir, name)
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), unix.Mknod(path, unix.S_IFCHR|0o600, int(number)))) // needs root
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			unix.Mknod(path, unix.S_IFCHR|0o600, int(number)))) // needs root
 	}
-	must(t, errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o600), os.Symlink("a", filepath.Join(dir, "link"))))
-	config := &runtimeapi.ContainerConfig{Devices: []*runtimeapi.Device{{HostPath: dir, ContainerPath: "/dev/vendor/", Permissions: "r"}}}
+	must(t, errors.Join(os.WriteFile(filepath.Join(dir, "file"), nil, 0o600),
+		os.Symlink("a", filepath.Join(dir, "link"))))
+	config := &runtimeapi.ContainerConfig{Devices: []*runtimeapi.Device{{
+		HostPath: dir, ContainerPath: "/dev/vendor/",
+		Permissions: "r",
+	}}}
 	spec := &specs.Spec{Linux: &specs.Linux{}}
 	must(t, containerDevices(&Container{Config: config}, spec))
 	var got []string

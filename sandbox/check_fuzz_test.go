@@ -111,6 +111,8 @@ func checker(t *testing.T) *Store {
 func wantEmpty(t *testing.T, directories ...string) {
 	for _, directory := range directories {
 		found, err := filepath.Glob(filepath.Join(directory, "*"))
-		harness.Want(t, (err == nil || errors.Is(err, os.ErrNotExist)) && len(found) == 0, "%s is not empty: %q, %v", directory, found, err)
+		harness.Want(t, err == nil || errors.Is(err, os.ErrNotExist),
+			"%s is not empty: %q, %v", directory, found, err)
+		harness.Want(t, len(found) == 0, "%s is not empty: %q, %v", directory, found, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,7 +55,93 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// Requests for one name get one sandbox if they are equal, also while it is made. Others are refused.
+// run runs a pod.
+func run(t *testing.T, d *fake.Daemon, name string) (id string) {
+	id, err := d.Sandboxes.Run(d.Ctx, podConfig(name), "")
+	harness.Check(t, err)
+	return id
+}
+
+// Stop and Remove of one sandbox may come at once, in any order, and for ids that do not exist.
+func TestEndsAtOnce(t *testing.T) {
+	in(t, func(t *testing.T, d *fake.Daemon) {
+		ends := []func(context.Context, string) error{d.Sandboxes.Stop, d.Sandboxes.Remove}
+		for _, id := range []string{run(t, d, "web"), "0123456789abcdef", "../../etc"} {
+			var all sync.WaitGroup
+			for i := range 16 {
+				all.Go(func() { harness.Same(t, "the end of "+id, ends[i%2](d.Ctx, id), nil) })
+			}
+			all.Wait()
+			_, err := d.Sandboxes.Find(id)
+			wantError(t, err, errdefs.ErrNotFound)
+		}
+		_, err := d.Sandboxes.Find("")
+		wantError(t, err, errdefs.ErrInvalidArgument)
+		harness.Same(t, "left", d.Leaks(), nil)
+	})
+}
+
+// The attempts of a pod are created one after the other, also over a restart.
+func TestCreatedAtGrows(t *testing.T) {
+	in(t, func(t *testing.T, d *fake.Daemon) {
+		var last int64
+		for attempt := range uint32(4) {
+			config := podConfig("web")
+			config.Metadata.Attempt = attempt
+			id, err := d.Sandboxes.Run(d.Ctx, config, "")
+			harness.Check(t, err)
+			sb, err := d.Sandboxes.Find(id)
+			harness.Check(t, err)
+			harness.Want(t, sb.CreatedAt > last, "attempt %d was created at %d, the one before at %d", attempt,
+				sb.CreatedAt, last)
+			last = sb.CreatedAt
+			if attempt == 1 {
+				d.Kill()
+				d = d.Start()
+			}
+		}
+	})
+}
+
+// A supervisor that does not answer is asked at once, and killed at the limit. Its successor adopts the pods.
+func TestSupervisorThatHangs(t *testing.T) {
+	in(t, func(t *testing.T, d *fake.Daemon) {
+		id := run(t, d, "web")
+		d.Kill()
+		d.FreezeSupervisor()
+		began := time.Now()
+		d, started := d.Begin()
+		harness.Check(t, <-started)
+		_, err := d.Supervisors.Ensure(d.Ctx, fake.Build)
+		harness.Check(t, err)
+		harness.Want(t, time.Since(began) < d.Limits.Kill+2*time.Second, "killed after %v", time.Since(began))
+		sb, err := d.Sandboxes.Find(id)
+		harness.Check(t, err)
+		harness.Want(t, sb.Ready() && d.Made("process", id), "the pod has ended")
+		harness.Check(t, d.Sandboxes.Remove(d.Ctx, id))
+	})
+}
+
+// While the ADD of one pod hangs, others run and end.
+func TestPodsBesideAnADDThatHangs(t *testing.T) {
+	in(t, func(t *testing.T, d *fake.Daemon) {
+		hit := d.Arm("middle ADD", d.Hang)
+		failed := make(chan error)
+		go func() {
+			_, err := d.Sandboxes.Run(d.Ctx, podConfig("hangs"), "")
+			failed <- err
+		}()
+		<-hit
+		d.Disarm()
+		id := run(t, d, "web")
+		harness.Check(t, errors.Join(d.Sandboxes.Stop(d.Ctx, id), d.Sandboxes.Remove(d.Ctx, id)))
+		err := <-failed
+		harness.WantError(t, err, "plugin middle", "ADD", "not done after 30s")
+		harness.Same(t, "left", d.Leaks(), nil)
+	})
+}
+
+// Requests for one name get one sandbox if they are equal, also while it is made. Others are refused by what differs.
 func TestNames(t *testing.T) {
 	in(t, func(t *testing.T, d *fake.Daemon) {
 		ids := make(chan string, 3)
@@ -73,6 +160,7 @@ func TestNames(t *testing.T) {
 		other.Labels = map[string]string{"another": "pod"}
 		_, err := d.Sandboxes.Run(d.Ctx, other, "")
 		wantError(t, err, errdefs.ErrAlreadyExists)
+		harness.WantError(t, err, "config.labels differs")
 		other.Metadata.Attempt = 1
 		second, err := d.Sandboxes.Run(d.Ctx, other, "")
 		harness.Check(t, err)

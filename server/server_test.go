@@ -100,8 +100,10 @@ func TestErrorsHaveFields(t *testing.T) {
 // A step that failed without a plugin is named; an error of no step has no fields.
 func TestErrorsOfStepsAndOfNone(t *testing.T) {
 	failed := status.Convert(grpcError(&step.Error{Step: "container/check", Err: errdefs.ErrNotFound}))
-	harness.Want(t, failed.Code() == codes.NotFound && len(failed.Details()) == 1 &&
-		failed.Details()[0].(*errdetails.ErrorInfo).GetMetadata()["step"] == "container/check", "%v", failed)
+	harness.Want(t, failed.Code() == codes.NotFound, "%v", failed)
+	harness.Want(t, len(failed.Details()) == 1, "%v", failed)
+	harness.Want(t, failed.Details()[0].(*errdetails.ErrorInfo).GetMetadata()["step"] == "container/check",
+		"%v", failed)
 	none := status.Convert(grpcError(errdefs.ErrNotFound))
 	harness.Want(t, len(none.Details()) == 0, "%v", none.Details())
 	pull := status.Convert(grpcError(fmt.Errorf("pull x: %w", image.ErrRegistryUnavailable)))
@@ -135,8 +137,10 @@ func TestCallsThatChangeSomethingAreWaitedFor(t *testing.T) {
 func TestVersion(t *testing.T) {
 	version, err := dial(t, &Runtime{Info: Info{Version: "1.2.3"}}).Version(t.Context(), &runtimeapi.VersionRequest{Version: "0.1.0"})
 	must(t, err)
-	harness.Want(t, version.GetVersion() == "0.1.0" && version.GetRuntimeName() == "minicri" && version.GetRuntimeVersion() == "1.2.3" &&
-		version.GetRuntimeApiVersion() == "v1", "version %v", version)
+	harness.Want(t, version.GetVersion() == "0.1.0", "version %v", version)
+	harness.Want(t, version.GetRuntimeName() == "minicri", "version %v", version)
+	harness.Want(t, version.GetRuntimeVersion() == "1.2.3", "version %v", version)
+	harness.Want(t, version.GetRuntimeApiVersion() == "v1", "version %v", version)
 }
 
 // A stream has all of a list in its order, in pieces that are cut by size; what is larger than a piece is sent alone.
@@ -161,7 +165,9 @@ func TestSendPieces(t *testing.T) {
 func TestEmptyListsOfVerboseAnswers(t *testing.T) {
 	var none []string
 	info, err := encodeInfo(map[string]any{"quarantinedRecords": none, "version": "1"})
-	harness.Want(t, err == nil && info["quarantinedRecords"] == `{"items":[]}` && info["version"] == `"1"`, "%v, %v", info, err)
+	harness.Need(t, err == nil, "%v, %v", info, err)
+	harness.Want(t, info["quarantinedRecords"] == `{"items":[]}`, "%v, %v", info, err)
+	harness.Want(t, info["version"] == `"1"`, "%v, %v", info, err)
 }
 
 // dial serves the runtime on a unix socket and connects to it.
@@ -214,7 +220,9 @@ func TestFitMetrics(t *testing.T) {
 		}
 		list.PodMetrics = fitMetrics(list.PodMetrics)
 		size, left := proto.Size(list), len(list.PodMetrics)
-		harness.Want(t, size <= maxAnswer && (left == count) == whole && left >= min(count, count*7/10), "%d of %d pods in %d bytes", left, count, size)
+		harness.Want(t, size <= maxAnswer, "%d of %d pods in %d bytes", left, count, size)
+		harness.Want(t, (left == count) == whole, "%d of %d pods in %d bytes", left, count, size)
+		harness.Want(t, left >= min(count, count*7/10), "%d of %d pods in %d bytes", left, count, size)
 		harness.Want(t, list.PodMetrics[left-1].PodSandboxId == fmt.Sprint(left-1), "not the oldest of %d pods are left out", count)
 	}
 }

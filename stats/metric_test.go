@@ -191,7 +191,8 @@ func TestNetworkThatIsGone(t *testing.T) {
 		m := newMeter(t, directories(t.TempDir()))
 		cgroup := makeCgroup(t, m.hierarchies, filepath.Base(path))
 		pod, err := m.Pod(t.Context(), Pod{ID: "pod", Cgroups: []string{cgroup}, Netns: path})
-		harness.Want(t, err == nil && pod.GetLinux().GetCpu() != nil && pod.GetLinux().GetNetwork() == nil, "a pod without its network is %v (%v)", pod, err)
+		harness.Need(t, err == nil && pod.GetLinux().GetCpu() != nil, "a pod without its network is %v (%v)", pod, err)
+		harness.Want(t, pod.GetLinux().GetNetwork() == nil, "a pod without its network is %v (%v)", pod, err)
 	}
 }
 
@@ -341,7 +342,9 @@ func TestContainerThatDoesNotRunHasItsLayer(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(layers, "ended"), 0o755))
 	got, err := m.Container(t.Context(), Container{ID: "ended", Cgroup: "/minicri-stats-no-such-cgroup"})
 	must(t, err)
-	harness.Want(t, got.GetCpu() == nil && got.GetMemory() == nil && got.GetWritableLayer().GetInodesUsed().GetValue() == 1,
+	harness.Want(t, got.GetCpu() == nil, "the stats of a container that has ended are %v", got)
+	harness.Want(t, got.GetMemory() == nil, "the stats of a container that has ended are %v", got)
+	harness.Want(t, got.GetWritableLayer().GetInodesUsed().GetValue() == 1,
 		"the stats of a container that has ended are %v", got)
 }
 
@@ -371,7 +374,9 @@ func TestHungLayerHoldsUpNobody(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(layers, "beside"), 0o755))
 	harness.Eventually(t, "the other layer is measured", func() bool {
 		list := m.Containers(t.Context(), []Container{{ID: "hung", Cgroup: path}, {ID: "beside", Cgroup: path}})
-		harness.Need(t, len(list) == 2 && list[0].GetWritableLayer() == nil && list[0].GetCpu() != nil, "the list is %v", list)
+		harness.Need(t, len(list) == 2, "the list is %v", list)
+		harness.Need(t, list[0].GetWritableLayer() == nil, "the list is %v", list)
+		harness.Need(t, list[0].GetCpu() != nil, "the list is %v", list)
 		return list[1].GetWritableLayer() != nil
 	})
 	harness.Same(t, "files in the sum of the layers", m.Layers(t.Context(), []string{"beside", "hung"}).Inodes, 1)

@@ -217,7 +217,8 @@ func TestForceKeepsTheFileUntilTheNewOneIsWhole(t *testing.T) {
 		harness.WantError(t, writeFile(path, force, func(io.Writer) error { return nil }), "is there already")
 	}
 	all, err := os.ReadDir(dir)
-	harness.Want(t, err == nil && len(all) == 3 && all[1].Type() == fs.ModeSymlink, "left: %v, %v", all, err)
+	harness.Need(t, err == nil && len(all) == 3, "left: %v, %v", all, err)
+	harness.Want(t, all[1].Type() == fs.ModeSymlink, "left: %v, %v", all, err)
 }
 
 func TestPullProgress(t *testing.T) {
@@ -231,8 +232,10 @@ func TestPullProgress(t *testing.T) {
 	for done, bar := range map[int64]string{1024: "[##########          ]", 5000: "[####################]"} { // more than it said
 		output.Reset()
 		shown.show(image.Progress{Digest: "sha256:second", Stage: image.StageDownload, Done: done, Total: 4096})
-		harness.Want(t, strings.Contains(output.String(), bar) && strings.Contains(output.String(), " of 6KiB, ") &&
-			strings.Contains(output.String(), "KiB/s, 1 of 2 blobs done"), "%q lacks %q", output.String(), bar)
+		harness.Want(t, strings.Contains(output.String(), bar), "%q lacks %q", output.String(), bar)
+		harness.Want(t, strings.Contains(output.String(), " of 6KiB, "), "%q lacks %q", output.String(), bar)
+		harness.Want(t, strings.Contains(output.String(), "KiB/s, 1 of 2 blobs done"),
+			"%q lacks %q", output.String(), bar)
 	}
 }
 
@@ -254,13 +257,16 @@ func TestSocketOfAnotherUser(t *testing.T) {
 	c := config.Default()
 	c.Socket, c.Root = socket, root
 	findings, err := examine(t.Context(), &config.Loaded{Config: c})
-	harness.Want(t, err == nil && len(findings) == 1 && findings[0].Subject == "user" && !doctor.Clean(findings), "check: %v, %v", findings, err)
+	harness.Need(t, err == nil && len(findings) == 1, "check: %v, %v", findings, err)
+	harness.Want(t, findings[0].Subject == "user", "check: %v, %v", findings, err)
+	harness.Want(t, !doctor.Clean(findings), "check: %v, %v", findings, err)
 	daemon, _ := askDaemon(t.Context(), socket)
 	_, err = runImage(t, root, state, "ls")
 	for what, err := range map[string]error{
 		"image": err, "check": daemon.Err, "check --pod": errors.New(tryPod(t.Context(), c).Message),
 	} {
-		harness.Want(t, err != nil && strings.Contains(err.Error(), "run this as root: ") && strings.Contains(err.Error(), socket),
-			"%s: %v", what, err)
+		harness.Need(t, err != nil, "%s: %v", what, err)
+		harness.Want(t, strings.Contains(err.Error(), "run this as root: "), "%s: %v", what, err)
+		harness.Want(t, strings.Contains(err.Error(), socket), "%s: %v", what, err)
 	}
 }

@@ -162,7 +162,10 @@ func TestPrioritiesAndForms(t *testing.T) {
 	slog.New(newHandler(&written, "json", nil, false)).Info("x", "pod", "web", "took", 1500*time.Millisecond)
 	var line struct{ Msg, Pod, Took string }
 	err := json.Unmarshal(written.Bytes(), &line)
-	harness.Want(t, err == nil && line.Msg == "x" && line.Pod == "web" && line.Took == "1.5s", "%s: %v", &written, err)
+	harness.Need(t, err == nil, "%s: %v", &written, err)
+	harness.Want(t, line.Msg == "x", "%s: %v", &written, err)
+	harness.Want(t, line.Pod == "web", "%s: %v", &written, err)
+	harness.Want(t, line.Took == "1.5s", "%s: %v", &written, err)
 }
 
 // The last line has the priority of an error in the journal, and the form of the log.
@@ -181,7 +184,9 @@ func TestLastLineHasTheFormOfTheLog(t *testing.T) {
 	sayLast(&written, false, endError{failed, "json"})
 	var line struct{ Level, Err string }
 	err := json.Unmarshal(written.Bytes(), &line)
-	harness.Want(t, err == nil && line.Level == "ERROR" && line.Err == failed.Error(), "%s: %v", &written, err)
+	harness.Need(t, err == nil, "%s: %v", &written, err)
+	harness.Want(t, line.Level == "ERROR", "%s: %v", &written, err)
+	harness.Want(t, line.Err == failed.Error(), "%s: %v", &written, err)
 	file := filepath.Join(t.TempDir(), "config.toml")
 	must(t, os.WriteFile(file, []byte("log_format = 'json'\nshm_size = 1\n"), 0o600))
 	err = command(t.Context(), []string{"--config", file}, io.Discard)

@@ -43,8 +43,10 @@ func TestEveryKeyHasAComment(t *testing.T) {
 	harness.Check(t, Default().Write(&text))
 	for _, key := range Keys() {
 		name := key.Name[strings.LastIndex(key.Name, ".")+1:]
-		harness.Want(t, key.Comment != "" && (key.Table || strings.Contains(text.String(), name)) && strings.Contains(text.String(), key.Comment),
+		harness.Want(t, key.Comment != "", "%s is not in the printed defaults", key.Name)
+		harness.Want(t, key.Table || strings.Contains(text.String(), name),
 			"%s is not in the printed defaults", key.Name)
+		harness.Want(t, strings.Contains(text.String(), key.Comment), "%s is not in the printed defaults", key.Name)
 	}
 }
 
@@ -62,8 +64,9 @@ func TestReadFileSaysWhere(t *testing.T) {
 	} {
 		path := file(t, test.text)
 		err := read(t, "--config", path).Strict()
-		harness.Want(t, err != nil && strings.HasPrefix(err.Error(), path+":") && strings.Contains(err.Error(), test.says),
-			"%s: %v, want %s%s", test.name, err, path, test.says)
+		harness.Need(t, err != nil, "%s: %v, want %s%s", test.name, err, path, test.says)
+		harness.Want(t, strings.HasPrefix(err.Error(), path+":"), "%s: %v, want %s%s", test.name, err, path, test.says)
+		harness.Want(t, strings.Contains(err.Error(), test.says), "%s: %v, want %s%s", test.name, err, path, test.says)
 	}
 	err := read(t, "--config", filepath.Join(t.TempDir(), "missing")).Strict()
 	harness.Want(t, errors.Is(err, fs.ErrNotExist), "a file that is not there: %v", err)
@@ -215,8 +218,12 @@ func TestLoadResolvesLinks(t *testing.T) {
 	}
 	c, err := load([]string{"--config", os.DevNull, "--root", filepath.Join(dir, "root"), "--state", filepath.Join(dir, "run", "not"), "--netns-dir", filepath.Join(dir, "dangling")})
 	harness.Check(t, err)
-	harness.Want(t, c.Root == filepath.Join(data, "minicri") && c.State == filepath.Join(data, "not") &&
-		c.NetnsDir == filepath.Join(dir, "dangling"), "root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
+	harness.Want(t, c.Root == filepath.Join(data, "minicri"),
+		"root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
+	harness.Want(t, c.State == filepath.Join(data, "not"),
+		"root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
+	harness.Want(t, c.NetnsDir == filepath.Join(dir, "dangling"),
+		"root %s, state %s, netns_dir %s", c.Root, c.State, c.NetnsDir)
 }
 
 // Each duration needs a unit and each number a least and a largest value: a field
@@ -248,10 +255,15 @@ func TestBrokenPartsDisableThemselvesOnly(t *testing.T) {
 	put(t, bad, "root = '/bad'\npids_limit = 'many'\n")
 	put(t, filepath.Join(path+".d", "20-good.toml"), "root = '/good'\n[limits]\nkill = '20s'\n")
 	l := read(t, "--config", path, "--state", "/run/b")
-	harness.Want(t, l.Socket == "/s" && l.State == "/run/b" && l.Root == "/good" && l.LogLevel == "info" && l.PidsLimit == 0, "%+v", l.Config)
+	harness.Want(t, l.Socket == "/s", "%+v", l.Config)
+	harness.Want(t, l.State == "/run/b", "%+v", l.Config)
+	harness.Want(t, l.Root == "/good", "%+v", l.Config)
+	harness.Want(t, l.LogLevel == "info", "%+v", l.Config)
+	harness.Want(t, l.PidsLimit == 0, "%+v", l.Config)
 	harness.Want(t, len(l.Unknown) == 1 && strings.HasPrefix(l.Unknown[0].Error(), path+":3: unknown key \"sockt\""), "unknown: %v", l.Unknown)
-	harness.Want(t, len(l.Broken) == 2 && strings.HasPrefix(l.Broken[0].Error(), bad+":2:") &&
-		strings.HasPrefix(l.Broken[1].Error(), path+":5: log_level: "), "broken: %v", l.Broken)
+	harness.Need(t, len(l.Broken) == 2, "broken: %v", l.Broken)
+	harness.Want(t, strings.HasPrefix(l.Broken[0].Error(), bad+":2:"), "broken: %v", l.Broken)
+	harness.Want(t, strings.HasPrefix(l.Broken[1].Error(), path+":5: log_level: "), "broken: %v", l.Broken)
 	for key, want := range map[string]string{
 		"socket": path + ":1", "state": "--state", "root": filepath.Join(path+".d", "20-good.toml") + ":1", "limits.kill": filepath.Join(path+".d", "20-good.toml") + ":3",
 		"runtimes.x.path": path + ":6", "limits.run": "",

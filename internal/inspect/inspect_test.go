@@ -80,13 +80,18 @@ func one(t *testing.T, f Files, wanted string) timeline.Pod {
 func TestTimelinesOfFiles(t *testing.T) {
 	f := files(t, 3)
 	web := one(t, f, "web1")
-	harness.Want(t, web.Name == "test/web1" && web.State == timeline.Ready && len(web.Rows) == 20 && len(web.Containers) == 1 &&
-		web.Containers[0].State == "running", "%+v", web)
+	harness.Want(t, web.Name == "test/web1", "%+v", web)
+	harness.Want(t, web.State == timeline.Ready, "%+v", web)
+	harness.Want(t, len(web.Rows) == 20, "%+v", web)
+	harness.Want(t, len(web.Containers) == 1, "%+v", web)
+	harness.Want(t, web.Containers[0].State == "running", "%+v", web)
 	for _, wanted := range []string{"test/web1", web.ID, web.ID[:12], web.Containers[0].ID[:12], "test/web1/app"} {
 		harness.Same(t, wanted, one(t, f, wanted).ID, web.ID)
 	}
 	gone := one(t, f, "gone2")
-	harness.Want(t, gone.State == timeline.Failed && len(gone.Problems()) > 0 && len(gone.Rows) == 20, "%+v", gone)
+	harness.Want(t, gone.State == timeline.Failed, "%+v", gone)
+	harness.Want(t, len(gone.Problems()) > 0, "%+v", gone)
+	harness.Want(t, len(gone.Rows) == 20, "%+v", gone)
 	all, err := f.Timelines("")
 	harness.Check(t, err)
 	text, err := json.Marshal(all)

@@ -82,8 +82,11 @@ func TestFeatures(t *testing.T) {
 	names := make(map[string]bool)
 	before := descriptors(t)
 	for _, f := range Features(t.TempDir()) {
-		harness.Want(t, f.Name != "" && f.Since != "" && f.Without != "" && f.Probe != nil && !names[f.Name],
-			"%+v lacks something, or is there twice", f)
+		harness.Want(t, f.Name != "", "%+v lacks something, or is there twice", f)
+		harness.Want(t, f.Since != "", "%+v lacks something, or is there twice", f)
+		harness.Want(t, f.Without != "", "%+v lacks something, or is there twice", f)
+		harness.Want(t, f.Probe != nil, "%+v lacks something, or is there twice", f)
+		harness.Want(t, !names[f.Name], "%+v lacks something, or is there twice", f)
 		names[f.Name] = true
 		err := f.Probe()
 		harness.Want(t, err == nil || !f.Required, "%s: %v, but this project's tests run pods on this machine", f.Name, err)

@@ -141,7 +141,10 @@ func TestReadStatOfAnOddName(t *testing.T) {
 	harness.Check(t, errors.Join(err, os.WriteFile(odd, data, 0o755)))
 	facts := start(t, exec.Command(odd, "60"))
 	stat, err := process.ReadStat(facts.PID)
-	harness.Want(t, err == nil && stat.State != 'Z' && stat.Parent == os.Getpid() && stat.StartTime != 0, "ReadStat = %+v, %v", stat, err)
+	harness.Need(t, err == nil, "ReadStat = %+v, %v", stat, err)
+	harness.Want(t, stat.State != 'Z', "ReadStat = %+v, %v", stat, err)
+	harness.Want(t, stat.Parent == os.Getpid(), "ReadStat = %+v, %v", stat, err)
+	harness.Want(t, stat.StartTime != 0, "ReadStat = %+v, %v", stat, err)
 	_, err = process.ReadStat(1 << 30)
 	harness.Want(t, errors.Is(err, process.ErrGone), "ReadStat of a process that is not there = %v, want ErrGone", err)
 }

@@ -48,15 +48,9 @@ func TestSecretsAreHiddenInEachForm(t *testing.T) {
 			got := secrets.Text("before " + shown + " after")
 			rest := strings.TrimSuffix(strings.TrimPrefix(got, "before "), " after")
 			left := strings.Trim(strings.ReplaceAll(rest, Hidden, ""), `"=%3dD:25x$robtX&#; `)
-			harness.Want(
-				t,
-				strings.Contains(got, Hidden) && strings.HasSuffix(got, " after") && left == "",
-				"%s of %q: %q is shown as %q",
-				f.name,
-				value,
-				shown,
-				got,
-			)
+			harness.Want(t, strings.Contains(got, Hidden), "%s of %q: %q is shown as %q", f.name, value, shown, got)
+			harness.Want(t, strings.HasSuffix(got, " after"), "%s of %q: %q is shown as %q", f.name, value, shown, got)
+			harness.Want(t, left == "", "%s of %q: %q is shown as %q", f.name, value, shown, got)
 		}
 	}
 }

@@ -41,8 +41,10 @@ func TestWriteLoadRemove(t *testing.T) {
 			harness.Want(t, err == nil && info.Mode().Perm() == want, "%s: %v, %v, want the mode %v", path, info, err, want)
 		}
 		loaded := load(t, records)
-		harness.Want(t, len(loaded) == 2 && loaded["a"].Name == "new" && loaded["a"].Ports == nil &&
-			slices.Equal(loaded["b"].Ports, []int{80, 443}), "durable %v: loaded %v", durable, loaded)
+		harness.Need(t, len(loaded) == 2, "durable %v: loaded %v", durable, loaded)
+		harness.Want(t, loaded["a"].Name == "new", "durable %v: loaded %v", durable, loaded)
+		harness.Want(t, loaded["a"].Ports == nil, "durable %v: loaded %v", durable, loaded)
+		harness.Want(t, slices.Equal(loaded["b"].Ports, []int{80, 443}), "durable %v: loaded %v", durable, loaded)
 		for range 2 { // the second time there is nothing to remove
 			harness.Check(t, records.Remove("a"))
 		}
@@ -69,8 +71,13 @@ func TestQuarantineThatFails(t *testing.T) {
 	put(t, records.Path("bad"), "garbage")
 	harness.Check(t, records.Write("good", pod{Name: "good"}))
 	loaded, bad, err := records.Load()
-	harness.Want(t, err == nil && len(loaded) == 1 && len(bad) == 1 && bad[0].Path == records.Path("bad") &&
-		strings.Contains(bad[0].Reason.Error(), "not a directory"), "loaded %v, bad %+v: want the record in its place, and why: %v", loaded, bad, err)
+	harness.Need(t, err == nil && len(loaded) == 1,
+		"loaded %v, bad %+v: want the record in its place, and why: %v", loaded, bad, err)
+	harness.Need(t, len(bad) == 1, "loaded %v, bad %+v: want the record in its place, and why: %v", loaded, bad, err)
+	harness.Want(t, bad[0].Path == records.Path("bad"),
+		"loaded %v, bad %+v: want the record in its place, and why: %v", loaded, bad, err)
+	harness.Want(t, strings.Contains(bad[0].Reason.Error(), "not a directory"),
+		"loaded %v, bad %+v: want the record in its place, and why: %v", loaded, bad, err)
 	harness.Same(t, "the record", string(harness.Read(t, records.Path("bad"))), "garbage")
 }
 

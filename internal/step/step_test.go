@@ -34,8 +34,9 @@ func TestSequenceEndsAtTheFirstError(t *testing.T) {
 	rows := timeline.Rows()
 	harness.Same(t, "the timeline", names(rows), []string{"pod/record", "pod/files", "pod/end pause"})
 	harness.Want(t, rows[0].Error == "" && rows[1].Error == "it broke", "the rows say %+v", rows)
-	harness.Want(t, len(measured) == 3 && measured["pod/record"] == nil && errors.Is(measured["pod/files"], errTest),
-		"measured was %v", measured)
+	harness.Need(t, len(measured) == 3, "measured was %v", measured)
+	harness.Want(t, measured["pod/record"] == nil, "measured was %v", measured)
+	harness.Want(t, errors.Is(measured["pod/files"], errTest), "measured was %v", measured)
 }
 
 func names(rows []step.Row) (names []string) {
@@ -88,7 +89,9 @@ func TestRowsFromBelow(t *testing.T) {
 		return nil
 	})
 	rows := timeline.Rows()
-	harness.Want(t, len(rows) == 4 && rows[2].Parent == "cni add" && rows[3].Parent == "bridge ADD", "the rows are %+v", rows)
+	harness.Need(t, len(rows) == 4, "the rows are %+v", rows)
+	harness.Want(t, rows[2].Parent == "cni add", "the rows are %+v", rows)
+	harness.Want(t, rows[3].Parent == "bridge ADD", "the rows are %+v", rows)
 	harness.Want(t, timeline.Stage() == nil, "still under way: %+v", timeline.Stage())
 	step.Record(t.Context(), step.Row{}) // outside of a step: no timeline, no harm
 }
@@ -103,7 +106,11 @@ func TestTimelineIsBounded(t *testing.T) {
 	}
 	_ = steps.Do("pod/remove record", nothing)
 	rows := timeline.Rows()
-	harness.Want(t, len(rows) <= 50 && rows[0].Step == "record" && rows[len(rows)-1].Step == "remove record" && len(rows[1].Error) <= 512,
+	harness.Want(t, len(rows) <= 50, "%d rows, from %v to %v", len(rows), rows[0].Step, rows[len(rows)-1].Step)
+	harness.Want(t, rows[0].Step == "record", "%d rows, from %v to %v", len(rows), rows[0].Step, rows[len(rows)-1].Step)
+	harness.Want(t, rows[len(rows)-1].Step == "remove record",
+		"%d rows, from %v to %v", len(rows), rows[0].Step, rows[len(rows)-1].Step)
+	harness.Want(t, len(rows[1].Error) <= 512,
 		"%d rows, from %v to %v", len(rows), rows[0].Step, rows[len(rows)-1].Step)
 }
 
@@ -173,11 +180,15 @@ func TestLivesAreKeptOverRestarts(t *testing.T) {
 	harness.Check(t, lives.Keep(life(0x30, "")))
 	list, err := lives.List()
 	harness.Check(t, err)
-	harness.Want(t, len(list) == 3 && list[0].ID == life(0x30, "").ID && list[1].Error == "cni add: no address" && len(list[2].Rows) == 2,
-		"got %+v", list)
+	harness.Need(t, len(list) == 3, "got %+v", list)
+	harness.Want(t, list[0].ID == life(0x30, "").ID, "got %+v", list)
+	harness.Want(t, list[1].Error == "cni add: no address", "got %+v", list)
+	harness.Want(t, len(list[2].Rows) == 2, "got %+v", list)
 	found, err := lives.Get(life(0x20, "").ID[:63])
 	harness.Check(t, err)
-	harness.Want(t, len(found) == 1 && found[0].ID == life(0x20, "").ID && found[0].Rows[1] == life(0x20, "").Rows[1], "found %+v", found)
+	harness.Need(t, len(found) == 1, "found %+v", found)
+	harness.Want(t, found[0].ID == life(0x20, "").ID, "found %+v", found)
+	harness.Want(t, found[0].Rows[1] == life(0x20, "").Rows[1], "found %+v", found)
 	_, err = os.Stat(filepath.Join(directory, ".new-cut-off"))
 	harness.Want(t, errors.Is(err, os.ErrNotExist), "what a crash left of a write: %v", err)
 }
@@ -217,8 +228,9 @@ func TestLivesAreBounded(t *testing.T) {
 			failures++
 		}
 	}
-	harness.Want(t, len(list) == 1000 && failures == 100 && list[0].ID == life(1499, "").ID,
-		"%d are kept, %d of them failed", len(list), failures)
+	harness.Need(t, len(list) == 1000, "%d are kept, %d of them failed", len(list), failures)
+	harness.Want(t, failures == 100, "%d are kept, %d of them failed", len(list), failures)
+	harness.Want(t, list[0].ID == life(1499, "").ID, "%d are kept, %d of them failed", len(list), failures)
 	used := disk(t, directory)
 	harness.Want(t, used <= 8<<20, "they take %d bytes of the disk", used)
 }
@@ -244,5 +256,6 @@ func TestWhatIsNoFileIsNoLife(t *testing.T) {
 	}
 	harness.Check(t, errors.Join(syscall.Mkfifo(names(1), 0o600), os.Symlink("/dev/zero", names(2)), os.Mkdir(names(3), 0o700), os.WriteFile(names(4), []byte("{"), 0o600)))
 	lives, err := kept.List()
-	harness.Want(t, err == nil && len(lives) == 1 && lives[0].ID == "good", "%+v, %v", lives, err)
+	harness.Need(t, err == nil && len(lives) == 1, "%+v, %v", lives, err)
+	harness.Want(t, lives[0].ID == "good", "%+v, %v", lives, err)
 }

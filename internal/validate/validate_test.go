@@ -84,7 +84,8 @@ func TestCheckSysctl(t *testing.T) {
 
 // wantText: an error that says this, none for "".
 func wantText(t *testing.T, of string, err error, says string) {
-	harness.Want(t, (err == nil) == (says == "") && (err == nil || strings.Contains(err.Error(), says)),
+	harness.Want(t, (err == nil) == (says == ""), "%q: %v, want an error that says %q", of, err, says)
+	harness.Want(t, err == nil || strings.Contains(err.Error(), says),
 		"%q: %v, want an error that says %q", of, err, says)
 }
 

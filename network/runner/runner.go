@@ -51,7 +51,7 @@ const (
 // Runner begins runs and finds those of an earlier daemon.
 type Runner struct {
 	// Exec runs a plugin's program until it ends, or ctx does, and returns its stdout; nil starts it in the run's cgroup.
-	Exec   func(ctx context.Context, run *Run, path string, environment []string) ([]byte, error)
+	Exec   func(ctx context.Context, run *Run, path string, stdin []byte, environment []string) ([]byte, error)
 	parent cgroup.Group
 	mark   string
 }
@@ -143,7 +143,7 @@ type Run struct {
 	// alive ends with Kill, and the running plugin with it.
 	alive   context.Context
 	kill    context.CancelFunc
-	exec    func(ctx context.Context, run *Run, path string, environment []string) ([]byte, error)
+	exec    func(ctx context.Context, run *Run, path string, stdin []byte, environment []string) ([]byte, error)
 	mu      sync.Mutex
 	reports []*Report
 	// stderr is that of the last plugin, searched the directories of the last FindInPath.
@@ -194,7 +194,7 @@ func (run *Run) start(path string, stdin []byte, environment []string) ([]byte, 
 	}
 	alive, cancel := context.WithTimeout(run.alive, run.Limit)
 	defer cancel()
-	return run.exec(alive, run, path, environment)
+	return run.exec(alive, run, path, stdin, environment)
 }
 
 // execute runs the program and returns its stdout. For children that hold its pipes it waits up to twice leftDelay:

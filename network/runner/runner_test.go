@@ -101,10 +101,16 @@ func TestPluginRunsAsItself(t *testing.T) {
 		want := filepath.Join(s.bin, "echo") + " yes CHECK\nits input"
 		harness.Want(t, err == nil && out == want, "%q, %v, want %q", out, err, want)
 		out, err = s.call(t, run, "big", "")
-		harness.Want(t, err == nil && len(out) == 1000000 && strings.Trim(out, "x") == "", "%d bytes, %v", len(out), err)
+		harness.Need(t, err == nil && len(out) == 1000000, "%d bytes, %v", len(out), err)
+		harness.Want(t, strings.Trim(out, "x") == "", "%d bytes, %v", len(out), err)
 		all := run.Reports()
-		harness.Want(t, len(all) == 2 && all[0].Name == "echo" && all[0].Verb == "CHECK" && all[0].Stderr == "words\n" && !all[0].Failed() &&
-			all[1].Name == "big" && all[1].Took > 0, "reports %+v", all)
+		harness.Need(t, len(all) == 2, "reports %+v", all)
+		harness.Want(t, all[0].Name == "echo", "reports %+v", all)
+		harness.Want(t, all[0].Verb == "CHECK", "reports %+v", all)
+		harness.Want(t, all[0].Stderr == "words\n", "reports %+v", all)
+		harness.Want(t, !all[0].Failed(), "reports %+v", all)
+		harness.Want(t, all[1].Name == "big", "reports %+v", all)
+		harness.Want(t, all[1].Took > 0, "reports %+v", all)
 		harness.Check(t, run.Verdict())
 		harness.Want(t, !run.Running(), "the run is not over")
 	})
@@ -175,8 +181,12 @@ func TestStderrOfAKilledPlugin(t *testing.T) {
 		harness.Want(t, <-ended != nil, "it succeeded")
 		report := run.Reports()[0]
 		text := report.Text()
-		harness.Want(t, report.Killed && len(report.Stderr) <= 5000 && strings.HasPrefix(report.Stderr, "xxx") &&
-			strings.Contains(text, "waits for ??the agent") && utf8.ValidString(text) && len(text) <= 500, "report %+v, text %q", report, text)
+		harness.Want(t, report.Killed, "report %+v, text %q", report, text)
+		harness.Want(t, len(report.Stderr) <= 5000, "report %+v, text %q", report, text)
+		harness.Want(t, strings.HasPrefix(report.Stderr, "xxx"), "report %+v, text %q", report, text)
+		harness.Want(t, strings.Contains(text, "waits for ??the agent"), "report %+v, text %q", report, text)
+		harness.Want(t, utf8.ValidString(text), "report %+v, text %q", report, text)
+		harness.Want(t, len(text) <= 500, "report %+v, text %q", report, text)
 		_, err := s.call(t, run, "hang", "")
 		harness.WantError(t, err, "the run is over")
 	})
@@ -198,7 +208,9 @@ func TestErrorOfAnyLength(t *testing.T) {
 			}
 		}
 		first := run.Reports()[0]
-		harness.Want(t, first.Code == 7 && strings.Contains(first.Message, "bytes)") && first.Details == "d", "%.300v", first)
+		harness.Want(t, first.Code == 7, "%.300v", first)
+		harness.Want(t, strings.Contains(first.Message, "bytes)"), "%.300v", first)
+		harness.Want(t, first.Details == "d", "%.300v", first)
 	})
 }
 
@@ -216,8 +228,10 @@ func TestPluginThatWritesTooMuch(t *testing.T) {
 		out, err = s.call(t, run, "chatty", "")
 		harness.Want(t, err == nil && out == "{}\n", "%q, %v", out, err)
 		all := run.Reports()
-		harness.Want(t, len(all) == 2 && strings.Contains(all[0].Text(), "more than 4 MiB") && strings.HasSuffix(all[1].Stderr, "last words\n") &&
-			len(all[1].Stderr) <= 3*maxStderr, "%q, %.100q", all[0].Text(), all[1].Stderr)
+		harness.Need(t, len(all) == 2, "%q, %.100q", all[0].Text(), all[1].Stderr)
+		harness.Want(t, strings.Contains(all[0].Text(), "more than 4 MiB"), "%q, %.100q", all[0].Text(), all[1].Stderr)
+		harness.Want(t, strings.HasSuffix(all[1].Stderr, "last words\n"), "%q, %.100q", all[0].Text(), all[1].Stderr)
+		harness.Want(t, len(all[1].Stderr) <= 3*maxStderr, "%q, %.100q", all[0].Text(), all[1].Stderr)
 		harness.Want(t, !run.Running(), "the run is not over")
 	})
 }
@@ -325,8 +339,11 @@ func TestChildThatIsLeft(t *testing.T) {
 		harness.Want(t, err == nil && out == "done\n", "%q, %v", out, err)
 		harness.Need(t, run.Running(), "the child is not of the run")
 		left, err := s.Left()
-		harness.Want(t, err == nil && len(left) == 1 && left[0].Group == run.Group && left[0].ID == "web" && left[0].Verb == "CHECK" &&
-			time.Until(left[0].Deadline).Abs() <= within, "%+v, %v", left, err)
+		harness.Need(t, err == nil && len(left) == 1, "%+v, %v", left, err)
+		harness.Want(t, left[0].Group == run.Group, "%+v, %v", left, err)
+		harness.Want(t, left[0].ID == "web", "%+v, %v", left, err)
+		harness.Want(t, left[0].Verb == "CHECK", "%+v, %v", left, err)
+		harness.Want(t, time.Until(left[0].Deadline).Abs() <= within, "%+v, %v", left, err)
 		harness.Check(t, run.Kill(within))
 		harness.Want(t, !run.Running(), "the child lives")
 	})
@@ -368,8 +385,11 @@ func TestLeftRuns(t *testing.T) {
 		harness.Check(t, unknown.Start(stays))
 		defer func() { _, _ = stays.Process.Kill(), stays.Wait() }()
 		left, err := s.Left()
-		harness.Want(t, err != nil && strings.Contains(err.Error(), unknown.Dir) && len(left) == 1 && left[0].Verb == "DEL",
+		harness.Need(t, err != nil, "got %v, %v, want an error about %s", left, err, unknown.Dir)
+		harness.Want(t, strings.Contains(err.Error(), unknown.Dir),
 			"got %v, %v, want an error about %s", left, err, unknown.Dir)
+		harness.Want(t, len(left) == 1, "got %v, %v, want an error about %s", left, err, unknown.Dir)
+		harness.Want(t, left[0].Verb == "DEL", "got %v, %v, want an error about %s", left, err, unknown.Dir)
 		for group, there := range map[cgroup.Group]bool{empty.Group: false, lives.Group: true, another: true, unknown: true} {
 			_, err := os.Stat(group.Dir)
 			harness.Want(t, (err == nil) == there, "%s: %v", group.Dir, err)
@@ -405,6 +425,8 @@ func FuzzAnswer(f *testing.F) {
 		r := Report{Plugin: step.Plugin{Exit: 1}}
 		r.takeError(data)
 		text := r.Text()
-		harness.Want(t, text != "" && utf8.ValidString(text) && len(r.Message) <= 8*maxShown+64, "%d bytes became %q", len(data), text)
+		harness.Want(t, text != "", "%d bytes became %q", len(data), text)
+		harness.Want(t, utf8.ValidString(text), "%d bytes became %q", len(data), text)
+		harness.Want(t, len(r.Message) <= 8*maxShown+64, "%d bytes became %q", len(data), text)
 	})
 }

@@ -182,7 +182,9 @@ func TestLockOfASupervisorThatHangs(t *testing.T) {
 	_, err = other.Ensure(t.Context(), "own")
 	harness.Need(t, err == nil, "%v\n%s", err, log)
 	now, err := api.LockHolder(filepath.Join(dir, "own"))
-	harness.Want(t, err == nil && now != pid && now != 0, "process %d has the lock, it was %d: %v", now, pid, err)
+	harness.Need(t, err == nil, "process %d has the lock, it was %d: %v", now, pid, err)
+	harness.Want(t, now != pid, "process %d has the lock, it was %d: %v", now, pid, err)
+	harness.Want(t, now != 0, "process %d has the lock, it was %d: %v", now, pid, err)
 	awaitLost(t, first)
 	second, err := other.Ensure(t.Context(), "own")
 	if err == nil {

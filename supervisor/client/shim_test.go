@@ -119,8 +119,9 @@ func (p *pod) end() {
 	harness.Want(p.t, err == nil, "%v", err)
 	_ = p.Close()
 	log, _ := os.ReadFile(filepath.Join(p.dir, "shim.log"))
-	harness.Want(p.t, !p.t.Failed() && !bytes.Contains(log, []byte("DATA RACE")) && !bytes.Contains(log, []byte("panic")),
-		"shim.log: %s", log)
+	harness.Want(p.t, !p.t.Failed(), "shim.log: %s", log)
+	harness.Want(p.t, !bytes.Contains(log, []byte("DATA RACE")), "shim.log: %s", log)
+	harness.Want(p.t, !bytes.Contains(log, []byte("panic")), "shim.log: %s", log)
 }
 
 func (p *pod) check(err error) { harness.Check(p.t, err) }
@@ -140,7 +141,9 @@ func (p *pod) succeed() {
 func (p *pod) wantExec(id, script, want string) {
 	o := client.ExecOptions{Container: id, Process: sh(script)}
 	r, err := p.ExecSync(p.t.Context(), o, time.Minute, 100, new(client.Captured))
-	harness.Want(p.t, err == nil && r.Code == 0 && string(r.Stdout) == want, "%q in %s: %+v, %v", script, id, r, err)
+	harness.Need(p.t, err == nil, "%q in %s: %+v, %v", script, id, r, err)
+	harness.Want(p.t, r.Code == 0, "%q in %s: %+v, %v", script, id, r, err)
+	harness.Want(p.t, string(r.Stdout) == want, "%q in %s: %+v, %v", script, id, r, err)
 }
 
 // exec starts a script in a container.

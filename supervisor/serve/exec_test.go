@@ -74,7 +74,9 @@ func TestListOfStartErrors(t *testing.T) {
 	boundErrors(list.Containers)
 	text := list.Containers[0].Exit.StartError
 	size := proto.Size(&list)
-	harness.Want(t, size < 4<<20 && utf8.ValidString(text) && len(text) >= 100, "%d bytes, %q", size, text)
+	harness.Want(t, size < 4<<20, "%d bytes, %q", size, text)
+	harness.Want(t, utf8.ValidString(text), "%d bytes, %q", size, text)
+	harness.Want(t, len(text) >= 100, "%d bytes, %q", size, text)
 	few := []*api.Container{{Exit: &api.Exit{StartError: "short"}}, {}}
 	boundErrors(few)
 	harness.Same(t, "one error", few[0].Exit.StartError, "short")

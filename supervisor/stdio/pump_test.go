@@ -53,7 +53,9 @@ func TestFanoutKeepsLittle(t *testing.T) {
 	f.emit([]byte("late"))
 	got := [2][]byte{<-a, <-b}
 	_, open := <-slow
-	harness.Want(t, !open && string(got[0]) == "late" && &got[0][0] == &got[1][0], "the slow one gets more: %t; the others %q", open, got)
+	harness.Want(t, !open, "the slow one gets more: %t; the others %q", open, got)
+	harness.Want(t, string(got[0]) == "late", "the slow one gets more: %t; the others %q", open, got)
+	harness.Want(t, &got[0][0] == &got[1][0], "the slow one gets more: %t; the others %q", open, got)
 }
 
 // pumpOf is a pump of a fifo, and the end of the container.
@@ -154,8 +156,9 @@ func FuzzSpool(f *testing.F) {
 		_, _ = s.entries.Write([]byte("\nlater\n")) // behind the line that was left, which may be full in the middle of a word
 		harness.Check(t, log.Close())
 		content, err := os.ReadFile(logPath)
-		harness.Want(t, err == nil && strings.HasPrefix(string(content), written) && strings.HasSuffix(string(content), "later\n"),
-			"%v: the log has %q", err, content)
+		harness.Need(t, err == nil, "%v: the log has %q", err, content)
+		harness.Want(t, strings.HasPrefix(string(content), written), "%v: the log has %q", err, content)
+		harness.Want(t, strings.HasSuffix(string(content), "later\n"), "%v: the log has %q", err, content)
 	})
 }
 

@@ -80,10 +80,13 @@ func TestStatsFilters(t *testing.T) {
 	container := nodetest.Call(t, c.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: c.container})
 	c.wantAttributes(t, container.Stats.Attributes)
 	layer, memory := container.Stats.WritableLayer, container.Stats.Memory
-	if layer.GetUsedBytes().GetValue() == 0 || layer.GetInodesUsed().GetValue() == 0 || layer.GetFsId().GetMountpoint() == "" || layer.GetTimestamp() == 0 ||
-		memory.GetWorkingSetBytes().GetValue() == 0 || memory.GetTimestamp() == 0 {
-		t.Errorf("the writable layer is %v, the memory %v", layer, memory)
-	}
+	harness.Want(t, layer.GetUsedBytes().GetValue() != 0, "the writable layer is %v, the memory %v", layer, memory)
+	harness.Want(t, layer.GetInodesUsed().GetValue() != 0, "the writable layer is %v, the memory %v", layer, memory)
+	harness.Want(t, layer.GetFsId().GetMountpoint() != "", "the writable layer is %v, the memory %v", layer, memory)
+	harness.Want(t, layer.GetTimestamp() != 0, "the writable layer is %v, the memory %v", layer, memory)
+	harness.Want(t, memory.GetWorkingSetBytes().GetValue() != 0,
+		"the writable layer is %v, the memory %v", layer, memory)
+	harness.Want(t, memory.GetTimestamp() != 0, "the writable layer is %v, the memory %v", layer, memory)
 
 	for id, want := range harness.Sorted(map[string]int{"": 1, c.container: 0}) {
 		filter := &runtimeapi.PodSandboxStatsFilter{Id: id, LabelSelector: map[string]string{"app": "counted"}}
@@ -95,18 +98,26 @@ func TestStatsFilters(t *testing.T) {
 	}
 	pod := nodetest.Call(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.pod})
 	a, linux := pod.Stats.GetAttributes(), pod.Stats.GetLinux()
-	harness.Want(t, a.GetId() == c.pod && a.GetMetadata().GetName() == "counted" && a.GetLabels()["app"] == "counted" && a.GetAnnotations()["pod"] == "note", "the attributes are %v", a)
-	if linux.GetProcess().GetTimestamp() == 0 || linux.GetProcess().GetProcessCount().GetValue() < 2 || len(linux.GetContainers()) != 1 ||
-		linux.GetNetwork().GetDefaultInterface().GetName() != "eth0" || linux.GetCpu().GetTimestamp() <= 0 || pod.Stats.GetWindows() != nil {
-		t.Errorf("the stats are %v", pod.Stats)
-	}
+	harness.Want(t, a.GetId() == c.pod, "the attributes are %v", a)
+	harness.Want(t, a.GetMetadata().GetName() == "counted", "the attributes are %v", a)
+	harness.Want(t, a.GetLabels()["app"] == "counted", "the attributes are %v", a)
+	harness.Want(t, a.GetAnnotations()["pod"] == "note", "the attributes are %v", a)
+	harness.Want(t, linux.GetProcess().GetTimestamp() != 0, "the stats are %v", pod.Stats)
+	harness.Want(t, linux.GetProcess().GetProcessCount().GetValue() >= 2, "the stats are %v", pod.Stats)
+	harness.Want(t, len(linux.GetContainers()) == 1, "the stats are %v", pod.Stats)
+	harness.Want(t, linux.GetNetwork().GetDefaultInterface().GetName() == "eth0", "the stats are %v", pod.Stats)
+	harness.Want(t, linux.GetCpu().GetTimestamp() > 0, "the stats are %v", pod.Stats)
+	harness.Want(t, pod.Stats.GetWindows() == nil, "the stats are %v", pod.Stats)
 	nodetest.WantCode(t, nodetest.Err(t, c.Runtime.PodSandboxStats, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: c.container}), codes.NotFound)
 	nodetest.WantCode(t, nodetest.Err(t, c.Runtime.ContainerStats, &runtimeapi.ContainerStatsRequest{ContainerId: c.pod}), codes.NotFound)
 }
 
 func (c *counted) wantAttributes(t *testing.T, a *runtimeapi.ContainerAttributes) {
 	t.Helper()
-	harness.Want(t, a.GetId() == c.container && a.GetMetadata().GetName() == "app" && a.GetLabels()["tier"] == "front" && a.GetAnnotations()["container"] == "note", "the attributes are %v", a)
+	harness.Want(t, a.GetId() == c.container, "the attributes are %v", a)
+	harness.Want(t, a.GetMetadata().GetName() == "app", "the attributes are %v", a)
+	harness.Want(t, a.GetLabels()["tier"] == "front", "the attributes are %v", a)
+	harness.Want(t, a.GetAnnotations()["container"] == "note", "the attributes are %v", a)
 }
 
 // Every metric that is described is of its kind, has its labels and a time; pods and containers have theirs,
@@ -134,8 +145,8 @@ func TestMetricsOfPods(t *testing.T) {
 	streamed := receive(t, stream, err, (*runtimeapi.StreamPodSandboxMetricsResponse).GetPodSandboxMetrics)
 	for how, pods := range harness.Sorted(map[string][]*runtimeapi.PodSandboxMetrics{"list": listed.PodMetrics, "stream": streamed}) {
 		at := slices.IndexFunc(pods, func(p *runtimeapi.PodSandboxMetrics) bool { return p.PodSandboxId == c.pod })
-		harness.Need(t, at >= 0 && len(pods[at].ContainerMetrics) == 1 && pods[at].ContainerMetrics[0].ContainerId == c.container,
-			"the %s is %v", how, pods)
+		harness.Need(t, at >= 0 && len(pods[at].ContainerMetrics) == 1, "the %s is %v", how, pods)
+		harness.Need(t, pods[at].ContainerMetrics[0].ContainerId == c.container, "the %s is %v", how, pods)
 		found := make(map[string]*runtimeapi.Metric)
 		for _, m := range append(pods[at].Metrics, pods[at].ContainerMetrics[0].Metrics...) {
 			found[m.Name] = m
@@ -170,7 +181,11 @@ func TestUpdatePodSandboxResources(t *testing.T) {
 			Overhead, Resources struct{ CPUShares, MemoryLimitInBytes string }
 		}
 		check(t, json.Unmarshal([]byte(response.GetInfo()["info"]), &got))
-		harness.Want(t, got.Overhead.CPUShares == overhead && got.Resources.CPUShares == resources && got.Resources.MemoryLimitInBytes == memory,
+		harness.Want(t, got.Overhead.CPUShares == overhead,
+			"shown are %+v, want %q, %q, %q", got, overhead, resources, memory)
+		harness.Want(t, got.Resources.CPUShares == resources,
+			"shown are %+v, want %q, %q, %q", got, overhead, resources, memory)
+		harness.Want(t, got.Resources.MemoryLimitInBytes == memory,
 			"shown are %+v, want %q, %q, %q", got, overhead, resources, memory)
 	}
 	update := func(id string, resources, overhead *runtimeapi.LinuxContainerResources, code codes.Code) {

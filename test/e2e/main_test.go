@@ -241,20 +241,6 @@ func sequence(calls []pluginCall) string {
 	return strings.Join(words, ", ")
 }
 
-// hung waits for a hanging plugin and returns its process and its child's.
-func (r *recorder) hung() (pids []int) {
-	pids = make([]int, 2)
-	harness.Eventually(r.t, "a plugin hangs", func() bool {
-		data, err := os.ReadFile(filepath.Join(r.dir, "hangs"))
-		if err != nil {
-			return false
-		}
-		count, _ := fmt.Sscan(string(data), &pids[0], &pids[1])
-		return count == 2
-	})
-	return pids
-}
-
 // addresses are those that host-local has handed out.
 func addresses(t *testing.T, n *nodetest.Node) []string {
 	entries, err := os.ReadDir(n.Addresses)

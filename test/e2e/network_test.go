@@ -125,8 +125,12 @@ func TestProperty27_HostNetworkWithoutCNI(t *testing.T) {
 	wantRefused(t, n, n.PodConfig("needs-cni"))
 	id := n.RunPod(n.PodConfig("host", nodetest.HostNetwork()))
 	status, info := podStatus(t, n, id), verbose(t, n, id)
-	harness.Want(t, status.Network.GetIp() == "" && len(status.Network.GetAdditionalIps()) == 0 && status.Linux.Namespaces.Options.Network == modeNode && info.NetNamespace == "",
+	harness.Want(t, status.Network.GetIp() == "", "got %v, network namespace %q", status, info.NetNamespace)
+	harness.Want(t, len(status.Network.GetAdditionalIps()) == 0,
 		"got %v, network namespace %q", status, info.NetNamespace)
+	harness.Want(t, status.Linux.Namespaces.Options.Network == modeNode,
+		"got %v, network namespace %q", status, info.NetNamespace)
+	harness.Want(t, info.NetNamespace == "", "got %v, network namespace %q", status, info.NetNamespace)
 	check(t, remove(t, n, id))
 }
 
@@ -237,7 +241,9 @@ func TestHandlerWithItsOwnNetwork(t *testing.T) {
 	n := newNode(t, nodetest.Config(fmt.Sprintf("[runtimes.own]\ntype = 'builtin'\ncni_conf_dir = %q", conf)))
 	wantProblem := func() {
 		holds, said := condition(t, n, "RuntimeHandlerReady/own")
-		harness.Want(t, !holds && strings.Contains(said, `"own"`) && strings.Contains(said, conf), "Status says %q of the handler", said)
+		harness.Want(t, !holds, "Status says %q of the handler", said)
+		harness.Want(t, strings.Contains(said, `"own"`), "Status says %q of the handler", said)
+		harness.Want(t, strings.Contains(said, conf), "Status says %q of the handler", said)
 		isReady, said := networkReady(t, n)
 		harness.Want(t, isReady, "the node's network is not ready: %s", said)
 	}

@@ -207,7 +207,8 @@ func TestProperty25_UserNamespaceOwnsTheNetworkNamespace(t *testing.T) {
 			id := n.RunPod(n.PodConfig(name, userNamespace(ids...), sysctls("net.ipv4.conf.eth0.arp_announce", "2", "net.core.somaxconn", "99")))
 			info := verbose(t, n, id)
 			was := pids[name]
-			harness.Want(t, (was == 0 || was == info.PID) && ready(t, n, id), "%s: pause was %d, is %d", name, was, info.PID)
+			harness.Want(t, was == 0 || was == info.PID, "%s: pause was %d, is %d", name, was, info.PID)
+			harness.Want(t, ready(t, n, id), "%s: pause was %d, is %d", name, was, info.PID)
 			pids[name] = info.PID
 			for _, file := range []string{"uid_map", "gid_map"} {
 				harness.Same(t, name+": "+file, strings.Fields(procFile(t, info.PID, file)), strings.Fields(strings.Trim(fmt.Sprint(ids), "[]")))
@@ -220,7 +221,11 @@ func TestProperty25_UserNamespaceOwnsTheNetworkNamespace(t *testing.T) {
 			}
 			var shm unix.Stat_t
 			check(t, unix.Stat(filepath.Join(n.State, "sandboxes", id, "shm"), &shm))
-			harness.Want(t, shm.Uid == ids[1] && shm.Gid == ids[1] && shm.Mode&0o7777 == 0o1777,
+			harness.Want(t, shm.Uid == ids[1],
+				"%s: the shared memory is of %d:%d with mode %o", name, shm.Uid, shm.Gid, shm.Mode)
+			harness.Want(t, shm.Gid == ids[1],
+				"%s: the shared memory is of %d:%d with mode %o", name, shm.Uid, shm.Gid, shm.Mode)
+			harness.Want(t, shm.Mode&0o7777 == 0o1777,
 				"%s: the shared memory is of %d:%d with mode %o", name, shm.Uid, shm.Gid, shm.Mode)
 			wantOwner(t, info)
 		}

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -22,70 +21,54 @@ import (
 	"github.com/minicri/minicri/sandbox"
 )
 
-// proc is a process. Its pid is higher than the kernel's, so no real process is meant.
+// proc is a process: a context that ends with it. Its pid is higher than the kernel's, so no real process is meant.
 type proc struct {
-	pid   int
-	ended chan struct{}
-	end   func()
+	context.Context
+	pid int
+	end context.CancelFunc
 }
 
 // spawn makes a process. n.mu is held.
 func (n *Node) spawn() *proc {
-	n.lastPID++
-	p := &proc{pid: n.lastPID, ended: make(chan struct{})}
-	p.end = sync.OnceFunc(func() { close(p.ended) })
+	p := &proc{pid: 1<<22 + len(n.processes)}
+	p.Context, p.end = context.WithCancel(context.Background())
 	n.processes[p.pid] = p
 	return p
 }
 
 func (p *proc) started() uint64 { return uint64(p.pid) }
-
-func (p *proc) Ended() bool {
-	select {
-	case <-p.ended:
-		return true
-	default:
-		return false
-	}
-}
+func (p *proc) Ended() bool     { return p.Err() != nil }
 
 // handle is a pidfd.
 type handle struct {
 	*proc
 	d      *Daemon
-	closed chan struct{}
-	close  func()
+	closed context.Context
+	close  context.CancelFunc
 }
 
-func (p *proc) open() *handle {
-	h := &handle{proc: p, closed: make(chan struct{})}
-	h.close = sync.OnceFunc(func() { close(h.closed) })
+func (d *Daemon) handle(p *proc) *handle {
+	h := &handle{proc: p, d: d}
+	h.closed, h.close = context.WithCancel(context.Background())
 	return h
 }
 
 func (h *handle) Wait() error {
 	select {
-	case <-h.ended:
+	case <-h.Done():
 		return nil
-	case <-h.closed:
+	case <-h.closed.Done():
 		return os.ErrClosed
 	}
 }
 
-func (h *handle) Close() error {
-	h.close()
-	return nil
-}
-
+func (h *handle) Close() error { h.close(); return nil }
 func (h *handle) Reap()        {}
 func (h *handle) Doomed() bool { return false }
 
 func (h *handle) Kill(time.Duration) error {
-	if h.d != nil {
-		h.d.live()
-		h.d.EndProcess(h.pid)
-	}
-	h.end()
+	h.d.live()
+	h.d.EndProcess(h.pid)
 	return nil
 }
 
@@ -105,41 +88,36 @@ func (n *Node) EndProcess(pid int) {
 	}
 }
 
-// kernel is sandbox.Kernel.
+// kernel is sandbox.Kernel. Sysctls and owners are not kept.
 type kernel struct{ *Daemon }
 
 func (k kernel) OpenProcess(facts process.Facts) (sandbox.Process, error) {
-	k.live()
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	defer k.lock()()
 	p := k.processes[facts.PID]
 	if p == nil || p.started() != facts.StartTime || p.Ended() {
 		return nil, fmt.Errorf("process %d: %w", facts.PID, process.ErrGone)
 	}
-	opened := p.open()
-	opened.d = k.Daemon
-	return opened, nil
+	return k.handle(p), nil
 }
 
+// holder ends with its daemon.
 type holder struct {
 	*Daemon
 	name string
 }
 
 func (k kernel) StartHolder(string, []specs.LinuxIDMapping, []specs.LinuxIDMapping) (sandbox.Holder, error) {
-	k.live()
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	defer k.lock()()
 	h := &holder{k.Daemon, fmt.Sprint(k.spawn().pid)}
 	k.note("holder", h.name)
-	k.holders.Store(h, nil)
+	k.ends.Store(h, h.End)
 	return h, nil
 }
 
 func (h *holder) Namespace(kind string) string { return kind }
 
 func (h *holder) End() error {
-	h.holders.Delete(h)
+	h.ends.Delete(h)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.forget("holder", h.name)
@@ -149,71 +127,35 @@ func (h *holder) End() error {
 func (k kernel) SetSysctls(string, [][2]string) error { k.live(); return nil }
 func (k kernel) LoopbackUp(string) error              { k.live(); return nil }
 func (k kernel) Chown(string, int, int) error         { k.live(); return nil }
-func (k kernel) MountTmpfs(_, target, _ string) error { return k.mount(target) }
-
-func (d *Daemon) mount(target string) error {
-	d.live()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.note("mount", target)
-	return nil
-}
+func (k kernel) MountTmpfs(_, target, _ string) error { return k.make("mount", target, nil) }
 
 // Unmount removes what is in the mount, too.
 func (k kernel) Unmount(target string) error {
-	k.live()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.made["mount "+target] {
-		return unix.EINVAL
+	if err := k.remove("mount", target, unix.EINVAL); err != nil {
+		return err
 	}
-	k.forget("mount", target)
 	return errors.Join(os.RemoveAll(target), os.Mkdir(target, 0o700))
 }
 
-// namespaces is sandbox.Namespaces.
-type namespaces struct {
+// Namespaces is sandbox.Namespaces for one kind.
+type Namespaces struct {
 	*Daemon
 	kind, mark string
 }
 
-func (n *namespaces) Path(id string) string { return filepath.Join(n.Dir, n.kind, n.mark+id) }
+// Path implements sandbox.Namespaces, as do the others.
+func (n *Namespaces) Path(id string) string  { return filepath.Join(n.Dir, n.kind, n.mark+id) }
+func (n *Namespaces) Create(id string) error { return n.make(n.kind, id, fs.ErrExist) }
+func (n *Namespaces) Pin(id, _ string) error { return n.make(n.kind, id, fs.ErrExist) }
+func (n *Namespaces) Alive(id string) bool   { return n.Made(n.kind, id) }
+func (n *Namespaces) IDs() ([]string, error) { return n.names(n.kind), nil }
 
-func (n *namespaces) Create(id string) error { return n.Pin(id, "new") }
-
-func (n *namespaces) Pin(id, _ string) error {
-	n.live()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.made[n.kind+" "+id] {
-		return fs.ErrExist
+// Remove has the point "netns remove".
+func (n *Namespaces) Remove(id string) error {
+	if err := n.reach(n.kind + " remove"); err != nil {
+		return err
 	}
-	n.note(n.kind, id)
-	return nil
-}
-
-func (n *namespaces) Alive(id string) bool { return n.Made(n.kind, id) }
-
-func (n *namespaces) Remove(id string) error {
-	n.live()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.forget(n.kind, id)
-	return nil
-}
-
-func (n *namespaces) IDs() ([]string, error) { return n.names(n.kind), nil }
-
-// names returns the names of a kind in the leak table.
-func (n *Node) names(kind string) (names []string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for made := range n.made {
-		if name, is := strings.CutPrefix(made, kind+" "); is {
-			names = append(names, name)
-		}
-	}
-	return names
+	return n.remove(n.kind, id, nil)
 }
 
 // cgroups is sandbox.Cgroups, and sweep.Cgroups.
@@ -222,9 +164,7 @@ type cgroups struct{ *Daemon }
 func (c cgroups) Exists(path string) bool { return c.Made("cgroup", path) }
 
 func (c cgroups) Processes(path string) (pids []int, err error) {
-	c.live()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.lock()()
 	for _, h := range c.held {
 		if cgroup.Path(h.cgroup) == path && h.process != nil && !h.process.Ended() {
 			pids = append(pids, h.process.pid)
@@ -234,14 +174,11 @@ func (c cgroups) Processes(path string) (pids []int, err error) {
 }
 
 func (c cgroups) Remove(path string, _ time.Duration) error {
-	pids, err := c.Processes(path)
+	pids, _ := c.Processes(path)
 	for _, pid := range pids {
 		c.EndProcess(pid)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.forget("cgroup", path)
-	return err
+	return c.remove("cgroup", path, nil)
 }
 
 func (c cgroups) Find(ours func(name string) bool, _ []string) ([]string, error) {
@@ -261,18 +198,11 @@ func (images) Get(ref string) (image.Image, error) {
 }
 
 func (i images) Prepare(_ context.Context, key, _ string, _ image.PrepareOptions) error {
-	i.live()
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.made["snapshot "+key] {
-		return fmt.Errorf("snapshot %s: %w", key, errdefs.ErrAlreadyExists)
-	}
-	i.note("snapshot", key)
-	return nil
+	return i.make("snapshot", key, errdefs.ErrAlreadyExists)
 }
 
 func (i images) Mount(_ context.Context, _, target, _ string) error {
-	return errors.Join(os.MkdirAll(target, 0o700), i.mount(target))
+	return errors.Join(os.MkdirAll(target, 0o700), i.make("mount", target, nil))
 }
 
 func (i images) Unmount(target string) error {
@@ -285,9 +215,47 @@ func (i images) Unmount(target string) error {
 func (i images) Snapshots(context.Context) ([]string, error) { return i.names("snapshot"), nil }
 
 func (i images) RemoveSnapshot(_ context.Context, key string) error {
-	i.live()
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.forget("snapshot", key)
+	return i.remove("snapshot", key, nil)
+}
+
+// make notes an object in the leak table. exists is the error if it is there already, nil for none.
+func (d *Daemon) make(kind, name string, exists error) error {
+	defer d.lock()()
+	if exists != nil && d.made[kind+" "+name] {
+		return fmt.Errorf("%s %s: %w", kind, name, exists)
+	}
+	d.note(kind, name)
 	return nil
+}
+
+// remove removes an object from the leak table. missing is the error if it is not there, nil for none.
+func (d *Daemon) remove(kind, name string, missing error) error {
+	defer d.lock()()
+	if missing != nil && !d.made[kind+" "+name] {
+		return fmt.Errorf("%s %s: %w", kind, name, missing)
+	}
+	d.forget(kind, name)
+	return nil
+}
+
+func (n *Node) note(kind, name string)   { n.made[kind+" "+name] = true }
+func (n *Node) forget(kind, name string) { delete(n.made, kind+" "+name) }
+
+// Made reports whether the leak table has an object.
+func (n *Node) Made(kind, name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.made[kind+" "+name]
+}
+
+// names returns the objects of a kind.
+func (n *Node) names(kind string) (names []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for made := range n.made {
+		if name, is := strings.CutPrefix(made, kind+" "); is {
+			names = append(names, name)
+		}
+	}
+	return names
 }

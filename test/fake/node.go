@@ -7,6 +7,7 @@ package fake
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -16,7 +17,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,51 +47,55 @@ type Node struct {
 	Dir, Root, State string
 	Limits           sandbox.Limits
 	NetworkLimits    network.Limits
-	// Change, if set, changes the options of later daemons. Observe receives each step that has ended.
-	Change  func(*container.Options)
-	Observe step.Observer
+	Log              harness.Buffer
+	// Change, if set, changes the options of later daemons.
+	Change func(*container.Options)
 
 	t       testing.TB
 	daemons []*Daemon
-	over    chan struct{} // closed at the end of the test, for what dead daemons left waiting
+	over    context.Context // ends with the test, for what dead daemons left waiting
+	finish  context.CancelFunc
 
 	mu          sync.Mutex
 	made        map[string]bool // the leak table: what was made and not removed, by kind and name
 	armed       map[string]*armed
-	calls       map[string]string // of plugins, by id: "ADD first, ADD middle, "
-	lastPID     int
+	calls       []Call
+	booted      context.Context // ends with the boot
+	reboot      context.CancelFunc
 	processes   map[int]*proc
 	held        map[string]*held // containers and pauses, by id
 	supervisors map[string]*supervisor
 }
 
 type armed struct {
-	do   func() error
-	once sync.Once
-	hit  chan struct{}
+	do  func() error
+	hit chan struct{}
+	one sync.Once
 }
 
 // New makes a node without a daemon, for a test in a bubble.
 func New(t testing.TB) *Node {
 	dir := inMemory(t)
 	n := &Node{
-		Dir: dir, Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state"), t: t, over: make(chan struct{}),
+		Dir: dir, Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state"), t: t,
 		Limits: sandbox.Limits{Run: time.Minute, Destroy: time.Minute, Create: time.Minute, Kill: 10 * time.Second},
 		NetworkLimits: network.Limits{
 			Add: 30 * time.Second, Del: 30 * time.Second, Check: time.Second, Status: time.Second, GC: time.Second,
 			DetachTries: 5, DetachTime: 30 * time.Second, GiveUpTries: 1000, GiveUpTime: time.Hour,
 			RetryFirst: time.Second, RetryMost: time.Minute, Reload: time.Hour,
 		},
-		calls: make(map[string]string), made: make(map[string]bool), armed: make(map[string]*armed), lastPID: 1 << 22,
-		processes: make(map[int]*proc), held: make(map[string]*held), supervisors: make(map[string]*supervisor),
+		made: make(map[string]bool), armed: make(map[string]*armed), processes: make(map[int]*proc),
+		held: make(map[string]*held), supervisors: make(map[string]*supervisor),
 	}
+	n.over, n.finish = context.WithCancel(context.Background())
+	n.booted, n.reboot = context.WithCancel(context.Background())
 	for _, name := range []string{"root", "state", "net.d", "bin", "runs", "cache", "netns"} {
 		harness.Check(t, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
 	for _, plugin := range Chain {
 		harness.Check(t, os.WriteFile(filepath.Join(dir, "bin", plugin), nil, 0o755))
 	}
-	n.Configure("10-chain.conflist", conflist)
+	n.Configure("10-chain.conflist", fmt.Sprintf(Conflist, ""))
 	t.Cleanup(n.end)
 	return n
 }
@@ -124,6 +128,12 @@ func (n *Node) Arm(point string, do func() error) (hit <-chan struct{}) {
 	return a.hit
 }
 
+// Hang is for Arm: the point hangs until the end of the test.
+func (n *Node) Hang() error {
+	<-n.over.Done()
+	return nil
+}
+
 // Disarm disarms all points.
 func (n *Node) Disarm() {
 	n.mu.Lock()
@@ -138,19 +148,8 @@ func (n *Node) reach(point string) error {
 	if a == nil {
 		return nil
 	}
-	a.once.Do(func() { close(a.hit) })
+	a.one.Do(func() { close(a.hit) })
 	return a.do()
-}
-
-func (n *Node) note(kind, name string) { n.made[kind+" "+name] = true }
-
-func (n *Node) forget(kind, name string) { delete(n.made, kind+" "+name) }
-
-// Made reports whether the leak table has a thing.
-func (n *Node) Made(kind, name string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.made[kind+" "+name]
 }
 
 // Leaks returns the leak table, and the files of pods, containers, attachments and supervisors' containers, sorted.
@@ -172,30 +171,22 @@ func (n *Node) Leaks() []string {
 	return left
 }
 
-// Calls returns the runs of the plugins by id, in order.
-func (n *Node) Calls() map[string]string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return maps.Clone(n.calls)
-}
-
 // Reboot ends everything of the kernel. Records, snapshots and the plugins' addresses stay.
 func (n *Node) Reboot() {
 	boot, err := process.BootID()
 	harness.Check(n.t, err)
 	n.mu.Lock()
-	for _, s := range n.supervisors {
-		s.process.end()
-	}
 	clear(n.held)
 	clear(n.supervisors)
-	maps.DeleteFunc(n.made, func(name string, _ bool) bool {
-		return !strings.HasPrefix(name, "address ") && !strings.HasPrefix(name, "snapshot ")
-	})
-	n.mu.Unlock()
 	for _, p := range n.processes {
 		p.end()
 	}
+	maps.DeleteFunc(n.made, func(name string, _ bool) bool {
+		return !strings.HasPrefix(name, "address ") && !strings.HasPrefix(name, "snapshot ")
+	})
+	n.reboot()
+	n.booted, n.reboot = context.WithCancel(context.Background())
+	n.mu.Unlock()
 	for _, dir := range []string{"state", "runs"} {
 		harness.Check(n.t, os.RemoveAll(filepath.Join(n.Dir, dir)))
 		harness.Check(n.t, os.MkdirAll(filepath.Join(n.Dir, dir), 0o755))
@@ -213,6 +204,25 @@ func (n *Node) Reboot() {
 	harness.Check(n.t, err)
 }
 
+// end ends all goroutines of the daemons.
+func (n *Node) end() {
+	n.Disarm()
+	for _, d := range n.daemons {
+		d.Die()
+	}
+	for _, s := range n.serving() {
+		s.process.end()
+	}
+	n.finish()
+	for _, d := range n.daemons {
+		d.cancel()
+		if d.Supervisors != nil {
+			d.Supervisors.Close()
+		}
+	}
+	time.Sleep(time.Hour) // longer than all that waits has a limit
+}
+
 // Daemon is one run of the daemon on a node.
 type Daemon struct {
 	*Node
@@ -221,11 +231,12 @@ type Daemon struct {
 	Networks    *network.CNI
 	Sandboxes   *sandbox.Store
 	Containers  *container.Store
+	Netns       *Namespaces
 
-	dead    atomic.Bool
-	cancel  context.CancelFunc
-	conns   sync.Map // open connections to supervisors
-	holders sync.Map
+	cancel context.CancelFunc
+	dead   context.Context
+	die    context.CancelFunc
+	ends   sync.Map // what the kernel closes when the daemon dies, with how
 }
 
 // Start starts a daemon.
@@ -239,6 +250,7 @@ func (n *Node) Start() *Daemon {
 func (n *Node) Begin() (d *Daemon, started <-chan error) {
 	d = &Daemon{Node: n}
 	d.Ctx, d.cancel = context.WithCancel(failpoint.With(context.Background(), d.hit))
+	d.dead, d.die = context.WithCancel(context.Background())
 	n.daemons = append(n.daemons, d)
 	done := make(chan error, 1)
 	go func() { done <- d.open() }()
@@ -250,7 +262,7 @@ func (d *Daemon) open() error {
 	if err != nil {
 		return err
 	}
-	logger := slog.New(slog.DiscardHandler)
+	logger := slog.New(slog.NewTextHandler(&d.Log, nil))
 	d.Supervisors, err = client.NewSet(client.SetOptions{
 		Dir: filepath.Join(d.State, "shims"), Start: client.StartOptions{Build: Build}, Host: host{d}, Logger: logger,
 		Answer: d.Limits.Kill,
@@ -263,27 +275,27 @@ func (d *Daemon) open() error {
 		return err
 	}
 	programs.Exec = d.exec
-	netns, userns := &namespaces{d, "netns", identity.Mark()}, &namespaces{d, "userns", identity.Mark()}
+	userns := &Namespaces{d, "userns", identity.Mark()}
+	d.Netns = &Namespaces{d, "netns", identity.Mark()}
 	d.Networks, err = network.Open(d.Ctx, network.Options{
 		ConfDir: filepath.Join(d.Dir, "net.d"), BinDirs: []string{filepath.Join(d.Dir, "bin")}, Root: d.Root,
 		Mark: identity.PluginMark(), Runs: runs{programs, d}, CacheDir: filepath.Join(d.Dir, "cache"),
-		Namespaces: netns, WithoutRules: true, Limits: d.NetworkLimits, Logger: logger,
+		Namespaces: d.Netns, WithoutRules: true, Limits: d.NetworkLimits, Logger: logger,
+		Later: func(id string, row step.Row) { logger.Info("row", "id", id, "step", row.Step, "err", row.Error) },
 	})
 	if err != nil {
 		return err
 	}
 	pods := sandbox.Options{
-		Root: d.Root, State: d.State, Node: identity,
-		Supervisors: d.Supervisors, Networks: d.Networks, Kernel: kernel{d},
-		Hierarchies: cgroups{d}, Netns: netns, Userns: userns, CgroupParent: "/pods", Limits: d.Limits,
+		Root: d.Root, State: d.State, Node: identity, Supervisors: d.Supervisors, Networks: d.Networks, Kernel: kernel{d},
+		Hierarchies: cgroups{d}, Netns: d.Netns, Userns: userns, CgroupParent: "/pods", Limits: d.Limits, Logger: logger,
 		Handlers: handler.New(nil, handler.Features{UserNamespaces: true, RecursiveReadOnlyMounts: true}),
 		Machine: machine.Machine{
 			CanLowerOOMAdj: true, UserNamespaces: true, CgroupV2: true, Controllers: []string{"cpu", "memory", "pids"},
 		},
-		Observe: d.Observe, Logger: logger,
 	}
 	options := container.Options{Options: pods, Supervisors: d.Supervisors, Images: images{d}, Places: &sweep.Places{
-		Node: identity, Hierarchies: cgroups{d}, Netns: netns, Userns: userns,
+		Node: identity, Hierarchies: cgroups{d}, Netns: d.Netns, Userns: userns,
 		Root: d.Root, State: d.State, Kill: d.Limits.Kill,
 	}}
 	if d.Change != nil {
@@ -306,10 +318,10 @@ func (d *Daemon) open() error {
 func (d *Daemon) hit(point string) error {
 	if strings.HasPrefix(point, "rename ") {
 		err := context.Canceled
-		if !d.dead.Load() {
+		if d.dead.Err() == nil {
 			err = d.reach(point)
 		}
-		if d.dead.Load() {
+		if d.dead.Err() != nil {
 			return context.Canceled
 		}
 		return err
@@ -322,10 +334,17 @@ func (d *Daemon) hit(point string) error {
 
 // live returns unless the daemon is dead: then its goroutine does nothing until the end of the test.
 func (d *Daemon) live() {
-	if d.dead.Load() {
-		<-d.over
+	if d.dead.Err() != nil {
+		<-d.over.Done()
 		runtime.Goexit()
 	}
+}
+
+// lock locks the node for a daemon that lives, and returns how to unlock it.
+func (d *Daemon) lock() func() {
+	d.live()
+	d.mu.Lock()
+	return d.mu.Unlock
 }
 
 // Kill ends the daemon as SIGKILL does. It returns when what it left to others has come to rest.
@@ -336,11 +355,11 @@ func (d *Daemon) Kill() {
 
 // Die is Kill for a point.
 func (d *Daemon) Die() {
-	if d.dead.Swap(true) {
+	if d.dead.Err() != nil {
 		return
 	}
-	d.conns.Range(func(c, _ any) bool { return c.(*conn).Close() == nil })
-	d.holders.Range(func(h, _ any) bool { return h.(*holder).End() == nil })
+	d.die()
+	d.ends.Range(func(_, end any) bool { return end.(func() error)() == nil })
 }
 
 // Stop ends the daemon in order, within a limit for what is under way.
@@ -360,25 +379,4 @@ func (d *Daemon) Stop(limit time.Duration, requests *sync.WaitGroup) {
 	d.cancel()
 	d.Supervisors.Close()
 	d.Kill()
-}
-
-// end ends all goroutines of the daemons.
-func (n *Node) end() {
-	n.Disarm()
-	for _, d := range n.daemons {
-		d.Die()
-	}
-	n.mu.Lock()
-	for _, s := range n.supervisors {
-		s.process.end()
-	}
-	n.mu.Unlock()
-	close(n.over)
-	for _, d := range n.daemons {
-		d.cancel()
-		if d.Supervisors != nil {
-			d.Supervisors.Close()
-		}
-	}
-	time.Sleep(time.Hour) // longer than all that waits has a limit
 }

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -78,27 +77,18 @@ func (n *Node) serving() (all []*supervisor) {
 type host struct{ *Daemon }
 
 func (h host) Dial(_ context.Context, dir string, closed func()) (client.Conn, error) {
-	h.live()
-	h.mu.Lock()
+	defer h.lock()()
 	s := h.supervisors[dir]
-	h.mu.Unlock()
 	if s == nil || s.process.Ended() {
 		return nil, fmt.Errorf("no supervisor serves %s: %w: %w", dir, errdefs.ErrUnavailable, unix.ECONNREFUSED)
 	}
-	c := &conn{d: h.Daemon, s: s, gone: make(chan struct{})}
-	c.close = sync.OnceFunc(func() {
-		h.conns.Delete(c)
-		close(c.gone)
+	c := &conn{d: h.Daemon, s: s}
+	c.Context, c.end = context.WithCancel(s.process) // the kernel closes the socket of a process that has ended
+	h.ends.Store(c, c.Close)
+	context.AfterFunc(c, func() {
+		h.ends.Delete(c)
 		closed()
 	})
-	h.conns.Store(c, nil)
-	go func() { // as the kernel closes the socket of a process that has ended
-		select {
-		case <-s.process.ended:
-			c.close()
-		case <-c.gone:
-		}
-	}()
 	return c, nil
 }
 
@@ -107,9 +97,7 @@ func (h host) DialSocket(context.Context, string, string) (*net.UnixConn, error)
 }
 
 func (h host) LockHolder(dir string) (int, error) {
-	h.live()
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	defer h.lock()()
 	if s := h.supervisors[dir]; s != nil && !s.process.Ended() {
 		return s.process.pid, nil
 	}
@@ -117,9 +105,7 @@ func (h host) LockHolder(dir string) (int, error) {
 }
 
 func (h host) EndLockHolder(dir string) error {
-	h.live()
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	defer h.lock()()
 	h.supervisors[dir].process.end()
 	return nil
 }
@@ -155,19 +141,16 @@ func (h host) Start(_ context.Context, o client.StartOptions) error {
 
 // conn is client.Conn.
 type conn struct {
-	api.ShimClient // nil: other calls are no part of the fake
-	d              *Daemon
-	s              *supervisor
-	gone           chan struct{}
-	close          func()
+	api.ShimClient  // nil: other calls are no part of the fake
+	context.Context // ends with the connection
+	d               *Daemon
+	s               *supervisor
+	end             context.CancelFunc
 }
 
-func (c *conn) Close() error {
-	c.close()
-	return nil
-}
+func (c *conn) Close() error { c.end(); return nil }
 
-func (c *conn) Peer() (client.Process, error) { return c.s.process.open(), nil }
+func (c *conn) Peer() (client.Process, error) { return c.d.handle(c.s.process), nil }
 
 // call has the supervisor do something, which goes on if the daemon dies.
 func call[A any](ctx context.Context, c *conn, do func() (A, error)) (answer A, err error) {
@@ -178,12 +161,12 @@ func call[A any](ctx context.Context, c *conn, do func() (A, error)) (answer A, 
 	done := make(chan struct{})
 	go func() {
 		if frozen != nil {
-			<-c.s.process.ended
+			<-c.s.process.Done()
 			return
 		}
 		answered, doErr := do()
 		select {
-		case <-c.s.process.ended:
+		case <-c.s.process.Done():
 		default:
 			answer, err = answered, doErr
 			close(done)
@@ -192,7 +175,7 @@ func call[A any](ctx context.Context, c *conn, do func() (A, error)) (answer A, 
 	select {
 	case <-done:
 		err = errgrpc.ToGRPC(err)
-	case <-c.gone:
+	case <-c.Done():
 		err = ttrpc.ErrClosed
 	case <-ctx.Done():
 		err = ctx.Err()
@@ -278,7 +261,7 @@ func (s *supervisor) stage(c *held, point string) error {
 		return err
 	case <-c.abandoned:
 		return errors.New("deleted while it was made")
-	case <-s.process.ended:
+	case <-s.process.Done():
 		runtime.Goexit()
 		return nil
 	}
@@ -446,7 +429,7 @@ func (e *events) Recv() (*api.Event, error) {
 		}
 		select {
 		case <-changed:
-		case <-e.c.gone:
+		case <-e.c.Done():
 			return nil, ttrpc.ErrClosed
 		case <-e.ctx.Done():
 			return nil, e.ctx.Err()

@@ -16,17 +16,14 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/minicri/minicri/test/harness"
 )
 
 // patience is how long a test waits for what the kernel or another process does.
 const patience = time.Minute
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = harness.Check
 
 func take(t *testing.T, scope Scope) Snapshot {
 	t.Helper()
@@ -55,9 +52,10 @@ func (l life) expect(t *testing.T) {
 	}
 	must(t, l.make())
 	leaks := Diff(before, take(t, l.scope))
-	if len(leaks) != 1 || leaks[0].Kind != l.kind || !strings.Contains(leaks[0].Name, l.name) || leaks[0].Count != 1 {
-		t.Errorf("want one leak, %s %s, got %v", l.kind, l.name, leaks)
-	}
+	harness.Need(t, len(leaks) == 1, "want one leak, %s %s, got %v", l.kind, l.name, leaks)
+	harness.Want(t, leaks[0].Kind == l.kind, "want one leak, %s %s, got %v", l.kind, l.name, leaks)
+	harness.Want(t, strings.Contains(leaks[0].Name, l.name), "want one leak, %s %s, got %v", l.kind, l.name, leaks)
+	harness.Want(t, leaks[0].Count == 1, "want one leak, %s %s, got %v", l.kind, l.name, leaks)
 	if lost := Diff(take(t, l.scope), before); len(lost) != 0 {
 		t.Errorf("something was lost: %v", lost)
 	}
@@ -157,25 +155,16 @@ func TestNamespaceOfProcess(t *testing.T) {
 	for _, kind := range []string{"net", "user"} {
 		cmd := exec.Command("unshare", "--"+kind, "sleep", "600")
 		must(t, cmd.Start())
-		eventually(t, "unshare becomes sleep", func() bool { return command(cmd.Process.Pid) == "sleep" })
+		harness.Eventually(t, "unshare becomes sleep", func() bool { return command(cmd.Process.Pid) == "sleep" })
 		namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", cmd.Process.Pid, kind))
 		must(t, err)
 		found := func() bool {
 			return slices.ContainsFunc(Diff(Snapshot{}, take(t, Scope{Namespaces: []string{kind}})), func(l Leak) bool { return l.Name == namespace })
 		}
-		eventually(t, "it is found", found)
+		harness.Eventually(t, "it is found", found)
 		must(t, cmd.Process.Kill())
 		_ = cmd.Wait() // its error is the kill
-		eventually(t, "it is gone", func() bool { return !found() })
-	}
-}
-
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
+		harness.Eventually(t, "it is gone", func() bool { return !found() })
 	}
 }
 

@@ -70,9 +70,6 @@ func Info[T any](t testing.TB, n *Node, key string) (value T) {
 // Main runs the tests of a package and then looks, once for all, for what [Parallel] tests cannot tell apart:
 // namespaces and processes. It returns the exit code for os.Exit.
 func Main(m *testing.M) int {
-	if err := SweepCgroups(); err != nil {
-		fmt.Fprintln(os.Stderr, "harness: cgroups of nodes whose test was killed:", err)
-	}
 	scope := leak.Scope{Namespaces: []string{"net", "user"}, Executables: executables}
 	before, err := leak.Take(context.Background(), scope)
 	if err != nil {

@@ -27,10 +27,7 @@ func (n *Node) makeCgroups() {
 	}
 	for _, hierarchy := range n.hierarchies() {
 		dir := filepath.Join(hierarchy, n.CgroupParent)
-		owned, err := makeOwned(dir)
-		n.must("making a cgroup", err)
-		n.cgroups = append(n.cgroups, owned)
-		n.must("filling a cpuset", fillCpuset(dir))
+		n.must("making a cgroup", errors.Join(os.Mkdir(dir, 0o755), fillCpuset(dir)))
 	}
 }
 
@@ -103,10 +100,6 @@ func (n *Node) removeCgroups() error {
 	for _, hierarchy := range n.hierarchies() {
 		errs = errors.Join(errs, removeCgroup(filepath.Join(hierarchy, n.CgroupParent)))
 	}
-	for _, owned := range n.cgroups {
-		errs = errors.Join(errs, owned.Close())
-	}
-	n.cgroups = nil
 	return errs
 }
 
@@ -167,87 +160,6 @@ func removeCgroup(root string) error {
 
 // cgroupPrefix is what the parent cgroups of nodes begin with; the name of the node's directory follows.
 const cgroupPrefix = "minicri-tests-"
-
-// A cgroup's owner holds a lock on its directory (flock(2)), which the kernel releases with the process.
-// Whoever sees the cgroup sees the lock, also in another mount or process namespace.
-
-// makeOwned makes a cgroup that this process owns until the file is closed.
-func makeOwned(dir string) (*os.File, error) {
-	// Nobody sweeps between the two.
-	sweeps, err := locked(filepath.Dir(dir), unix.LOCK_SH)
-	if err != nil {
-		return nil, err
-	}
-	defer sweeps.Close()
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return nil, err
-	}
-	return locked(dir, unix.LOCK_EX|unix.LOCK_NB)
-}
-
-// locked opens a directory and locks it as flock(2) does.
-func locked(dir string, how int) (*os.File, error) {
-	file, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		err = unix.Flock(int(file.Fd()), how)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), file.Close())
-	}
-	return file, nil
-}
-
-// SweepCgroups removes the cgroups of nodes whose test was killed, with the processes in them: namespaces,
-// mounts and processes end with hack/in-netns, cgroups do not.
-func SweepCgroups() error {
-	hierarchies, err := hierarchies()
-	for _, hierarchy := range hierarchies {
-		err = errors.Join(err, sweep(hierarchy))
-	}
-	return err
-}
-
-func sweep(hierarchy string) error {
-	others, err := locked(hierarchy, unix.LOCK_EX)
-	if err != nil {
-		return err
-	}
-	defer others.Close()
-	parents, err := filepath.Glob(filepath.Join(hierarchy, cgroupPrefix+"*"))
-	for _, parent := range parents {
-		owner, lockErr := locked(parent, unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case errors.Is(lockErr, unix.EWOULDBLOCK), errors.Is(lockErr, fs.ErrNotExist): // it has an owner, or has just been removed by it
-		case lockErr != nil:
-			err = errors.Join(err, lockErr)
-		default:
-			err = errors.Join(err, killAll(parent), removeCgroup(parent), owner.Close())
-		}
-	}
-	sweepOld(hierarchy)
-	return err
-}
-
-// sweepOld removes the cgroups of tests of packages, which have no owner, once nothing runs in them and
-// nothing was made in them for longer than a test may take.
-func sweepOld(hierarchy string) {
-	const longest = 2 * time.Hour
-	for _, pattern := range []string{"minicri-unit-*", "minicri-launch-*", "minicri-release-test"} {
-		roots, _ := filepath.Glob(filepath.Join(hierarchy, pattern))
-		for _, root := range roots {
-			if info, err := os.Stat(root); err != nil || time.Since(info.ModTime()) < longest {
-				continue
-			}
-			dirs, _ := cgroupTree(root)
-			for _, dir := range dirs {
-				_ = os.Remove(dir) // what runs there keeps it
-			}
-		}
-	}
-}
 
 func hierarchies() (mountpoints []string, err error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))

@@ -64,7 +64,6 @@ type Node struct {
 	daemon   *child // nil before the first start
 	hangUp   func() // closes the clients' connection
 
-	cgroups    []*os.File // its cgroups, one of each hierarchy: the locks of their owner
 	podCgroups []string   // of MakeCgroup
 
 	empty leak.Snapshot // before the daemon's first start

@@ -15,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/minicri/minicri/internal/process"
 	"github.com/minicri/minicri/test/harness"
 	"github.com/minicri/minicri/test/leak"
 )
@@ -57,7 +56,13 @@ func TestNetworkIsInScope(t *testing.T) {
 		n.RunInNetns(add)
 		more := leak.Diff(clean, n.look(n.machineScope()))
 		tally := leak.Tally(more)
-		harness.Want(t, tally[leak.Address] == 2 && tally[leak.Link] == 1 && tally[leak.Result] == 1 && tally[leak.Rule] >= 4,
+		harness.Want(t, tally[leak.Address] == 2,
+			"%s: want two addresses, a link, a result, rules of masquerade and portmap of both families, got %v", backend, more)
+		harness.Want(t, tally[leak.Link] == 1,
+			"%s: want two addresses, a link, a result, rules of masquerade and portmap of both families, got %v", backend, more)
+		harness.Want(t, tally[leak.Result] == 1,
+			"%s: want two addresses, a link, a result, rules of masquerade and portmap of both families, got %v", backend, more)
+		harness.Want(t, tally[leak.Rule] >= 4,
 			"%s: want two addresses, a link, a result, rules of masquerade and portmap of both families, got %v", backend, more)
 		n.RunInNetns(del)
 		n.expectSame("after DEL", clean, n.machineScope(), settleTime)
@@ -89,40 +94,6 @@ func wantAbsent(t *testing.T, path string) {
 	t.Helper()
 	_, err := os.Stat(path)
 	harness.Want(t, errors.Is(err, os.ErrNotExist), "%s stays: %v", path, err)
-}
-
-// The cgroup of a node that has no owner is removed. That of one that has an owner stays, also when the one
-// that sweeps sees nothing else of the node: it is in a mount namespace with another /tmp.
-func TestSweepCgroups(t *testing.T) {
-	n := prepared(t)
-	all := n.hierarchies()
-	for _, hierarchy := range all {
-		harness.Check(t, os.MkdirAll(filepath.Join(hierarchy, cgroupPrefix+"mcr-gone", "below"), 0o755))
-	}
-	ended := filepath.Join(all[0], cgroupPrefix+"mcr-ended")
-	lock, err := makeOwned(ended)
-	harness.Check(t, err)
-	harness.Check(t, lock.Close()) // as the kernel does for a process that was killed
-	old, young := filepath.Join(all[0], "minicri-unit-sweep-old"), filepath.Join(all[0], "minicri-unit-sweep-young")
-	harness.Check(t, errors.Join(os.MkdirAll(filepath.Join(old, "below"), 0o755), os.Mkdir(young, 0o755)))
-	yesterday := time.Now().AddDate(0, 0, -1)
-	harness.Check(t, os.Chtimes(old, yesterday, yesterday))
-	harness.Check(t, process.OnDisposableThread(func() error {
-		err := errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
-			unix.Mount("tmpfs", os.TempDir(), "tmpfs", 0, ""))
-		if _, sees := os.Stat(n.Dir); err != nil || !errors.Is(sees, os.ErrNotExist) {
-			return fmt.Errorf("the node's directory is in sight: %v, %w", sees, err)
-		}
-		return SweepCgroups()
-	}))
-	wantAbsent(t, old)
-	wantAbsent(t, ended)
-	harness.Check(t, os.Remove(young))
-	for _, hierarchy := range all {
-		wantAbsent(t, filepath.Join(hierarchy, cgroupPrefix+"mcr-gone"))
-		_, err := os.Stat(filepath.Join(hierarchy, n.CgroupParent))
-		harness.Want(t, err == nil, "the cgroup of a node that has an owner: %v", err)
-	}
 }
 
 // recorder is a test whose errors are wanted.

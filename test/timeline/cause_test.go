@@ -185,12 +185,17 @@ func TestFullRange(t *testing.T) {
 	n.RunPod(n.PodConfig("first"))
 	words := []string{"no IP addresses available", "remove pods, or give it a larger range"}
 	d := details(t, n.fails(n.PodConfig("web"), words...))
-	harness.Want(t, d["step"] == "pod/cni add" && d["plugin"] == "bridge" && d["verb"] == "ADD" && d["cni_code"] != "", "details %v", d)
+	harness.Want(t, d["step"] == "pod/cni add", "details %v", d)
+	harness.Want(t, d["plugin"] == "bridge", "details %v", d)
+	harness.Want(t, d["verb"] == "ADD", "details %v", d)
+	harness.Want(t, d["cni_code"] != "", "details %v", d)
 	harness.Want(t, strings.Contains(d["cni_message"], "no IP addresses"), "details %v", d)
 	n.documented("full range", "web", append(words, "failed at cni add", "bridge ADD", "CNI error code")...)
 	first := n.json("first")
-	harness.Want(t, len(first) == 1 && first[0].State == "ready" && len(first[0].Addresses) == 1 && len(first[0].Problems()) == 0,
-		"the first pod: %+v", first)
+	harness.Need(t, len(first) == 1, "the first pod: %+v", first)
+	harness.Want(t, first[0].State == "ready", "the first pod: %+v", first)
+	harness.Want(t, len(first[0].Addresses) == 1, "the first pod: %+v", first)
+	harness.Want(t, len(first[0].Problems()) == 0, "the first pod: %+v", first)
 }
 
 func TestMissingPlugin(t *testing.T) {
@@ -333,9 +338,13 @@ func TestNodeAtAGlance(t *testing.T) {
 	harness.Check(t, json.Unmarshal([]byte(text), &glance))
 	harness.Need(t, len(glance.Pods) == 1 && glance.Daemon >= 1<<20, "%s", text)
 	line := glance.Pods[0]
-	if line.Name != "test/web" || line.State != timeline.Ready || line.Running != 1 || line.Containers != 1 || len(line.Addresses) != 1 || line.Memory == 0 || line.Runtime == 0 {
-		t.Errorf("%+v", line)
-	}
+	harness.Want(t, line.Name == "test/web", "%+v", line)
+	harness.Want(t, line.State == timeline.Ready, "%+v", line)
+	harness.Want(t, line.Running == 1, "%+v", line)
+	harness.Want(t, line.Containers == 1, "%+v", line)
+	harness.Want(t, len(line.Addresses) == 1, "%+v", line)
+	harness.Want(t, line.Memory != 0, "%+v", line)
+	harness.Want(t, line.Runtime != 0, "%+v", line)
 	table, err := n.RunCommand("pods")
 	harness.Check(t, err)
 	for _, want := range []string{"test/web", "ready", "1/1", line.Addresses[0], "1 pod; daemon "} {

@@ -124,7 +124,11 @@ func TestSpansReachACollector(t *testing.T) {
 					want = fmt.Sprintf("%x", spans[parent].GetSpanId())
 				}
 				harness.Want(t, got == want, "%q is below %s, want %q (%s)", child, got, parent, want)
-				harness.Want(t, attribute(spans[child], "pod") == "web" && attribute(spans[child], "namespace") != "" && attribute(spans[child], "sandbox") == answer.PodSandboxId,
+				harness.Want(t, attribute(spans[child], "pod") == "web",
+					"%q does not say of which pod it is: %v", child, spans[child].GetAttributes())
+				harness.Want(t, attribute(spans[child], "namespace") != "",
+					"%q does not say of which pod it is: %v", child, spans[child].GetAttributes())
+				harness.Want(t, attribute(spans[child], "sandbox") == answer.PodSandboxId,
 					"%q does not say of which pod it is: %v", child, spans[child].GetAttributes())
 			}
 			data := harness.Read(t, seen)
