@@ -64,7 +64,7 @@ type Node struct {
 	daemon   *child // nil before the first start
 	hangUp   func() // closes the clients' connection
 
-	podCgroups []string   // of MakeCgroup
+	podCgroups []string // of MakeCgroup
 
 	empty leak.Snapshot // before the daemon's first start
 	idle  leak.Snapshot // after it, before any pod
