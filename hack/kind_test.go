@@ -55,7 +55,10 @@ func TestCtr(t *testing.T) {
 			"an address", "ctr -a /run/containerd.sock --namespace k8s.io images import --digests=true x.tar",
 			"minicri image import x.tar\n",
 		},
-		{"own processor", archive + "archive " + runtime.GOARCH + "; ctr images import a.tar", "minicri image import a.tar\n"},
+		{
+			"own processor", archive + "archive " + runtime.GOARCH + "; ctr images import a.tar",
+			"minicri image import a.tar\n",
+		},
 		{
 			"another processor", archive + "archive s390x; cat a.tar | ctr images import - 2>&1 || echo status $?",
 			"ctr: images import: the image is for s390x, this node is " + runtime.GOARCH + ": build it for linux/" +

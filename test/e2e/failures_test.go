@@ -79,7 +79,8 @@ var failures = []failing{
 		check: []string{"ok", "another architecture"},
 	},
 	{
-		name: "an unusable directory of addresses", conflist: bridgeWith(`"dataDir":"/proc/nope","subnet":"10.77.0.0/24"`),
+		name:     "an unusable directory of addresses",
+		conflist: bridgeWith(`"dataDir":"/proc/nope","subnet":"10.77.0.0/24"`),
 		run:      []string{"bridge", `network "corp"`, "/proc/nope", "set another dataDir"},
 		timeline: []string{"✗ bridge ADD", "the pod failed at cni add", "/proc/nope", "set another dataDir"},
 	},
@@ -92,7 +93,8 @@ var failures = []failing{
 	{
 		name: "the API server of the plugin is away", conflist: listOf("1.0.0", `{"type":"ok"}`),
 		plugins: map[string]string{"ok": fmt.Sprintf(okScript,
-			`echo '{"cniVersion":"1.0.0","code":11,"msg":"Get https://10.0.0.1:443/api: connection refused"}'; exit 1`)},
+			`echo '{"cniVersion":"1.0.0","code":11,"msg":"Get https://10.0.0.1:443/api: connection refused"}'
+			exit 1`)},
 		mode: 0o755,
 		run: []string{
 			`CNI ADD of network "corp"`, "plugin ok", "connection refused", "CNI error code 11",
