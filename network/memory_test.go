@@ -23,7 +23,7 @@ import (
 
 // These tests have a node in memory, where pauses pass at once. The others of the package run real plugins.
 
-// memory is a daemon in memory, and what a test does with its network.
+// memory is a daemon in memory. A test uses its network.
 type memory struct {
 	*fake.Daemon
 	t *testing.T
@@ -221,7 +221,7 @@ func TestWhatNeverBeganHasNoDEL(t *testing.T) {
 }
 
 // A DEL that a changed configuration brings forward does not count: an administrator who repairs a file in several
-// goes must not lose the attachment before the repair is done. The network of now undoes what the wrong one has tried.
+// goes must not lose the attachment before the repair is done. The present network undoes the tries of the wrong one.
 func TestCorrectedConfiguration(t *testing.T) {
 	limits := func(l *network.Limits) {
 		l.GiveUpTries, l.GiveUpTime, l.RetryFirst, l.RetryMost = 3, 0, time.Hour, time.Hour
@@ -242,7 +242,7 @@ func TestCorrectedConfiguration(t *testing.T) {
 			d.Configure("10-chain.conflist", fmt.Sprintf(fake.Conflist, fmt.Sprintf(`, "edit": %d`, edit)))
 			d.Networks.Reload()
 			synctest.Wait()
-			// The DEL with the configuration of ADD, and another one with that of now.
+			// The DEL with the configuration of ADD, and one with the present configuration.
 			dels := d.calls("DEL")
 			harness.Same(t, "DELs", len(dels)-before, 2*len(fake.Chain))
 			harness.Want(t, strings.Contains(dels[len(dels)-1].Stdin, fmt.Sprintf(`"edit":%d`, edit)), "DEL got %s",
@@ -302,7 +302,7 @@ func TestDELHasTheConfigurationOfADD(t *testing.T) {
 // sortedArgs splits CNI_ARGS, whose order has no meaning.
 func sortedArgs(args string) []string { return slices.Sorted(strings.SplitSeq(args, ";")) }
 
-// configOf is a plugin's configuration without prevResult, which libcni adds.
+// configOf is a plugin's configuration without prevResult. libcni adds that.
 func configOf(t *testing.T, c fake.Call) (config map[string]any) {
 	harness.Check(t, json.Unmarshal([]byte(c.Stdin), &config))
 	delete(config, "prevResult")
@@ -404,7 +404,7 @@ func TestUnreadableAttachment(t *testing.T) {
 		harness.Check(t, os.WriteFile(d.entry(ids[1]), []byte(`{"version": 1, "rec`), 0o600))
 		harness.Check(t, os.Remove(d.entry(ids[2])))
 		d.Configure("10-chain.conflist", `{"cniVersion": "1.0.0", "name": "another", "plugins": [{"type": "last"}]}`)
-		for range 2 { // it is in the journal from then on
+		for range 2 { // the journal contains it from then on
 			d.again()
 			for i, id := range ids {
 				harness.Need(t, d.Networks.Attached(id), "the attachment %d is lost", i)
@@ -420,8 +420,8 @@ func TestUnreadableAttachment(t *testing.T) {
 	})
 }
 
-// A copy of an entry under another name, and one of another node, are put aside: their DEL would free what a pod that
-// runs has. A pod whose own entry a copy has replaced keeps its DEL. DEL runs for a pod whose record does not exist.
+// A copy of an entry under another name, and one of another node, are put aside: their DEL would free the address of
+// another pod. A pod whose own entry a copy has replaced keeps its DEL. DEL runs for a pod whose record does not exist.
 func TestEntryThatIsNotOfThisNode(t *testing.T) {
 	inMemory(t, nil, func(t *testing.T, d *memory) {
 		ids := d.run("web", "db", "unknown")

@@ -103,7 +103,7 @@ func TestCreatedAtGrows(t *testing.T) {
 	})
 }
 
-// A supervisor that does not answer is asked at once, and killed at the limit. Its successor adopts the pods.
+// A supervisor that hangs gets a request at once, and is killed at the limit. Its successor adopts the pods.
 func TestSupervisorThatHangs(t *testing.T) {
 	in(t, func(t *testing.T, d *fake.Daemon) {
 		id := run(t, d, "web")
