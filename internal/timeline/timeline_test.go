@@ -173,7 +173,7 @@ func TestStoppedIsNotFailed(t *testing.T) {
 func TestSlowestHasItsOwnTime(t *testing.T) {
 	p := &Pod{Kind: "pod", Rows: []step.Row{row("pod", "cni add", "", 0, 188, ""), row("plugin", "bridge ADD", "cni add", 5, 170, "")}}
 	p.Rows[1].Plugin = &step.Plugin{Name: "bridge", Verb: "ADD"}
-	text := p.episodes()[0].slowest()
+	text, _ := p.episodes()[0].slowest()
 	harness.Want(t, strings.HasPrefix(text, "cni add > bridge ADD took 170ms of 188ms"), "%v", text)
 }
 

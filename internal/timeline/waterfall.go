@@ -135,8 +135,8 @@ var waits = map[string]string{
 	"files": "the log directory and the volatile directory", "sources": "the paths that are mounted",
 }
 
-// slowest says which step took longest, and what it waited for.
-func (e *episode) slowest() string {
+// slowest returns the step that took longest, with the cause, and its share of the episode.
+func (e *episode) slowest() (text string, share float64) {
 	var worst *line
 	for _, root := range e.roots {
 		if root.Kind != "exit" && (worst == nil || root.Took > worst.Took) {
@@ -144,7 +144,7 @@ func (e *episode) slowest() string {
 		}
 	}
 	if worst == nil || e.took() <= 0 {
-		return ""
+		return "", 0
 	}
 	names, last := worst.name(whole), worst
 	for len(last.children) > 0 {
@@ -154,7 +154,7 @@ func (e *episode) slowest() string {
 		}
 		names, last = names+" > "+below.name(whole), below
 	}
-	text := fmt.Sprintf("%s took %s of %s", names, short(last.Took), short(e.took()))
+	text = fmt.Sprintf("%s took %s of %s", names, short(last.Took), short(e.took()))
 	switch waited := waits[worst.Step]; {
 	case worst.Kind == "image":
 		text += ": the registry, the line to it and the disk"
@@ -163,7 +163,7 @@ func (e *episode) slowest() string {
 	case waited != "":
 		text += ": " + waited
 	}
-	return text
+	return text, float64(worst.Took) / float64(e.took())
 }
 
 func (s Style) columns() int {
@@ -179,6 +179,7 @@ func (p *Pod) Text(w io.Writer, style Style) error {
 	var b strings.Builder
 	shown.head(&b, style)
 	var last time.Time
+	problems := shown.Problems()
 	for _, e := range shown.episodes() {
 		when := e.begin.UTC().Format(timeFormat)
 		if !last.IsZero() {
@@ -186,11 +187,10 @@ func (p *Pod) Text(w io.Writer, style Style) error {
 		}
 		fmt.Fprintf(&b, "\n%s\n", style.paint(bold, when))
 		e.text(&b, style)
+		if text, share := e.slowest(); text != "" && (len(problems) == 0 || share >= 0.5) { // else it hides the cause
+			style.wrap(&b, "  slowest: ", text)
+		}
 		last = e.end
-	}
-	problems := shown.Problems()
-	if len(problems) == 0 {
-		shown.slowest(&b, style)
 	}
 	for _, problem := range problems {
 		head := problem.Of + " failed"
@@ -250,16 +250,6 @@ func (e *episode) text(b *strings.Builder, style Style) {
 			names-2*depth-2, name, style.paint(color, e.bar(l, bars)))
 		for _, text := range l.details() {
 			style.wrap(b, strings.Repeat(" ", indent+2*depth), text)
-		}
-	}
-}
-
-// slowest tells the slowest step of the pod's making.
-func (p *Pod) slowest(b *strings.Builder, style Style) {
-	if all := p.episodes(); len(all) > 0 {
-		if text := all[0].slowest(); text != "" {
-			b.WriteString("\n")
-			style.wrap(b, "slowest: ", text)
 		}
 	}
 }
