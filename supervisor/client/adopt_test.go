@@ -181,6 +181,46 @@ func (p *pod) shells(id string) (count int) {
 	return count
 }
 
+// One supervisor that has had many containers, each with a command, is as it was
+// before: descriptors, threads, and on disk.
+func TestManyLives(t *testing.T) {
+	lives := 20
+	if os.Getenv("MINICRI_TEST_WHOLE") != "" {
+		lives = 1000
+	}
+	p := startPod(t)
+	bundle := p.bundle("again", "sleep 1000")
+	live := func(times int) {
+		for range times {
+			_, err := p.Create(t.Context(), bundle)
+			p.check(errors.Join(err, p.Start(t.Context(), "again")))
+			p.wantExec("again", "true", "")
+			p.check(p.Delete(t.Context(), "again", true))
+		}
+	}
+	proc := fmt.Sprintf("/proc/%d", p.pid())
+	// holds are numbers of what a supervisor has, which may not grow.
+	holds := func() (all []int) {
+		for _, dir := range []string{proc + "/fd", p.dir + "/records", p.dir + "/io", p.dir + "/exits", p.dir + "/containers"} {
+			all = append(all, count(t, dir))
+		}
+		return all
+	}
+	live(10)
+	before := holds()
+	live(lives)
+	p.eventually(fmt.Sprintf("after %d lives the supervisor has no more than %v", lives, before), func() bool {
+		for i, now := range holds() {
+			if now > before[i] {
+				return false
+			}
+		}
+		return true
+	})
+	threads := count(t, proc+"/task")
+	harness.Want(t, threads <= 24, "it has %d threads", threads)
+}
+
 func count(t testing.TB, dir string) int {
 	entries, err := os.ReadDir(dir)
 	harness.Check(t, err)
