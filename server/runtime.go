@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -146,7 +145,7 @@ func (r *Runtime) verboseStatus(ctx context.Context, all []handler.Status) (map[
 		building = append(building, one)
 	}
 	info := map[string]any{
-		"config": r.Info.Config(), "golang": runtime.Version(), "startedAt": r.Info.Started.UTC().Format(time.RFC3339),
+		"config": r.Info.Config(), "golang": runtime.Version(), "daemon": map[string]any{"startedAt": r.Info.Started.UTC()},
 		"pulls":           r.Images.PullsUnderWay(),
 		"handlers":        handlers, // crictl has runtimeHandlers of its own
 		"networkProblems": texts(problems), "pendingAttachments": pending, "driftedAttachments": r.Networks.Drifted(),

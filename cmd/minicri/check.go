@@ -129,7 +129,8 @@ func printFindings(output io.Writer, findings []doctor.Finding, detail detail) e
 				continue
 			}
 			counts[grade]++
-			if detail < everything && grade == doctor.Good || detail == problemsOnly && grade != doctor.Problem {
+			shown := grade == doctor.Problem || f.Fixed || detail == everything || detail == summary && grade == doctor.Warning
+			if !shown {
 				continue
 			}
 			fmt.Fprintf(table, "%s %s\t%s\n", marks[grade], redact.Line(f.Subject), redact.Line(f.Message))

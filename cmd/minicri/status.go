@@ -122,13 +122,13 @@ func (s *nodeStatus) readInfo(answer *runtimeapi.StatusResponse) (err error) {
 		Name, File string
 		Config     struct{ Plugins []struct{ Type string } }
 	}
-	var started string
-	err = errors.Join(decodeInfo(info["cniconfig"], &network), decodeInfo(info["startedAt"], &started))
+	var daemon struct{ StartedAt time.Time } // zero from an older daemon
+	err = errors.Join(decodeInfo(info["cniconfig"], &network), decodeInfo(info["daemon"], &daemon))
 	s.Network, s.NetworkFile = network.Name, network.File
 	for _, plugin := range network.Config.Plugins {
 		s.NetworkPlugins = append(s.NetworkPlugins, plugin.Type)
 	}
-	s.StartedAt, _ = time.Parse(time.RFC3339, started) // none from an older daemon
+	s.StartedAt = daemon.StartedAt
 	var errs [5]error
 	s.NetworkProblems, errs[0] = items[string](answer, "networkProblems")
 	s.Handlers, errs[1] = items[statusHandler](answer, "handlers")

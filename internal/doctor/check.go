@@ -35,6 +35,8 @@ type Finding struct {
 	// fix removes what was left; force may lose something. Either may be nil. fixed says what fix did, id whose it is.
 	fix, force func() error
 	fixed, id  string
+	// Fixed is true for a problem that Fix has solved.
+	Fixed bool `json:"fixed,omitempty"`
 	// IDs are the attachments that one line stands for; abandon abandons one of them.
 	IDs     []string `json:"ids,omitempty"`
 	abandon func(id string) error
@@ -102,7 +104,7 @@ func Fix(findings []Finding, force bool, ids []string) []Finding {
 			fixed[i].Message += ": not fixed: " + err.Error()
 			continue
 		}
-		fixed[i].Grade, fixed[i].Advice, fixed[i].fix = Good, "", nil
+		fixed[i].Grade, fixed[i].Advice, fixed[i].fix, fixed[i].Fixed = Good, "", nil, true
 		fixed[i].Message += ": " + done
 	}
 	for _, id := range ids {
@@ -130,7 +132,7 @@ func (f Finding) without(ids []string) Finding {
 		f.Message += fmt.Sprintf(": %d given up", len(given))
 	}
 	if len(given) > 0 && len(given) == len(f.IDs) {
-		f.Grade, f.Advice, f.fix = Good, "", nil
+		f.Grade, f.Advice, f.fix, f.Fixed = Good, "", nil, true
 	}
 	return f
 }

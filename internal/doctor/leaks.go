@@ -302,7 +302,10 @@ func (c *checker) networkLists() (lists [][]byte, all bool) {
 	}
 	for _, id := range ids {
 		attachment, err := state.Peek[network.Attachment](c.attachmentDir(), id)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) { // removed since
+			continue
+		}
+		if err != nil {
 			return nil, false
 		}
 		lists = append(lists, attachment.Config)
