@@ -191,7 +191,7 @@ func TestStoppedStartsHoldUpNothingElse(t *testing.T) {
 func TestStoppedExecsOfADeadSupervisor(t *testing.T) {
 	p := newTenant(t, newAttackedNode(t), "attacker", nodetest.UserNamespace) // whose execs a starter makes
 	id := p.newStopper("stopper", unix.SIGSTOP)
-	before, namespace := p.Look(), pidNamespaceOf(p.facts(id).PID)
+	namespace := pidNamespaceOf(p.facts(id).PID)
 	for range 3 {
 		var execs sync.WaitGroup
 		var over atomic.Bool
@@ -212,9 +212,8 @@ func TestStoppedExecsOfADeadSupervisor(t *testing.T) {
 			return len(pids) == 1 && pids[0] != killed[0]
 		})
 	}
-	for _, left := range p.Differences(before) {
-		t.Error(left)
-	}
+	// The cgroups of execs stay for the next ones. The end of the node finds what outlives the container.
+	harness.Eventually(t, "no exec is left", func() bool { return len(stoppedIn(namespace)) == 0 })
 	p.end(id)
 }
 
