@@ -132,7 +132,7 @@ func TestExecsAreEndedWithAllTheyStart(t *testing.T) {
 	p := startPod(t)
 	p.run("c", "sleep 1000")
 	scripts := map[bool]string{false: "sleep 1000 & sleep 1000", true: "(sleep 1000 &) ; sleep 1000 & sleep 1000"}
-	for i := range 60 {
+	for i := range 300 {
 		apart := i%2 == 0
 		if i%10 < 2 {
 			leaves, leave := context.WithTimeout(t.Context(), rand.N(3*time.Millisecond))

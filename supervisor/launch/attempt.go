@@ -129,6 +129,9 @@ func (a *attempt) run(ctx context.Context) error {
 func (a *attempt) end(err error) {
 	_ = a.ours.Close() // ends a process that waits for goOn
 	if made := a.made; err != nil && made != nil && made.Process != nil {
+		if !made.Child.HasExited() {
+			process.KillTree(made.Child.PID) // it may have executed its program, and that may have started others
+		}
 		_ = made.Process.Signal(unix.SIGKILL) // it may have ended
 		_ = made.Process.Close()
 	}
