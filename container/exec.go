@@ -179,7 +179,7 @@ type Process struct {
 	exec       *client.Exec // nil: the container itself
 }
 
-// Input is what a process reads. CloseWrite is its end.
+// Input is the stdin of a process. CloseWrite ends it.
 type Input interface {
 	io.WriteCloser
 	CloseWrite() error

@@ -98,7 +98,7 @@ func (s *Store) update(ctx context.Context, c *Container, asked *runtimeapi.Linu
 	}
 	limits := oci.Resources(change, machine)
 	_, err := s.options.Supervisors.Call(ctx, c.Supervisor, func(supervisor *client.Client) error { return supervisor.Update(ctx, c.ID, limits, newAdjust) })
-	if err != nil && strings.Contains(err.Error(), "unable to set memory limit") { // by libcontainer, below what is in use
+	if err != nil && strings.Contains(err.Error(), "unable to set memory limit") { // by libcontainer, for a limit below the usage
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {

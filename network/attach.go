@@ -312,7 +312,7 @@ func newAttachment(record Attachment) *attachment {
 	return a
 }
 
-// lock is that of an attachment. Its holder can be a run whose processes do not end: nobody waits for that.
+// lock serializes the runs of an attachment. A run whose processes do not end can hold it: nobody waits for that.
 type lock struct {
 	taken chan struct{}                 // has a value while somebody holds the lock
 	stuck atomic.Pointer[chan struct{}] // closed while the holder is stuck

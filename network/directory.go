@@ -242,7 +242,7 @@ func describe(w io.Writer, directory string, descend bool) {
 // largestFile is more than any configuration has. A larger file is not read each second.
 const largestFile = 1 << 20
 
-// Configuration returns what the next pod gets. If there is none, it reads the directory for latestLimit at most.
+// Configuration returns the network of the next pod. If there is none, it reads the directory for latestLimit at most.
 func (d *Directory) Configuration() (*Configuration, error) { return d.configuration(d.ctx) }
 
 func (d *Directory) configuration(ctx context.Context) (*Configuration, error) {
@@ -252,7 +252,7 @@ func (d *Directory) configuration(ctx context.Context) (*Configuration, error) {
 	return d.latest(ctx)
 }
 
-// read returns what was read last, or an error that says why there is no configuration.
+// read returns the last configuration, or an error that explains why there is none.
 func (d *Directory) read() (*Configuration, error) {
 	s := d.current.Load()
 	if s.configuration != nil {

@@ -167,7 +167,7 @@ func (n *CNI) run(ctx context.Context, h *locked, request runner.Request, do fun
 	return nil
 }
 
-// Failed is what has failed: the plugins of a network in a verb.
+// Failed identifies a failure: the plugins of a network, and the verb.
 type Failed struct{ Network, Verb string }
 
 // mostFailed bounds the networks that are counted one by one.

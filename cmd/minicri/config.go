@@ -49,7 +49,7 @@ func configShowCommand(cmd *cobra.Command, _ []string) error {
 	return errors.Join(showConfig(cmd.OutOrStdout(), l, running), l.Strict(), about("ask the daemon for its configuration", err))
 }
 
-// configCheckCommand reports what a daemon with these flags would refuse on this machine, and unknown keys.
+// configCheckCommand reports unknown keys, and values that a daemon with these flags would refuse on this machine.
 func configCheckCommand(cmd *cobra.Command, arguments []string) error {
 	if len(arguments) == 1 {
 		if err := cmd.Flags().Set("config", arguments[0]); err != nil {

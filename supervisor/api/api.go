@@ -64,7 +64,7 @@ type ExecRequest struct {
 	Apart bool `json:"apart,omitempty"`
 }
 
-// ExecAnswer tells that a process was started or, in the second one, how it ended.
+// ExecAnswer reports the start of a process; a second one reports its exit.
 type ExecAnswer struct {
 	ExitCode int32  `json:"exit_code,omitempty"` // 128 + signal if killed by one
 	Error    string `json:"error,omitempty"`

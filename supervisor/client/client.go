@@ -33,7 +33,7 @@ import (
 // Limits and pauses of the daemon's side, beside process.KillLimit.
 const (
 	startLimit  = 10 * time.Second       // for a supervisor to start
-	EndLimit    = 10 * time.Second       // for a supervisor to end an exec whose client is gone
+	EndLimit    = 10 * time.Second       // for a supervisor to end the exec of a client that left
 	execSlack   = 5 * time.Second        // for a supervisor to end an exec after its time-out
 	minBack     = 100 * time.Millisecond // between two starts of a supervisor that does not start; it doubles
 	maxBack     = 5 * time.Second

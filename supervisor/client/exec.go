@@ -49,7 +49,7 @@ type Exec struct {
 	closed chan struct{} // closed when the supervisor has done its part
 }
 
-// ExecResult is what a command has left that ran to its end.
+// ExecResult is the result of a command that ran to its end.
 type ExecResult struct {
 	Stdout, Stderr []byte
 	Code           int32 // 128 + signal if killed by one

@@ -139,7 +139,7 @@ func (s *Supervisor) startExec(ctx context.Context, request *api.ExecRequest, fi
 	return e, nil
 }
 
-// start launches the process, or has a starter make what a launch cannot.
+// start launches the process directly, or by a starter if a launch cannot.
 func (e *exec) start(ctx context.Context, request *api.ExecRequest, ends stdio.Ends) (err error) {
 	c := e.container
 	if len(c.record.Runtime) == 0 {
@@ -264,7 +264,7 @@ func (e *exec) release() {
 	}
 }
 
-// execCgroup is a cgroup below that of a container, for an exec that may have to be ended with all that it has started.
+// execCgroup is a cgroup below a container's. The supervisor can end an exec in it with all of its descendants.
 // The next exec uses it again. Calls on nil do nothing.
 type execCgroup struct {
 	container *container
